@@ -1,0 +1,259 @@
+"""Declarations of operators, and the table of ATen overloads that follows from them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+import triton
+
+from tritonite import devices, dtypes
+from tritonite.dtypes import Promotion
+from tritonite.engine.pointwise import Pointwise
+from tritonite.errors import InvalidDeclaration
+
+
+class Implementation(Protocol):
+    """What an overload runs: values in schema order without outputs, and the outputs to write, if given."""
+
+    def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One declared operator: the ATen packets it serves, its argument names, and what runs it."""
+
+    packets: tuple[str, ...]
+    arguments: tuple[str, ...]
+    optional: frozenset[str]
+    implementation: Implementation
+    family: str
+    kernel: Pointwise | None = None
+
+    def serves(self, schema: torch.FunctionSchema) -> bool:
+        """Whether the schema's arguments, outputs aside, are this declaration's."""
+        names = {argument.name for argument in schema.arguments if not _is_out(argument)}
+        return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
+
+
+declarations: list[Declaration] = []
+excluded: dict[str, str] = {}
+
+
+def exclude(overload: str, reason: str) -> None:
+    """Leave an overload to ATen for good; `reason` says why Triton cannot serve it."""
+    excluded[overload] = reason
+
+
+def _is_out(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only
+
+
+@dataclass(frozen=True)
+class Op:
+    """An ATen overload with a kernel behind it. Call it with ATen's arguments; it raises Decline where ATen must serve.
+
+    `overload` is the name enable() knows it by, such as "add.Tensor"; `family` the module it is declared in.
+    """
+
+    overload: str
+    schema: torch.FunctionSchema
+    declaration: Declaration
+    positions: tuple[int | None, ...]
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    out_names: tuple[str, ...]
+    inplace: bool
+
+    @property
+    def family(self) -> str:
+        return self.declaration.family
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
+        given = len(args)
+        values = [*args, *self.defaults[given:]]
+        outs: list[torch.Tensor] = []
+        if kwargs:
+            for i in range(given, len(self.names)):
+                if self.names[i] in kwargs:
+                    values[i] = kwargs[self.names[i]]
+            outs = [kwargs[name] for name in self.out_names]
+        elif self.inplace:
+            outs = [values[0]]
+        if self.inplace:
+            outs = [values[0]]
+        return [None if i is None else values[i] for i in self.positions], outs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values, outs = self.bind(args, kwargs)
+        results = self.declaration.implementation(values, outs, self.inplace)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
+    arguments = [argument for argument in schema.arguments if not _is_out(argument)]
+    names = tuple(argument.name for argument in arguments)
+    return Op(
+        overload=name,
+        schema=schema,
+        declaration=declaration,
+        positions=tuple(names.index(n) if n in names else None for n in declaration.arguments),
+        names=names,
+        defaults=tuple(argument.default_value if argument.has_default_value() else None for argument in arguments),
+        out_names=tuple(argument.name for argument in schema.arguments if _is_out(argument)),
+        inplace=arguments[0].alias_info is not None and arguments[0].alias_info.is_write,
+    )
+
+
+def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
+    """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")
+    return [(f"{packet}.{schema.overload_name}" if schema.overload_name else packet, schema) for schema in found]
+
+
+def has_kernel(overload: str, dispatch_key: str) -> bool:
+    """Whether ATen has a kernel of its own for the overload, so that overriding it displaces no autograd formula."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    qualified = f"aten::{overload}"
+    if not torch._C._dispatch_has_kernel(qualified):
+        return False
+    if has(qualified, dispatch_key):
+        return True
+    return not has(qualified, "CompositeImplicitAutograd") and (
+        has(qualified, "CompositeExplicitAutograd") or has(qualified, "CompositeExplicitAutogradNonFunctional")
+    )
+
+
+@lru_cache(maxsize=1)
+def overloads() -> dict[str, Op]:
+    """Every overload that `enable()` would install, by name."""
+    from tritonite import ops  # noqa: F401 - importing the families declares their operators
+
+    key = devices.current.dispatch_key or "CPU"
+    table: dict[str, Op] = {}
+    for declaration in declarations:
+        served = 0
+        for packet in declaration.packets:
+            for name, schema in schemas(packet):
+                if name in excluded or name in table or not has_kernel(name, key) or not declaration.serves(schema):
+                    continue
+                table[name] = _overload(declaration, name, schema)
+                served += 1
+        if not served and any(schemas(packet) for packet in declaration.packets):
+            raise InvalidDeclaration(name=declaration.packets[0], reason="no ATen overload has its arguments")
+    return dict(sorted(table.items()))
+
+
+def _roles(packets: Sequence[str], parameters: Sequence[str], own: Sequence[str], cast: Sequence[str]) -> dict[str, str]:
+    """The role of each parameter of a formula, from the types it has in the packets' schemas."""
+    types: dict[str, set[str]] = {}
+    for packet in packets:
+        for _, schema in schemas(packet):
+            for argument in schema.arguments:
+                types.setdefault(argument.name, set()).add(str(argument.type))
+    roles = {}
+    for name in parameters:
+        kinds = types.get(name, set())
+        if name in own:
+            roles[name] = "own"
+        elif name in cast:
+            roles[name] = "cast"
+        elif kinds & {"Tensor", "Optional[Tensor]"}:
+            roles[name] = "promoted"
+        elif kinds & {"bool", "str", "Optional[str]"}:
+            roles[name] = "static"
+        else:
+            roles[name] = "cast"
+    return roles
+
+
+def pointwise(
+    *packets: str,
+    promote: Promotion = Promotion.DEFAULT,
+    accepts: tuple[torch.dtype, ...] = dtypes.ALL,
+    own: tuple[str, ...] = (),
+    cast: tuple[str, ...] = (),
+    output_dtypes: tuple[torch.dtype | None, ...] = (None,),
+    prepare: Callable[..., Sequence[Any]] | None = None,
+) -> Callable[[Callable[..., Any]], Pointwise]:
+    """Declare pointwise operators by their formula, a scalar function in Triton's language.
+
+    The formula's parameters are ATen's argument names. From it follow the functional, in-place and out= overloads of
+    the packets, with tensors or numbers for operands, wherever ATen has a kernel of its own.
+
+    Args:
+        packets: ATen names without overload or trailing underscore, such as "add".
+        promote: how the arguments decide the dtype computed in and the dtype of the result.
+        accepts: the common dtypes served; ATen serves (or refuses) the others.
+        own: tensor arguments that take no part in promotion and keep their dtype, such as a mask.
+        cast: arguments that take no part in promotion and are cast to the dtype computed in.
+        output_dtypes: for each result, its dtype, or None for the promotion's.
+        prepare: a host function from ATen's arguments (by name) to the formula's values, in order; may raise Decline.
+    """
+
+    def declare(formula: Callable[..., Any]) -> Pointwise:
+        family = formula.__module__.rpartition(".")[2]
+        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        kernel_names = tuple(inspect.signature(formula).parameters)
+        kernel = Pointwise(
+            packets[0],
+            triton.jit(formula),
+            _roles(every, kernel_names, own, cast),
+            promote=promote,
+            accepts=accepts,
+            output_dtypes=output_dtypes,
+        )
+        declarations.append(
+            Declaration(
+                packets=every,
+                implementation=_prepared(kernel, prepare),
+                family=family,
+                kernel=kernel,
+                **_arguments(prepare or formula),
+            )
+        )
+        return kernel
+
+    return declare
+
+
+def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    optional = frozenset(name for name, p in parameters.items() if p.default is not inspect.Parameter.empty)
+    return {"arguments": tuple(parameters), "optional": optional}
+
+
+def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> Implementation:
+    if prepare is None:
+        return kernel.run
+    return lambda values, outs, inplace: kernel.run(prepare(*values), outs, inplace)
+
+
+def operator(*packets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a host function as the implementation of every overload of the packets that has its arguments.
+
+    It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and
+    returns the sequence of outputs. It raises Decline before it has written anything where ATen must serve.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        family = function.__module__.rpartition(".")[2]
+        arguments = _arguments(function)
+        arguments["arguments"] = tuple(name for name in arguments["arguments"] if name != "outs")
+        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        declarations.append(
+            Declaration(
+                packets=every,
+                implementation=lambda values, outs, inplace: function(*values, outs=outs),
+                family=family,
+                **arguments,
+            )
+        )
+        return function
+
+    return declare

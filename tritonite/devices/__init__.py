@@ -1,0 +1,49 @@
+"""What the kernels run on: one capability record for each kind of device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from tritonite.errors import TritonImportedTooEarly
+
+
+@dataclass(frozen=True)
+class Device:
+    """What an engine needs to know of a device; nothing in it is particular to an operator.
+
+    `flat_block` is the number of elements a program takes of a flat iteration space, `tile_elements` of a
+    two-dimensional one, `transpose_tile` the (rows, columns) of a tile that reads one operand across the other's grain.
+    """
+
+    kind: str
+    type: str
+    dispatch_key: str
+    flat_block: int
+    tile_elements: int
+    transpose_tile: tuple[int, int]
+    num_warps: int
+    interpreted: bool = False
+
+
+def _detect() -> Device:
+    from tritonite.devices import amd, compile_only, interpreter, nvidia
+
+    setting = os.environ.get("TRITON_INTERPRET")
+    if setting == "1":
+        return interpreter.RECORD
+    if torch.cuda.is_available():
+        return amd.RECORD if torch.version.hip else nvidia.RECORD
+    if setting is not None:
+        return compile_only.RECORD
+    if "triton" in sys.modules:
+        raise TritonImportedTooEarly
+    # Triton decorates its own standard library when it is imported, so this must be set before.
+    os.environ["TRITON_INTERPRET"] = "1"
+    return interpreter.RECORD
+
+
+current = _detect()

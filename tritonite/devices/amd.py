@@ -1,0 +1,13 @@
+"""AMD GPUs under ROCm; PyTorch calls the device type "cuda" there too."""
+
+from tritonite.devices import Device
+
+RECORD = Device(
+    kind="amd",
+    type="cuda",
+    dispatch_key="CUDA",
+    flat_block=1024,
+    tile_elements=1024,
+    transpose_tile=(64, 64),
+    num_warps=4,
+)

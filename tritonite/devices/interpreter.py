@@ -1,0 +1,14 @@
+"""Triton's interpreter on CPU tensors: blocks are large because every block costs milliseconds of Python."""
+
+from tritonite.devices import Device
+
+RECORD = Device(
+    kind="interpreter",
+    type="cpu",
+    dispatch_key="CPU",
+    flat_block=1 << 16,
+    tile_elements=1 << 14,
+    transpose_tile=(128, 128),
+    num_warps=4,
+    interpreted=True,
+)

@@ -1,0 +1,13 @@
+"""NVIDIA GPUs, sm_80 and later."""
+
+from tritonite.devices import Device
+
+RECORD = Device(
+    kind="nvidia",
+    type="cuda",
+    dispatch_key="CUDA",
+    flat_block=1024,
+    tile_elements=1024,
+    transpose_tile=(64, 64),
+    num_warps=4,
+)

@@ -1,0 +1,99 @@
+"""Type promotion, as PyTorch does it, and the names Triton has for PyTorch's dtypes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+
+import torch
+
+from tritonite.errors import Decline
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FULL_FLOATS = (torch.float32, torch.float64)
+INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BOOL = (torch.bool,)
+NUMBERS = FLOATS + INTS
+ALL = NUMBERS + BOOL
+
+TRITON_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+class Promotion(Enum):
+    """How an operator's arguments decide the dtype it computes in and the dtype of its result.
+
+    Every kind first finds the arguments' common dtype: tensors with dimensions come before 0-d tensors, 0-d tensors
+    before Python numbers, and a lower rank decides only when its category (bool < int < float) is higher.
+
+    DEFAULT        computes half types in float32, returns the common dtype     add: (int32, float16) -> float16
+    NO_OPMATH      computes in the common dtype itself                          bitwise_and
+    INT_TO_FLOAT   bool and ints become the default dtype first                 exp: int64 -> float32
+    ALWAYS_BOOL    computes as DEFAULT, returns bool                            eq: (int32, float16) -> bool
+    BOOL_TO_LONG   bool becomes int64 first
+    """
+
+    DEFAULT = "default"
+    NO_OPMATH = "no_opmath"
+    INT_TO_FLOAT = "int_to_float"
+    ALWAYS_BOOL = "always_bool"
+    BOOL_TO_LONG = "bool_to_long"
+
+
+_NUMBER_DTYPES = {bool: torch.bool, int: torch.int64}
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype arithmetic on `dtype` is done in: float32 for half types, itself otherwise."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def category(dtype: torch.dtype) -> int:
+    """0 for bool, 1 for integers, 2 for floating point, 3 for complex."""
+    if dtype is torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+@lru_cache(maxsize=4096)
+def common_dtype(
+    tensors: tuple[torch.dtype, ...],
+    zero_dim: tuple[torch.dtype, ...],
+    numbers: tuple[type, ...],
+    default: torch.dtype,
+) -> torch.dtype:
+    """The common dtype of tensors with dimensions, 0-d tensors and Python numbers, by PyTorch's three ranks."""
+    result: torch.dtype | None = None
+    kinds = tuple(default if kind is float else _NUMBER_DTYPES[kind] for kind in numbers)
+    for rank in (tensors, zero_dim, kinds):
+        if not rank:
+            continue
+        candidate = rank[0]
+        for dtype in rank[1:]:
+            candidate = torch.promote_types(candidate, dtype)
+        if result is None or category(candidate) > category(result):
+            result = candidate
+    if result is None:
+        raise Decline("no argument takes part in promotion")
+    return result
+
+
+@lru_cache(maxsize=1024)
+def promote(kind: Promotion, common: torch.dtype, default: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """(dtype to compute in, dtype of the result) of a promotion kind for a common dtype."""
+    if kind is Promotion.INT_TO_FLOAT and category(common) < 2:
+        common = default
+    elif kind is Promotion.BOOL_TO_LONG and common is torch.bool:
+        common = torch.int64
+    compute = common if kind is Promotion.NO_OPMATH else opmath(common)
+    return compute, torch.bool if kind is Promotion.ALWAYS_BOOL else common

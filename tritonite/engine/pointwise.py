@@ -1,0 +1,755 @@
+"""Pointwise operators over any shapes and strides: one pair of kernels, and TensorIterator's algorithm on the host."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices, dtypes
+from tritonite.errors import Decline
+from tritonite.launch import Launch, Specialization
+
+_TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
+_PLANS_PER_OPERATOR = 1024
+_INT32_LIMIT = 2**31 - 2**20
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How the kernels treat a parameter of the formula, or one of its results.
+
+    `kinds` holds a stride kind for each dimension, fastest first: 0 broadcast, 1 unit stride, 2 a stride known at run
+    time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`.
+    """
+
+    position: int | None
+    kinds: tuple[int, ...] | None
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything of an iteration space that a kernel is compiled for."""
+
+    parameters: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    column_mask: bool = True
+    row_mask: bool = False
+    flat: bool = True
+
+
+@triton.constexpr_function
+def _count(layout, results):
+    return len(layout.results if results else layout.parameters)
+
+
+@triton.constexpr_function
+def _position(layout, i):
+    return layout.parameters[i].position
+
+
+@triton.constexpr_function
+def _dtype(layout, results, i):
+    return (layout.results if results else layout.parameters)[i].dtype
+
+
+@triton.constexpr_function
+def _kinds(layout, results, i):
+    return (layout.results if results else layout.parameters)[i].kinds
+
+
+@triton.constexpr_function
+def _masks(layout, kinds, masked):
+    # 0 for no mask, 1 for the columns', 2 for the rows', 3 for both.
+    if layout.flat:
+        return int(masked and any(kinds))
+    return int(layout.column_mask and kinds[0] != 0) + 2 * int(layout.row_mask and kinds[1] != 0)
+
+
+@triton.jit
+def _offset(index, strides, origin, KINDS: tl.constexpr):
+    offset = origin
+    for d in tl.static_range(len(KINDS)):
+        if KINDS[d] == 1:
+            offset = offset + index[d]
+        elif KINDS[d] == 2:
+            offset = offset + index[d] * strides[d]
+    return offset
+
+
+@triton.jit
+def _load(pointers, column_mask, row_mask, MASKS: tl.constexpr):
+    if MASKS == 0:
+        value = tl.load(pointers)
+    elif MASKS == 1:
+        value = tl.load(pointers, mask=column_mask)
+    elif MASKS == 2:
+        value = tl.load(pointers, mask=row_mask)
+    else:
+        value = tl.load(pointers, mask=column_mask & row_mask)
+    return value
+
+
+@triton.jit
+def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
+    if MASKS == 0:
+        tl.store(pointers, value)
+    elif MASKS == 1:
+        tl.store(pointers, value, mask=column_mask)
+    elif MASKS == 2:
+        tl.store(pointers, value, mask=row_mask)
+    else:
+        tl.store(pointers, value, mask=column_mask & row_mask)
+
+
+@triton.jit
+def _evaluate(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    index,
+    origin,
+    column_mask,
+    row_mask,
+    LAYOUT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    values = ()
+    for i in tl.static_range(_count(LAYOUT, False)):
+        if _position(LAYOUT, i) is None:
+            values = values + (_dtype(LAYOUT, False, i),)
+        elif _kinds(LAYOUT, False, i) is None:
+            values = values + (tl.full(origin.shape, operands[_position(LAYOUT, i)], _dtype(LAYOUT, False, i)),)
+        else:
+            offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
+            value = _load(
+                operands[_position(LAYOUT, i)] + offset,
+                column_mask,
+                row_mask,
+                _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
+            )
+            values = values + (value.to(_dtype(LAYOUT, False, i)),)
+    results = fn(*values)
+    if _count(LAYOUT, True) == 1:
+        results = (results,)
+    for i in tl.static_range(_count(LAYOUT, True)):
+        offset = _offset(index, out_strides[i], origin, _kinds(LAYOUT, True, i))
+        value = results[i].to(_dtype(LAYOUT, True, i)).to(outs[i].dtype.element_ty)
+        _store(
+            outs[i] + offset,
+            tl.broadcast_to(value, offset.shape),
+            column_mask,
+            row_mask,
+            _masks(LAYOUT, _kinds(LAYOUT, True, i), MASKED),
+        )
+
+
+@triton.jit
+def elementwise_flat(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    shape,
+    n,
+    LAYOUT: tl.constexpr,
+    INDEX: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program takes BLOCK elements of the iteration space, `shape` (fastest dimension first) laid flat.
+
+    MASK: 0 where BLOCK divides n, 1 for a mask on every block, 2 for a mask on the last block alone.
+    """
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    linear = start + tl.arange(0, BLOCK)
+    index = ()
+    rest = linear
+    for d in tl.static_range(len(shape) - 1):
+        index = index + (rest % shape[d],)
+        rest = rest // shape[d]
+    index = index + (rest,)
+    origin = tl.zeros((1,), INDEX)
+    mask = linear < n
+    if MASK == 2:
+        if start + BLOCK <= n:
+            _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, False)
+        else:
+            _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, True)
+    else:
+        _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, MASK == 1)
+
+
+@triton.jit
+def elementwise_tile(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    shape,
+    LAYOUT: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others."""
+    tiles_0 = tl.cdiv(shape[0], COLUMNS)
+    tiles_1 = tl.cdiv(shape[1], ROWS)
+    program = tl.program_id(0)
+    rest = program // tiles_0
+    column = (program % tiles_0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = (rest % tiles_1).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    rest = (rest // tiles_1).to(INDEX)
+    index = (column, row)
+    for d in tl.static_range(2, len(shape)):
+        index = index + (rest % shape[d],)
+        rest = rest // shape[d]
+    origin = tl.zeros((1, 1), INDEX)
+    _evaluate(
+        fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False
+    )
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The metadata of an output to allocate."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Plan:
+    """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
+
+    __slots__ = ("fresh", "launch", "device", "operands", "bounds", "extents", "resize", "specialization", "summary")
+
+    def __init__(self) -> None:
+        self.fresh: tuple[Fresh, ...] = ()
+        self.launch: Launch | None = None
+        self.specialization: Specialization | None = None
+        self.operands: tuple[tuple[int, str], ...] = ()
+        self.bounds: tuple[tuple[int, int, int], ...] = ()
+        self.extents: tuple[tuple[int, int, int, int, bool], ...] = ()
+        self.resize = False
+        self.summary: dict[str, object] = {}
+
+
+def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape tensors of `shapes` broadcast to; declines where they do not, so that ATen raises its own error."""
+    rank = max(map(len, shapes))
+    result = [1] * rank
+    for shape in shapes:
+        for i, size in enumerate(shape, rank - len(shape)):
+            if size != 1 and result[i] != size:
+                if result[i] != 1:
+                    raise Decline("shapes do not broadcast")
+                result[i] = size
+    return tuple(result)
+
+
+def expand_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> list[int]:
+    """The strides of a tensor broadcast to shape `to`: 0 where it repeats."""
+    lead = len(to) - len(shape)
+    own = [0 if size == 1 and to[lead + i] != 1 else strides[i] for i, size in enumerate(shape)]
+    return [0] * lead + own
+
+
+def fastest_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """The order TensorIterator gives dimensions: by the strides of the operands, the first to tell apart deciding."""
+
+    def compare(a: int, b: int) -> int:
+        for operand in strides:
+            if operand[a] == 0 or operand[b] == 0:
+                continue
+            if operand[a] != operand[b]:
+                return -1 if operand[a] < operand[b] else 1
+            if shape[a] > shape[b]:
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]
+    # An insertion sort, because the comparison is ambiguous for broadcast dimensions and its ties are part of ATen.
+    for i in range(1, len(order)):
+        moving = i
+        for j in range(i - 1, -1, -1):
+            result = compare(order[j], order[moving])
+            if result > 0:
+                order[j], order[moving] = order[moving], order[j]
+                moving = j
+            elif result < 0:
+                break
+    return order
+
+
+def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Dense strides with dimensions laid out in `order`, fastest first; row-major by default."""
+    strides = [0] * len(shape)
+    step = 1
+    for d in order if order is not None else range(len(shape) - 1, -1, -1):
+        strides[d] = step
+        step *= max(shape[d], 1) if order is None else shape[d]
+    return tuple(strides)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
+    if len(shape) == 4:
+        return contiguous_strides(shape, (1, 3, 2, 0))
+    if len(shape) == 5:
+        return contiguous_strides(shape, (1, 4, 3, 2, 0))
+    return None
+
+
+def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    return all(size == 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
+
+
+def output_strides(
+    shape: tuple[int, ...], operands: Sequence[tuple[Sequence[int], Sequence[int]]], has_number: bool
+) -> tuple[int, ...]:
+    """The strides ATen gives a fresh output, for operands of (shape, strides); numbers count as 0-d operands."""
+    if not has_number and all(tuple(own) == shape for own, _ in operands):
+        row_major = contiguous_strides(shape)
+        if all(_same_strides(shape, strides, row_major) for _, strides in operands):
+            return row_major
+        channels_last = _channels_last(shape)
+        if channels_last and all(_same_strides(shape, strides, channels_last) for _, strides in operands):
+            return channels_last
+        first = tuple(operands[0][1])
+        if _is_dense(shape, first) and all(tuple(strides) == first for _, strides in operands):
+            return first
+    expanded = [expand_strides(own, strides, shape) for own, strides in operands]
+    order = fastest_first(shape, expanded)
+    if order == list(range(len(shape)))[::-1]:
+        return contiguous_strides(shape)
+    return contiguous_strides(shape, order)
+
+
+def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Drop dimensions of size 1 and merge those that one stride serves, fastest first; at least one is left."""
+    order = [d for d in fastest_first(shape, strides) if shape[d] != 1]
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d in order:
+        if sizes and all(own[d] == kept[-1] * sizes[-1] for own, kept in zip(strides, merged, strict=True)):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for own, kept in zip(strides, merged, strict=True):
+            kept.append(own[d])
+    if not sizes:
+        return [1], [[0] for _ in strides]
+    return sizes, merged
+
+
+def _bounds(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """One more than the largest element offset a strided view reaches."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+class Pointwise:
+    """A tensor operator made of a scalar formula.
+
+    Args:
+        formula: a `triton.jit` function from values to a value or a tuple of them. Values arrive in the dtype the
+            promotion computes in, so half types arrive as float32.
+        parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
+            "cast" (one that does not and is cast to the dtype computed in), "own" (a tensor that keeps its own dtype,
+            half types becoming float32), "static" (a compile-time constant). None is always a compile-time constant.
+        promote: one promotion for every output.
+        accepts: the common dtypes it serves; ATen serves the others.
+        output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formula: Any,
+        parameters: dict[str, str],
+        *,
+        promote: dtypes.Promotion = dtypes.Promotion.DEFAULT,
+        accepts: tuple[torch.dtype, ...] = dtypes.ALL,
+        output_dtypes: tuple[torch.dtype | None, ...] = (None,),
+    ) -> None:
+        self.name = name
+        self.formula = formula
+        self.parameters = parameters
+        self.promote = promote
+        self.accepts = accepts
+        self.output_dtypes = output_dtypes
+        self._roles = tuple(parameters.values())
+        self._plans: dict[tuple[object, ...], Plan | str] = {}
+        self._lock = threading.Lock()
+
+    def run(
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = (), inplace: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
+        plan = self.plan(values, outs, inplace)
+        if plan.bounds:
+            for position, low, high in plan.bounds:
+                if not low <= values[position] <= high:
+                    raise Decline("number does not fit the dtype")
+        if not outs:
+            device = plan.device
+            outs = tuple([torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) for f in plan.fresh])
+        elif plan.extents:
+            self._check_overlap(plan, values, outs)
+        if plan.launch is not None:
+            self._launch(plan, values, outs)
+        return tuple(outs)
+
+    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = (), inplace: bool = False) -> Plan:
+        """The plan for these arguments, from the cache where one like it has been made. Raises Decline."""
+        key: list[object] = [torch.get_default_dtype(), inplace]
+        for value, role in zip(values, self._roles, strict=True):
+            if isinstance(value, torch.Tensor):
+                key += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device)
+            elif role == "static" or value is None:
+                key.append(value)
+            else:
+                key.append(type(value))
+        for out in outs:
+            key += (out.dtype, out.shape, out.stride(), out.data_ptr() & 15, out.device)
+        hashed = tuple(key)
+        plan = self._plans.get(hashed)
+        if plan is None:
+            try:
+                plan = self._make_plan(values, outs, inplace)
+                if plan.specialization is not None:
+                    plan.launch = Launch(plan.specialization, plan.device)
+            except Decline as decline:
+                plan = decline.reason
+            with self._lock:
+                while len(self._plans) >= _PLANS_PER_OPERATOR:
+                    self._plans.pop(next(iter(self._plans)))
+                self._plans[hashed] = plan
+        if isinstance(plan, str):
+            raise Decline(plan)
+        return plan
+
+    @staticmethod
+    def _check_overlap(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        for written, position, written_bytes, read_bytes, identical in plan.extents:
+            read = values[position] if position >= 0 else outs[~position]
+            a, b = outs[written].data_ptr(), read.data_ptr()
+            if a == b and identical:
+                continue
+            if a < b + read_bytes and b < a + written_bytes:
+                raise Decline("output overlaps an input")
+
+    @staticmethod
+    def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        assert plan.launch is not None
+        interpreted = devices.current.interpreted
+        operands: list[Any] = []
+        for position, how in plan.operands:
+            value = values[position]
+            if how == "tensor":
+                operands.append(value if interpreted else value.data_ptr())
+            else:
+                if how == "item":
+                    value = value.item()
+                operands.append(value)
+        plan.launch(tuple(operands), tuple(outs) if interpreted else tuple([out.data_ptr() for out in outs]))
+
+    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Plan:
+        plan = Plan()
+        tensors = {i: value for i, value in enumerate(values) if isinstance(value, torch.Tensor)}
+        plan.device, scalars = _common_device(tensors.values(), outs)
+        common, compute, results = self._promote(values, tensors)
+        items = {i for i, value in tensors.items() if any(value is scalar for scalar in scalars)}
+        strided = {i: value for i, value in tensors.items() if i not in items}
+        shape = broadcast_shape([value.shape for value in tensors.values()])
+        plan.summary = {"common": common, "compute": compute, "results": results, "shape": shape}
+
+        if outs:
+            _check_outputs(outs, shape, results, [(i, value) for i, value in strided.items()], plan)
+        else:
+            numbers = len(strided) < sum(role == "promoted" and v is not None for v, role in zip(values, self._roles))
+            layout = [(value.shape, value.stride()) for value in strided.values()]
+            strides = output_strides(shape, layout, numbers or bool(items))
+            plan.fresh = tuple(Fresh(shape, strides, dtype) for dtype in results)
+        if 0 in shape:
+            return plan
+
+        out_dtypes = [out.dtype for out in outs] or list(results)
+        out_strides = [list(out.stride()) for out in outs] or [list(fresh.strides) for fresh in plan.fresh]
+        in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
+        sizes, merged = collapse(shape, out_strides + in_strides)
+        merged_of = dict(zip(strided, merged[len(out_strides) :], strict=True))
+
+        operands: list[tuple[int, str]] = []
+        types: list[str] = []
+        strides_of: list[tuple[int, ...]] = []
+        parameters: list[Operand] = []
+        bounds: list[tuple[int, int, int]] = []
+        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
+            if role == "static" or value is None:
+                parameters.append(Operand(None, None, value))
+                continue
+            target = dtypes.opmath(value.dtype) if role == "own" else compute
+            in_memory = i in strided
+            parameters.append(Operand(len(operands), () if in_memory else None, _TRITON_DTYPES[target]))
+            if in_memory:
+                operands.append((i, "tensor"))
+                types.append("*" + dtypes.TRITON_NAMES[value.dtype])
+                strides_of.append(tuple(merged_of[i]))
+                continue
+            operands.append((i, "item" if i in items else "number"))
+            types.append("fp64" if target.is_floating_point else "i64")
+            strides_of.append(())
+            if i not in items and not target.is_floating_point:
+                if type(value) is float:
+                    raise Decline("floating-point number for integer tensors")
+                if target is not torch.bool and type(value) is int:
+                    info = torch.iinfo(target)
+                    bounds.append((i, info.min, info.max))
+        plan.operands, plan.bounds = tuple(operands), tuple(bounds)
+        space = _Space(tuple(sizes), tuple(strides_of), tuple(map(tuple, merged[: len(out_strides)])))
+        plan.specialization = _specialize(
+            self.formula,
+            space,
+            parameters,
+            [Operand(j, (), _TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)],
+            (tuple(types), tuple("*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes)),
+            (
+                [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in operands],
+                [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
+            ),
+        )
+        return plan
+
+    def _promote(
+        self, values: Sequence[Any], tensors: dict[int, torch.Tensor]
+    ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
+        default = torch.get_default_dtype()
+        dimensioned, zero_dim, numbers = [], [], []
+        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
+            if role == "static" or value is None:
+                continue
+            if i in tensors:
+                if value.dtype not in dtypes.TRITON_NAMES:
+                    raise Decline(f"dtype {value.dtype}")
+                if role == "promoted":
+                    (dimensioned if value.dim() else zero_dim).append(value.dtype)
+            elif type(value) not in (bool, int, float):
+                raise Decline(f"number of type {type(value).__name__}")
+            elif role == "promoted":
+                numbers.append(type(value))
+            elif role == "own":
+                raise Decline("number where a tensor is expected")
+        common = dtypes.common_dtype(tuple(dimensioned), tuple(zero_dim), tuple(numbers), default)
+        if common not in self.accepts:
+            raise Decline(f"dtype {common}")
+        compute, result = dtypes.promote(self.promote, common, default)
+        return common, compute, tuple(dtype or result for dtype in self.output_dtypes)
+
+
+def _common_device(
+    tensors: Any, outs: Sequence[torch.Tensor]
+) -> tuple[torch.device, list[torch.Tensor]]:
+    """The one device of the tensors, and the 0-d CPU tensors among them that serve as numbers on another device."""
+    kind = devices.current.type
+    found: torch.device | None = None
+    scalars: list[torch.Tensor] = []
+    for value in (*tensors, *outs):
+        if value.layout is not torch.strided:
+            raise Decline(f"layout {value.layout}")
+        if value.device.type != kind:
+            if value.device.type == "cpu" and value.dim() == 0 and not any(value is out for out in outs):
+                scalars.append(value)
+                continue
+            raise Decline(f"device {value.device}")
+        if found is None:
+            found = value.device
+        elif found != value.device:
+            raise Decline("tensors on several devices")
+    if found is None:
+        raise Decline("no tensor on the device")
+    return found, scalars
+
+
+def _check_outputs(
+    outs: Sequence[torch.Tensor],
+    shape: tuple[int, ...],
+    results: tuple[torch.dtype, ...],
+    strided: list[tuple[int, torch.Tensor]],
+    plan: Plan,
+) -> None:
+    extents: list[tuple[int, int, int, int, bool]] = []
+    for j, (out, result) in enumerate(zip(outs, results, strict=True)):
+        if tuple(out.shape) != shape:
+            raise Decline("output has another shape")
+        if out.dtype not in dtypes.TRITON_NAMES or not torch.can_cast(result, out.dtype):
+            raise Decline(f"result {result} does not cast to output {out.dtype}")
+        if not _never_overlaps_itself(shape, out.stride()):
+            raise Decline("output overlaps itself")
+        others = strided + [(~k, other) for k, other in enumerate(outs) if k != j]
+        for position, read in others:
+            identical = (
+                position >= 0
+                and read.dtype.itemsize == out.dtype.itemsize
+                and tuple(read.shape) == shape
+                and _same_strides(shape, read.stride(), out.stride())
+            )
+            out_bytes = _bounds(out.shape, out.stride()) * out.dtype.itemsize
+            read_bytes = _bounds(read.shape, read.stride()) * read.dtype.itemsize
+            extents.append((j, position, out_bytes, read_bytes, identical))
+    plan.extents = tuple(extents) if 0 not in shape else ()
+
+
+def _never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each dimension steps over all the smaller ones; where not, ATen must decide."""
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride < reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _choose_tile(sizes: list[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """(rows, columns) of a tile over dimensions 1 and 0, or None for the flat kernel."""
+    device = devices.current
+    if len(sizes) < 2 or sizes[0] < 16:
+        return None
+    if any(own[1] == 1 for own in strides):
+        rows, columns = device.transpose_tile
+        return min(rows, _power_of_2(sizes[1])), min(columns, _power_of_2(sizes[0]))
+    elements = device.tile_elements
+    columns = min(elements, _power_of_2(sizes[0]))
+    # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
+    while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
+        columns //= 2
+    return max(1, min(elements // columns, _power_of_2(sizes[1]))), columns
+
+
+@dataclass(frozen=True)
+class _Space:
+    """A collapsed iteration space and its operands, fastest dimension first; strides are () for a number."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    out_strides: tuple[tuple[int, ...], ...]
+
+    def every(self) -> list[tuple[int, ...]]:
+        return [own for own in (*self.out_strides, *self.strides) if own]
+
+    def reorder(self, order: Sequence[int]) -> _Space:
+        def pick(own: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(own[d] for d in order) if own else own
+
+        return _Space(pick(self.sizes), tuple(map(pick, self.strides)), tuple(map(pick, self.out_strides)))
+
+    def with_tile_second(self) -> _Space:
+        """The dimension that some operand is contiguous in, if it is not the fastest, becomes the tile's second."""
+        for d in range(2, len(self.sizes)):
+            if self.sizes[0] >= 16 and any(own[d] == 1 for own in self.every()):
+                return self.reorder([0, d, *(e for e in range(1, len(self.sizes)) if e != d)])
+        return self
+
+
+def _specialize(
+    formula: Any,
+    space: _Space,
+    parameters: Sequence[Operand],
+    results: Sequence[Operand],
+    types: tuple[tuple[str, ...], tuple[str, ...]],
+    aligned: tuple[Sequence[bool], Sequence[bool]],
+) -> Specialization:
+    """Choose the kernel and its blocks for an iteration space, and spell out its signature.
+
+    `types` and `aligned` (to 16 bytes) hold the operands' first, then the outputs'.
+    """
+    device = devices.current
+    space = space.with_tile_second()
+    sizes, strides, out_strides = space.sizes, space.strides, space.out_strides
+    n = math.prod(sizes)
+    wide = n >= _INT32_LIMIT or any(_bounds(sizes, own) >= _INT32_LIMIT for own in space.every())
+    integer, index = ("i64", tl.int64) if wide else ("i32", tl.int32)
+    dims = (integer,) * len(sizes)
+    signature: dict[str, Any] = {
+        "fn": "constexpr",
+        "operands": types[0],
+        "outs": types[1],
+        "strides": tuple(dims if own else () for own in strides),
+        "out_strides": tuple(dims for _ in out_strides),
+        "shape": dims,
+    }
+    tile = _choose_tile(sizes, space.every())
+    if tile is None:
+        block = min(device.flat_block, _power_of_2(n))
+        mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
+        kernel, grid, elements = elementwise_flat, triton.cdiv(n, block), block
+        signature["n"] = integer
+        constants: dict[str, Any] = {"INDEX": index, "MASK": mask, "BLOCK": block}
+    else:
+        rows, columns = tile
+        kernel, elements = elementwise_tile, rows * columns
+        grid = triton.cdiv(sizes[0], columns) * triton.cdiv(sizes[1], rows) * math.prod(sizes[2:])
+        constants = {"INDEX": index, "ROWS": rows, "COLUMNS": columns}
+    layout = Layout(
+        parameters=tuple(
+            replace(own, kinds=_kinds_of(strides[own.position])) if own.kinds is not None else own
+            for own in parameters
+        ),
+        results=tuple(replace(own, kinds=_kinds_of(out_strides[own.position])) for own in results),
+        column_mask=tile is None or sizes[0] % columns != 0,
+        row_mask=tile is not None and sizes[1] % rows != 0,
+        flat=tile is None,
+    )
+    constants = {"LAYOUT": layout, **constants}
+    runtime = list(signature)
+    signature |= dict.fromkeys(constants, "constexpr")
+    names = list(signature)
+    divisible = [["tt.divisibility", 16]]
+    paths = [(1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds]
+    paths += [
+        (3 + which, i, d)
+        for which, owners in enumerate((strides, out_strides))
+        for i, own in enumerate(owners)
+        for d, stride in enumerate(own)
+        if stride > 1 and stride % 16 == 0
+    ]
+    paths += [(5, d) for d, size in enumerate(sizes) if size % 16 == 0]
+    if tile is None and n % 16 == 0:
+        paths.append((6,))
+    return Specialization(
+        kernel=kernel,
+        signature=signature,
+        constants={(0,): formula} | {(names.index(name),): value for name, value in constants.items()},
+        attributes=dict.fromkeys(paths, divisible),
+        leading=(formula,),
+        fixed=(strides, out_strides, sizes, *((n,) if "n" in runtime else ()), *constants.values()),
+        grid=grid,
+        options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1)},
+    )
+
+
+def _kinds_of(strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(stride if stride in (0, 1) else 2 for stride in strides)

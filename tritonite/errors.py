@@ -1,0 +1,57 @@
+"""Every error a user of Tritonite can meet, one class each; the message template stands on the class."""
+
+from __future__ import annotations
+
+
+class TritoniteError(Exception):
+    """Base class. A subclass sets `template`; its fields are the keyword arguments of the constructor."""
+
+    template = "{message}"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(self.template.format(**fields))
+
+
+class UnknownOperator(TritoniteError):
+    template = (
+        "no operator matches {name!r}{hint}. Give an operator name such as 'softmax', an overload such as "
+        "'add.Tensor', or a glob such as 'bitwise_*'; tritonite.overloads() lists them all."
+    )
+
+
+class TritonImportedTooEarly(TritoniteError):
+    template = (
+        "no GPU driver was found, so Tritonite runs its kernels in Triton's interpreter, but triton was imported "
+        "before tritonite without TRITON_INTERPRET=1. Import tritonite first, or set TRITON_INTERPRET=1 in the "
+        "environment."
+    )
+
+
+class NoDevice(TritoniteError):
+    template = (
+        "Tritonite has no device to run on: no GPU driver was found and TRITON_INTERPRET=0 turns the interpreter "
+        "off. Unset TRITON_INTERPRET to run in the interpreter."
+    )
+
+
+class InvalidDeclaration(TritoniteError):
+    template = "operator {name!r} cannot be declared so: {reason}"
+
+
+class InvalidSetting(TritoniteError):
+    template = "environment variable {name}={value!r} is not valid: expected {expected}"
+
+
+class Unsupported(TritoniteError):
+    """Raised by a direct call of an operator that has no ATen kernel to fall back to."""
+
+    template = "{name} cannot take these arguments: {reason}"
+
+
+class Decline(Exception):  # noqa: N818 - not an error: a kernel says that ATen serves this call
+    """Raised by a host function, before it launches anything, when ATen must serve the call."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

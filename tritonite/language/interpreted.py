@@ -1,0 +1,64 @@
+"""The functions of libdevice for Triton's interpreter, each computed in float64 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+
+def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., tl.tensor]:
+    def call(*operands: tl.tensor) -> tl.tensor:
+        first = operands[0]
+        values = np.broadcast_arrays(*(operand.handle.data for operand in operands))
+        wide = [value.astype(np.float64) if value.dtype.kind == "f" else value for value in values]
+        result = np.asarray(function(*wide)).astype(first.handle.data.dtype)
+        type_ = tl.block_type(first.dtype, list(result.shape)) if result.shape else first.dtype
+        return tl.tensor(TensorHandle(result, first.dtype), type_)
+
+    return call
+
+
+def _from_torch(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
+    return _elementwise(lambda *values: function(*(torch.from_numpy(value.copy()) for value in values)).numpy())
+
+
+acos = _elementwise(np.arccos)
+acosh = _elementwise(np.arccosh)
+asin = _elementwise(np.arcsin)
+asinh = _elementwise(np.arcsinh)
+atan = _elementwise(np.arctan)
+atan2 = _elementwise(np.arctan2)
+atanh = _elementwise(np.arctanh)
+ceil = _elementwise(np.ceil)
+copysign = _elementwise(np.copysign)
+cos = _elementwise(np.cos)
+cosh = _elementwise(np.cosh)
+erf = _from_torch(torch.erf)
+erfc = _from_torch(torch.erfc)
+erfcx = _from_torch(torch.special.erfcx)
+erfinv = _from_torch(torch.erfinv)
+exp = _elementwise(np.exp)
+exp2 = _elementwise(np.exp2)
+expm1 = _elementwise(np.expm1)
+floor = _elementwise(np.floor)
+fmod = _elementwise(np.fmod)
+hypot = _elementwise(np.hypot)
+ldexp = _elementwise(np.ldexp)
+lgamma = _from_torch(torch.lgamma)
+log = _elementwise(np.log)
+log10 = _elementwise(np.log10)
+log1p = _elementwise(np.log1p)
+log2 = _elementwise(np.log2)
+pow = _elementwise(np.power)
+rint = _elementwise(np.rint)
+rsqrt = _elementwise(lambda x: 1 / np.sqrt(x))
+sin = _elementwise(np.sin)
+sinh = _elementwise(np.sinh)
+sqrt = _elementwise(np.sqrt)
+tan = _elementwise(np.tan)
+tanh = _elementwise(np.tanh)
+trunc = _elementwise(np.trunc)

@@ -1,0 +1,48 @@
+"""The operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
+
+Arguments are ATen's. A call that a kernel does not serve goes to ATen. Direct calls record no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tritonite import catalog
+from tritonite.errors import Decline
+from tritonite.ops import (
+    activation,
+    arithmetic,
+)
+
+_FAMILIES = (activation, arithmetic)
+
+
+def _packets() -> set[str]:
+    return {name.partition(".")[0] for name in catalog.overloads()}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("__") or name not in _packets():
+        raise AttributeError(f"tritonite.ops has no operator {name!r}")
+    packet = getattr(torch.ops.aten, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
+        op = catalog.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
+        if op is not None and not any(isinstance(v, torch.Tensor) and (v.is_neg() or v.is_conj()) for v in args):
+            try:
+                return op(*args, **kwargs)
+            except Decline:
+                pass
+        return packet(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"aten::{name}, run directly."
+    return call
+
+
+def __dir__() -> list[str]:
+    return sorted(_packets())
