@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,18 +42,25 @@ def _interpreting() -> Iterator[None]:
 
     Overflow checks go off: integer operators wrap around, in the interpreter as on a GPU.
     """
-    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
+    from tritonite.language import interpreted
+
+    changes = {
+        "options": InterpreterOptions(sanitize_overflow=False),
+        "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
+    }
     with _lock:
-        outer, options = _local.inside_kernel, interpreter.interpreter_builder.options
-        _local.inside_kernel = True
-        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+        outer, _local.inside_kernel = _local.inside_kernel, True
+        saved = dict(vars(interpreter_builder))
+        vars(interpreter_builder).update(changes)
         try:
             with np.errstate(all="ignore"):
                 yield
         finally:
             _local.inside_kernel = outer
-            interpreter.interpreter_builder.options = options
+            vars(interpreter_builder).clear()
+            vars(interpreter_builder).update(saved)
 
 
 @dataclass(frozen=True)

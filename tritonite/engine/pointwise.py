@@ -61,6 +61,11 @@ def _dtype(layout, results, i):
 
 
 @triton.constexpr_function
+def _slot(layout, i):
+    return tl.float64 if layout.parameters[i].dtype.is_floating() else tl.int64
+
+
+@triton.constexpr_function
 def _kinds(layout, results, i):
     return (layout.results if results else layout.parameters)[i].kinds
 
@@ -128,7 +133,8 @@ def _evaluate(
         if _position(LAYOUT, i) is None:
             values = values + (_dtype(LAYOUT, False, i),)
         elif _kinds(LAYOUT, False, i) is None:
-            values = values + (tl.full(origin.shape, operands[_position(LAYOUT, i)], _dtype(LAYOUT, False, i)),)
+            number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
+            values = values + (number.to(_dtype(LAYOUT, False, i)),)
         else:
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             value = _load(
@@ -470,7 +476,7 @@ class Pointwise:
             else:
                 if how == "item":
                     value = value.item()
-                operands.append(value)
+                operands.append(int(value) if type(value) is bool else value)
         plan.launch(tuple(operands), tuple(outs) if interpreted else tuple([out.data_ptr() for out in outs]))
 
     def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Plan:

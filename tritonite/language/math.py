@@ -1,0 +1,32 @@
+"""Device functions that several formulas share."""
+
+import triton
+import triton.language as tl
+
+from tritonite.language import libdevice
+
+
+@triton.jit
+def true_divide(x, y):
+    """x / y, correctly rounded; Triton's own division of float32 is an approximation."""
+    if x.dtype == tl.float32:
+        x, y = tl.broadcast(x, y)
+        quotient = tl.div_rn(x, y)
+    else:
+        quotient = x / y
+    return quotient
+
+
+@triton.jit
+def polynomial(x, coefficients: tl.constexpr):
+    """The polynomial with these coefficients, highest power first, at x."""
+    result = tl.zeros_like(x) + coefficients[0]
+    for i in tl.static_range(1, len(coefficients)):
+        result = result * x + coefficients[i]
+    return result
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), which neither overflows nor loses its tail for negative x."""
+    return true_divide(tl.full(x.shape, 1.0, x.dtype), 1.0 + libdevice.exp(-x))

@@ -1,0 +1,109 @@
+"""Judging a result against ATen's float64 one on the same rounded inputs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+
+# A dtype's resolution, and what is forgiven near zero: the smallest half-type subnormals, and intermediate rounding.
+RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
+ATOL = {torch.float16: 1.2e-7, torch.bfloat16: 1e-7, torch.float32: 1e-7, torch.float64: 1e-14}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`failure` is None for a pass; errors are the largest, in eps of the dtype, ours and ATen's own."""
+
+    failure: str | None = None
+    error: float = 0.0
+    aten_error: float = 0.0
+
+
+def judge(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None) -> Verdict:
+    """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
+
+    Shape, strides and dtype must be ATen's. An element passes when it is ATen's to the bit (nan for nan, -0.0 for
+    -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest relative error; a zero has the sign
+    that ATen and the reference agree on.
+    """
+    for what in ("dtype", "shape"):
+        if getattr(actual, what) != getattr(aten, what):
+            return Verdict(f"{what} {getattr(actual, what)} where ATen gives {getattr(aten, what)}")
+    if actual.stride() != aten.stride():
+        return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
+    if actual.is_complex():
+        parts = [torch.view_as_real(t) if t is not None else None for t in (actual, aten, reference)]
+        return judge(parts[0], parts[1], parts[2])
+    same = _identical(actual, aten)
+    if not actual.is_floating_point() or reference is None:
+        return Verdict(None if bool(same.all()) else _describe(~same, actual, aten, aten))
+    dtype = actual.dtype
+    eps = torch.finfo(dtype).eps
+    wide, wide_aten, exact = actual.double(), aten.double(), reference.double()
+    # What overflows the dtype is infinite in it, and compares as such.
+    exact = torch.where(exact.to(dtype).isinf() & ~wide_aten.isfinite(), exact.to(dtype).double(), exact)
+    error, aten_error = (wide - exact).abs(), (wide_aten - exact).abs()
+    scale = exact.abs().clamp_min(torch.finfo(dtype).tiny)
+    finite = exact.isfinite() & wide_aten.isfinite()
+    aten_relative = (aten_error / scale)[finite]
+    aten_worst = float(aten_relative.max()) if aten_relative.numel() else 0.0
+    allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype], 2 * aten_worst * exact.abs())
+    zero_sign = (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
+    near = (finite & (error <= allowed)) | ((wide == exact) & ~finite) | (wide.isnan() & exact.isnan())
+    good = same | (zero_sign & near)
+    ours_relative = (error / scale)[finite & wide.isfinite()]
+    worst = float(ours_relative.max()) if ours_relative.numel() else 0.0
+    failure = None if bool(good.all()) else _describe(~good, actual, aten, exact)
+    return Verdict(failure, worst / eps, aten_worst / eps)
+
+
+def assert_close(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None) -> None:
+    """`judge`, raising AssertionError on a failure."""
+    verdict = judge(actual, aten, reference)
+    assert verdict.failure is None, verdict.failure
+
+
+def to_reference(value: object) -> object:
+    """The same value with floating-point tensors in float64."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double()
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return value.detach().to(torch.complex128)
+    return value
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if not a.is_floating_point():
+        return a == b
+    return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
+
+
+def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str:
+    where = tuple(bad.nonzero()[0].tolist())
+    return (
+        f"{int(bad.sum())} of {bad.numel()} elements differ, the first at {list(where)}: "
+        f"{actual[where].item()!r}, ATen {aten[where].item()!r}, float64 {exact[where].item()!r}"
+    )
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill every output an engine allocates with nan (all bits set), so that an element nobody wrote shows."""
+    allocate = torch.empty_strided
+
+    def poison(*args: object, **kwargs: object) -> torch.Tensor:
+        result = allocate(*args, **kwargs)
+        nbytes = result.untyped_storage().nbytes()
+        if result.device.type == "cpu":
+            ctypes.memset(result.data_ptr(), 0xFF, nbytes)
+        else:
+            result.untyped_storage().fill_(0xFF)
+        return result
+
+    with mock.patch.object(torch, "empty_strided", poison):
+        yield

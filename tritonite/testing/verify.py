@@ -1,0 +1,221 @@
+"""Running the samples: every way to call an operator, against ATen and against float64."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tritonite import devices
+from tritonite.catalog import Op, overloads
+from tritonite.override import select, use_gems
+from tritonite.stats import stats
+from tritonite.testing import opinfo
+from tritonite.testing.compare import judge, poisoned, to_reference
+from tritonite.testing.samples import samples
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
+
+
+@dataclass
+class Report:
+    """What became of an operator's samples in one dtype; errors in eps of the dtype, ours and ATen's own."""
+
+    op: str
+    dtype: torch.dtype
+    samples: int = 0
+    failures: list[str] = field(default_factory=list)
+    error: float = 0.0
+    aten_error: float = 0.0
+    declined: int = 0
+
+
+def verify(
+    names: str | Iterable[str] | None = None, dtypes: Iterable[torch.dtype] | None = None, full: bool = False
+) -> Iterator[Report]:
+    """Check the named operators (default: all) on this machine, yielding a report for each operator and dtype.
+
+    Every overload is called on samples of its schema; every function PyTorch has OpInfo samples for is run forward,
+    in place, with out= and backward. `full` takes all of OpInfo's samples instead of the first few.
+    """
+    chosen = select(names)
+    packets = {name.partition(".")[0] for name in chosen}
+    kinds = tuple(dtypes) if dtypes is not None else DTYPES
+    for name, op in overloads().items():
+        if name in chosen:
+            for dtype in kinds:
+                report = check_overload(op, dtype)
+                if report.samples:
+                    yield report
+    for name, info in opinfo.infos().items():
+        if names is None or info.aten_name in packets:
+            for dtype in kinds:
+                if opinfo.supported(info, dtype):
+                    yield check_opinfo(name, info, dtype, limit=None if full else 8)
+
+
+def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None = None) -> Report:
+    """Run an overload on the samples of its schema, outputs and in-place destinations included."""
+    report = Report(op.overload, dtype)
+    packet, _, name = op.overload.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet), name or "default")
+    wanted = set(labels) if labels is not None else None
+    runs = []
+    for sample in samples(op, dtype, devices.current.type):
+        if wanted is not None and sample.label.split()[0] not in wanted:
+            continue
+
+        template = _quietly(lambda: _functional(function, op, sample)) if op.out_names else ()
+        if isinstance(template, Exception):
+            continue
+        expected = _quietly(lambda: _call(function, op, sample, template))
+        if isinstance(expected, Exception):
+            continue
+        wide = sample.map(to_reference)
+        reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(to_reference, template)))
+        runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
+    before = _declines()
+    with use_gems(), poisoned():
+        results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
+    report.declined = _declines() - before
+    for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
+        _record(report, sample.label, actual, expected, reference)
+    return report
+
+
+def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
+    """Call an overload on a copy of the sample, with destinations like `template` if it writes some."""
+    copied = sample.map(_clone)
+    templates = template if isinstance(template, tuple) else (template,)
+    outs = {name: torch.empty_like(value) for name, value in zip(op.out_names, templates, strict=False)}
+    return function(*copied.args, **copied.kwargs, **outs)
+
+
+def _functional(function: Any, op: Op, sample: Any) -> Any:
+    """ATen's result for an out= overload, from empty outputs that it resizes."""
+    dtype = next((v.dtype for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, torch.Tensor)), None)
+    for candidate in (dtype, torch.float32, torch.bool, torch.int32, torch.float64, torch.complex64):
+        outs = {name: torch.empty(0, dtype=candidate, device=devices.current.type) for name in op.out_names}
+        if op.out_names == ("mantissa", "exponent"):
+            outs["exponent"] = outs["exponent"].to(torch.int32)
+        copied = sample.map(_clone)
+        result = _quietly(lambda: function(*copied.args, **copied.kwargs, **outs))
+        if not isinstance(result, Exception):
+            return result
+    return result
+
+
+def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None) -> Report:
+    """Run a function on OpInfo's samples: functional, in place, out= and, where it has one, its gradient."""
+    report = Report(name, dtype)
+    differentiable = info.supports_autograd and dtype.is_floating_point
+    runs: list[tuple[str, Callable[[], Any], Any, Any]] = []
+    for sample in itertools.islice(opinfo.sample_inputs(info, dtype, requires_grad=False, full=limit is None), limit):
+        wide = sample.transform(to_reference)
+        for label, way in _ways(info):
+            run = _bind(way, sample)
+            expected = _quietly(run)
+            if isinstance(expected, Exception):
+                continue
+            reference = _quietly(_bind(way, wide)) if dtype.is_floating_point else None
+            runs.append((label, run, expected, None if isinstance(reference, Exception) else reference))
+    if differentiable:
+        gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
+        for sample in itertools.islice(gradients, limit):
+            run, wide_run = _bind_gradient(info, sample, False), _bind_gradient(info, sample, True)
+            expected = _quietly(run)
+            if isinstance(expected, Exception):
+                continue
+            reference = _quietly(wide_run)
+            runs.append(("gradient", run, expected, None if isinstance(reference, Exception) else reference))
+    before = _declines()
+    with use_gems(), poisoned():
+        results = [_quietly(run) for _, run, _, _ in runs]
+    report.declined = _declines() - before
+    for (label, _, expected, reference), actual in zip(runs, results, strict=True):
+        _record(report, label, actual, expected, reference)
+    return report
+
+
+def _ways(info: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    yield "functional", lambda sample: info.op(_clone(sample.input), *sample.args, **sample.kwargs)
+    if info.inplace_variant is not None:
+        yield "in-place", lambda sample: info.inplace_variant(_clone(sample.input), *sample.args, **sample.kwargs)
+    if info.supports_out:
+        yield "out=", lambda sample: _with_out(info.op, sample)
+
+
+def _with_out(function: Callable[..., Any], sample: Any) -> Any:
+    shapes = pytree.tree_map(lambda t: torch.empty_like(t), function(sample.input, *sample.args, **sample.kwargs))
+    return function(sample.input, *sample.args, **sample.kwargs, out=shapes)
+
+
+def _bind(way: Callable[[Any], Any], sample: Any) -> Callable[[], Any]:
+    return lambda: way(sample)
+
+
+def _bind_gradient(info: Any, sample: Any, wide: bool) -> Callable[[], Any]:
+    def run() -> Any:
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            needed = value.requires_grad
+            value = (to_reference(value) if wide else value.detach()).clone()
+            return value.requires_grad_(needed and value.is_floating_point())
+
+        arguments = pytree.tree_map(leaf, (sample.input, sample.args, sample.kwargs))
+        result = info.op(arguments[0], *arguments[1], **arguments[2])
+        leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.requires_grad]
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        seeds = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape) for t in outputs]
+        return torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+
+    return run
+
+
+def _record(report: Report, label: str, actual: Any, expected: Any, reference: Any) -> None:
+    report.samples += 1
+    if isinstance(actual, Exception):
+        report.failures.append(f"{label}: {type(actual).__name__}: {actual}")
+        return
+    ours, aten = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
+    exact = pytree.tree_leaves(reference) if reference is not None else [None] * len(aten)
+    for a, b, c in zip(ours, aten, exact, strict=True):
+        if not isinstance(b, torch.Tensor):
+            continue
+        verdict = judge(a.detach(), b.detach(), None if c is None else c.detach())
+        report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
+        if verdict.failure:
+            report.failures.append(f"{label}: {verdict.failure}")
+
+
+def _clone(value: Any) -> Any:
+    """A copy with the same strides, gaps included, so that in-place calls leave the sample as it was."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout is not torch.strided or 0 in value.shape:
+        return value.detach().clone()
+    if any(stride == 0 for stride in value.stride()):
+        return value.detach()
+    storage = value.detach().untyped_storage().clone()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
+
+
+def _declines() -> int:
+    return sum(sum(counts.declined.values()) for counts in stats().values())
+
+
+def _quietly(run: Callable[[], Any]) -> Any:
+    """The result, or the exception; what ATen warns of while resizing outputs is not news here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return run()
+        except Exception as error:  # noqa: BLE001 - the caller compares or reports it
+            return error
