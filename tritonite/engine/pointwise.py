@@ -114,6 +114,18 @@ def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
         tl.store(pointers, value, mask=column_mask & row_mask)
 
 
+@tl.core.builtin
+def _append(values, value, _semantic=None):
+    # The sum of two tuples takes the constexpr off its items, and a tuple cannot hold a bare None or string.
+    return tl.tuple([*values, value])
+
+
+if devices.current.interpreted:
+
+    def _append(values, value):  # noqa: F811 - the interpreter has no builtins but Triton's own
+        return (*values, value)
+
+
 @triton.jit
 def _evaluate(
     fn: tl.constexpr,
@@ -131,10 +143,10 @@ def _evaluate(
     values = ()
     for i in tl.static_range(_count(LAYOUT, False)):
         if _position(LAYOUT, i) is None:
-            values = values + (_dtype(LAYOUT, False, i),)
+            values = _append(values, _dtype(LAYOUT, False, i))
         elif _kinds(LAYOUT, False, i) is None:
             number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
-            values = values + (number.to(_dtype(LAYOUT, False, i)),)
+            values = _append(values, number.to(_dtype(LAYOUT, False, i)))
         else:
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             value = _load(
@@ -143,7 +155,7 @@ def _evaluate(
                 row_mask,
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
-            values = values + (value.to(_dtype(LAYOUT, False, i)),)
+            values = _append(values, value.to(_dtype(LAYOUT, False, i)))
     results = fn(*values)
     if _count(LAYOUT, True) == 1:
         results = (results,)
