@@ -114,16 +114,21 @@ def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
         tl.store(pointers, value, mask=column_mask & row_mask)
 
 
+def _merge(values: Any, layout: Layout, constant: Any) -> list[Any]:
+    remaining = iter(values)
+    return [constant(own.dtype) if own.position is None else next(remaining) for own in layout.parameters]
+
+
 @tl.core.builtin
-def _append(values, value, _semantic=None):
-    # The sum of two tuples takes the constexpr off its items, and a tuple cannot hold a bare None or string.
-    return tl.tuple([*values, value])
+def _with_constants(values, layout, _semantic=None):
+    # Only here do the constants join the values: a tuple assigned to a name cannot hold None or a string.
+    return tl.tuple(_merge(values, layout.value, tl.constexpr))
 
 
 if devices.current.interpreted:
 
-    def _append(values, value):  # noqa: F811 - the interpreter has no builtins but Triton's own
-        return (*values, value)
+    def _with_constants(values, layout):  # noqa: F811 - the interpreter passes _semantic to Triton's own builtins alone
+        return _merge(values, layout, lambda constant: constant)
 
 
 @triton.jit
@@ -142,12 +147,10 @@ def _evaluate(
 ):
     values = ()
     for i in tl.static_range(_count(LAYOUT, False)):
-        if _position(LAYOUT, i) is None:
-            values = _append(values, _dtype(LAYOUT, False, i))
-        elif _kinds(LAYOUT, False, i) is None:
+        if _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
             number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
-            values = _append(values, number.to(_dtype(LAYOUT, False, i)))
-        else:
+            values = values + (number.to(_dtype(LAYOUT, False, i)),)
+        elif _position(LAYOUT, i) is not None:
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             value = _load(
                 operands[_position(LAYOUT, i)] + offset,
@@ -155,8 +158,8 @@ def _evaluate(
                 row_mask,
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
-            values = _append(values, value.to(_dtype(LAYOUT, False, i)))
-    results = fn(*values)
+            values = values + (value.to(_dtype(LAYOUT, False, i)),)
+    results = fn(*_with_constants(values, LAYOUT))
     if _count(LAYOUT, True) == 1:
         results = (results,)
     for i in tl.static_range(_count(LAYOUT, True)):
