@@ -13,7 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.dtypes import Promotion
-from tritonite.engine.pointwise import Pointwise
+from tritonite.engine.pointwise import Plan, Pointwise
 from tritonite.errors import InvalidDeclaration
 
 
@@ -33,6 +33,13 @@ class Declaration:
     implementation: Implementation
     family: str
     kernel: Pointwise | None = None
+    prepare: Callable[..., Sequence[Any]] | None = None
+
+    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Plan | None:
+        """The plan a call would run; None for an operator with a host function of its own. Raises Decline."""
+        if self.kernel is None:
+            return None
+        return self.kernel.plan(self.prepare(*values) if self.prepare else values, outs, inplace)
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Whether the schema's arguments, outputs aside, are this declaration's."""
@@ -214,6 +221,7 @@ def pointwise(
                 implementation=_prepared(kernel, prepare),
                 family=family,
                 kernel=kernel,
+                prepare=prepare,
                 **_arguments(prepare or formula),
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +17,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, KernelInterface
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
+from tritonite.errors import InvalidDeclaration
 
 _LIMIT = 4096
 _lock = threading.RLock()
@@ -130,8 +136,159 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
         with torch.cuda.device(device_index):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
-        with _lock:
-            while len(_compiled) >= _LIMIT:
-                _compiled.pop(next(iter(_compiled)))
-            _compiled[key] = kernel
+        _remember(_compiled, key, kernel)
     return kernel
+
+
+def libentry() -> Callable[[Any], LibEntry]:
+    """Decorator over `triton.jit`, `triton.autotune` and `triton.heuristics` in any nesting: a cache of compiled kernels.
+
+    The first call of a kind goes through the decorators, tuning included. Later calls evaluate the heuristics, look
+    the compiled kernel up by what Triton specialises on, and launch it, without walking the decorators again.
+
+        @libentry()
+        @triton.autotune(configs=[...], key=["n"])
+        @triton.jit
+        def kernel(x, n, BLOCK: tl.constexpr): ...
+    """
+    return LibEntry
+
+
+class LibEntry(KernelInterface):
+    """A kernel behind `libentry`: launch it as any Triton kernel, `kernel[grid](...)`."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self._chain: list[Any] = []
+        while not isinstance(fn, (JITFunction, InterpretedFunction)):
+            if not isinstance(fn, (Autotuner, Heuristics)):
+                raise InvalidDeclaration(
+                    name=getattr(fn, "__name__", repr(fn)), reason="libentry goes over triton.jit, autotune or heuristics"
+                )
+            self._chain.append(fn)
+            fn = fn.fn
+        self.jit = fn
+        self.arg_names: list[str] = fn.arg_names
+        functools.update_wrapper(self, fn.fn)
+        self._parameters = list(inspect.signature(fn.fn).parameters.values())
+        self._constexprs = frozenset(self.arg_names[i] for i in fn.constexprs) if self._compiles else frozenset()
+        self._configs: dict[tuple[Any, ...], Any] = {}
+        self._kernels: dict[tuple[Any, ...], CompiledKernel] = {}
+        self._tuning = threading.RLock()
+
+    @property
+    def _compiles(self) -> bool:
+        return isinstance(self.jit, JITFunction)
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        """Launch, from the cache where a call like this one has been compiled."""
+        if not self._compiles:
+            bound, _, hooks = self._bind(args, kwargs)
+            for hook in hooks:
+                hook({**bound})
+            with _interpreting():
+                return self.jit.run(grid=grid, warmup=warmup, **bound)
+        found = None if warmup else self._resolve(args, kwargs)
+        if found is None:
+            return self._first(args, grid, warmup, kwargs)
+        key, bound, hooks = found
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            return self._first(args, grid, warmup, kwargs)
+        for hook in hooks:
+            hook({**bound})
+        for hook in self.jit.pre_run_hooks:
+            hook(**bound)
+        size = (*(grid(bound) if callable(grid) else grid), 1, 1)
+        stream = driver.active.get_current_stream(key[0])
+        enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        values = bound.values()
+        metadata = None if enter is None else kernel.launch_metadata(size[:3], stream, *values)
+        kernel.run(*size[:3], stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
+        return kernel
+
+    def _first(self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
+        with self._tuning:
+            kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+            if warmup or not isinstance(kernel, CompiledKernel):
+                return kernel
+            for decorator in self._chain:
+                if isinstance(decorator, Autotuner) and len(decorator.configs) > 1:
+                    _remember(self._configs, self._tuning_key(decorator, args, kwargs), decorator.best_config)
+            found = self._resolve(args, kwargs)
+            if found is not None:
+                _remember(self._kernels, found[0], kernel)
+        return kernel
+
+    def _tuning_key(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        chosen = [named[name] for name in autotuner.keys if name in named]
+        return (id(autotuner), *chosen, *(value.dtype for value in named.values() if hasattr(value, "dtype")))
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], list[Callable[[dict[str, Any]], None]]]:
+        """(every parameter's value, compile options, configs' hooks). Raises KeyError where a tuner has yet to decide.
+
+        The interpreter has nothing to tune by and takes the first config.
+        """
+        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        hooks = []
+        for decorator in self._chain:
+            if isinstance(decorator, Heuristics):
+                for name, heuristic in decorator.values.items():
+                    named[name] = heuristic(named)
+                continue
+            config = decorator.configs[0]
+            if len(decorator.configs) > 1 and self._compiles:
+                config = self._configs[self._tuning_key(decorator, args, kwargs)]
+            named.update(config.all_kwargs())
+            if config.pre_hook is not None:
+                hooks.append(config.pre_hook)
+        bound = {p.name: named.pop(p.name) if p.name in named else p.default for p in self._parameters}
+        return bound, named, hooks
+
+    def _resolve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Callable[[dict[str, Any]], None]]] | None:
+        """(cache key, every parameter's value, configs' hooks), or None where the decorators have to be walked."""
+        try:
+            bound, named, hooks = self._bind(args, kwargs)
+        except KeyError:
+            return None
+        key: list[Any] = [driver.active.get_current_device(), knobs.runtime.debug, tuple(sorted(named.items()))]
+        for parameter, (name, value) in zip(self.jit.params, bound.items(), strict=True):
+            if name in self._constexprs:
+                key.append(value)
+                continue
+            kind = _specialization(value, not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment)
+            if kind is None:
+                return None
+            key.append(kind)
+        return tuple(key), bound, hooks
+
+
+def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
+    """What Triton compiles anew for in an argument: never the value of an int beyond 1, multiples of 16 and width."""
+    if isinstance(value, torch.Tensor):
+        # AMD's backend also tells buffers below 2 GiB from larger ones.
+        small = torch.version.hip is not None and value.untyped_storage().nbytes() <= 2**31 - 1
+        return value.dtype, specialize and on_alignment and value.data_ptr() % 16 == 0, small
+    if value is None or isinstance(value, (bool, float)):
+        return type(value)
+    if isinstance(value, int):
+        width = 32 if -(2**31) <= value < 2**31 else 64 if value < 2**63 else -64
+        return width, specialize and value == 1, specialize and on_alignment and value % 16 == 0
+    if isinstance(value, tuple):
+        parts = tuple(_specialization(item, specialize, on_alignment) for item in value)
+        return None if None in parts else parts
+    if isinstance(value, TensorDescriptor):
+        return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding
+    return value if isinstance(value, (str, triton.language.dtype, JITFunction)) else None
+
+
+def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
+    with _lock:
+        while len(cache) >= _LIMIT:
+            cache.pop(next(iter(cache)))
+        cache[key] = value

@@ -395,11 +395,12 @@ class Pointwise:
         formula: a `triton.jit` function from values to a value or a tuple of them. Values arrive in the dtype the
             promotion computes in, so half types arrive as float32.
         parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
-            "cast" (one that does not and is cast to the dtype computed in), "own" (a tensor that keeps its own dtype,
-            half types becoming float32), "static" (a compile-time constant). None is always a compile-time constant.
-        promote: one promotion for every output.
+            "cast" (one that does not and is cast to the dtype computed in), "own" (one that keeps its own dtype, half
+            types becoming float32), "static" (a compile-time constant). None is always a compile-time constant.
+        promote: how the promoted arguments decide the dtype of every output.
         accepts: the common dtypes it serves; ATen serves the others.
         output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
+        methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
     """
 
     def __init__(
@@ -411,14 +412,16 @@ class Pointwise:
         promote: dtypes.Promotion = dtypes.Promotion.DEFAULT,
         accepts: tuple[torch.dtype, ...] = dtypes.ALL,
         output_dtypes: tuple[torch.dtype | None, ...] = (None,),
+        methods: tuple[tuple[tuple[int, ...], dtypes.Promotion], ...] | None = None,
     ) -> None:
         self.name = name
         self.formula = formula
         self.parameters = parameters
-        self.promote = promote
         self.accepts = accepts
         self.output_dtypes = output_dtypes
         self._roles = tuple(parameters.values())
+        deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
+        self._methods = methods or ((deciding, promote),) * len(output_dtypes)
         self._plans: dict[tuple[object, ...], Plan | str] = {}
         self._lock = threading.Lock()
 
@@ -529,7 +532,12 @@ class Pointwise:
             if role == "static" or value is None:
                 parameters.append(Operand(None, None, value))
                 continue
-            target = dtypes.opmath(value.dtype) if role == "own" else compute
+            if role != "own":
+                target = compute
+            elif i in tensors:
+                target = dtypes.opmath(value.dtype)
+            else:
+                target = _number_dtype(value, compute)
             in_memory = i in strided
             parameters.append(Operand(len(operands), () if in_memory else None, _TRITON_DTYPES[target]))
             if in_memory:
@@ -564,27 +572,40 @@ class Pointwise:
     def _promote(
         self, values: Sequence[Any], tensors: dict[int, torch.Tensor]
     ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
-        default = torch.get_default_dtype()
-        dimensioned, zero_dim, numbers = [], [], []
-        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
-            if role == "static" or value is None:
-                continue
-            if i in tensors:
+        """(common dtype, dtype to compute in, dtypes of the results); the first output's promotion decides the first two."""
+        for value, role in zip(values, self._roles, strict=True):
+            if isinstance(value, torch.Tensor):
                 if value.dtype not in dtypes.TRITON_NAMES:
                     raise Decline(f"dtype {value.dtype}")
-                if role == "promoted":
-                    (dimensioned if value.dim() else zero_dim).append(value.dtype)
-            elif type(value) not in (bool, int, float):
+            elif role != "static" and value is not None and type(value) not in (bool, int, float):
                 raise Decline(f"number of type {type(value).__name__}")
-            elif role == "promoted":
-                numbers.append(type(value))
-            elif role == "own":
-                raise Decline("number where a tensor is expected")
-        common = dtypes.common_dtype(tuple(dimensioned), tuple(zero_dim), tuple(numbers), default)
-        if common not in self.accepts:
-            raise Decline(f"dtype {common}")
-        compute, result = dtypes.promote(self.promote, common, default)
-        return common, compute, tuple(dtype or result for dtype in self.output_dtypes)
+        default = torch.get_default_dtype()
+        commons = []
+        for positions, _ in self._methods:
+            deciding = [values[i] for i in positions if values[i] is not None]
+            among = [value for value in deciding if isinstance(value, torch.Tensor)]
+            commons.append(
+                dtypes.common_dtype(
+                    tuple(value.dtype for value in among if value.dim()),
+                    tuple(value.dtype for value in among if not value.dim()),
+                    tuple(type(value) for value in deciding if not isinstance(value, torch.Tensor)),
+                    default,
+                )
+            )
+        if commons[0] not in self.accepts:
+            raise Decline(f"dtype {commons[0]}")
+        promoted = [
+            dtypes.promote(kind, common, default) for common, (_, kind) in zip(commons, self._methods, strict=True)
+        ]
+        results = tuple(own or result for own, (_, result) in zip(self.output_dtypes, promoted, strict=True))
+        return commons[0], promoted[0][0], results
+
+
+def _number_dtype(value: Any, compute: torch.dtype) -> torch.dtype:
+    """What a number that takes no part in promotion is cast to, for a formula that sees every dtype as it is."""
+    if type(value) is float:
+        return torch.float64 if compute is torch.float64 else torch.float32
+    return torch.bool if type(value) is bool else torch.int64
 
 
 def _common_device(
