@@ -187,7 +187,8 @@ class LibEntry(KernelInterface):
             for hook in hooks:
                 hook({**bound})
             with _interpreting():
-                return self.jit.run(grid=grid, warmup=warmup, **bound)
+                given = {name: value for name, value in bound.items() if value is not inspect.Parameter.empty}
+                return self.jit.run(grid=grid, warmup=warmup, **given)
         found = None if warmup else self._resolve(args, kwargs)
         if found is None:
             return self._first(args, grid, warmup, kwargs)

@@ -1,0 +1,44 @@
+"""Every overload and every function with OpInfo samples, against ATen and float64."""
+
+import pytest
+import torch
+from conftest import FULL
+
+import tritonite
+from tritonite.testing import opinfo
+from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
+
+# Without the full set, every overload runs in one dtype on four layouts, every OpInfo function in two on six samples.
+LABELS = None if FULL else ("transposed", "broadcast", "zero_dim", "extreme")
+LIMIT = None if FULL else 6
+OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)
+OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
+
+
+def report_failures(report):
+    assert not report.failures, "\n".join(report.failures[:5])
+
+
+@pytest.mark.parametrize("name", tritonite.overloads())
+def test_overload(name):
+    op = tritonite.overloads()[name]
+    samples = 0
+    for dtype in OVERLOAD_DTYPES:
+        report = check_overload(op, dtype, labels=LABELS)
+        samples += report.samples
+        report_failures(report)
+    if not samples:
+        for dtype in (torch.float64, torch.int32, torch.bool):
+            report = check_overload(op, dtype, labels=LABELS)
+            samples += report.samples
+            report_failures(report)
+    assert samples, "no sample of it is one that ATen takes"
+    assert tritonite.stats()[name].launched, tritonite.stats()[name].declined
+
+
+@pytest.mark.parametrize("name", opinfo.infos())
+def test_opinfo(name):
+    info = opinfo.infos()[name]
+    dtypes = [dtype for dtype in OPINFO_DTYPES if opinfo.supported(info, dtype)] or [torch.float32]
+    for dtype in dtypes:
+        report_failures(check_opinfo(name, info, dtype, limit=LIMIT))

@@ -1,0 +1,280 @@
+"""What ATen promises about a result beside its values: layout, aliasing, errors, overlap."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.testing.compare import assert_close
+
+pytestmark = pytest.mark.smoke
+
+SHAPES = {
+    "contiguous": lambda: torch.randn(4, 6, 8),
+    "permuted": lambda: torch.randn(4, 6, 8).permute(2, 0, 1),
+    "sliced": lambda: torch.randn(8, 6, 16)[::2, :, ::2],
+    "expanded": lambda: torch.randn(4, 1, 8).expand(4, 6, 8),
+    "row": lambda: torch.randn(8),
+    "column": lambda: torch.randn(4, 1, 1),
+    "zero_dim": lambda: torch.randn(()),
+    "channels_last": lambda: torch.randn(2, 4, 6, 8).to(memory_format=torch.channels_last),
+    "channels_last_3d": lambda: torch.randn(2, 3, 4, 6, 8).to(memory_format=torch.channels_last_3d),
+    "size_one": lambda: torch.randn(4, 1, 6, 8).to(memory_format=torch.channels_last),
+    "empty": lambda: torch.randn(4, 0, 8),
+    "flipped": lambda: torch.randn(8, 6, 4).permute(2, 1, 0),
+    "number": lambda: 1.5,
+}
+
+
+def same(function, *args):
+    expected = function(*args)
+    with tritonite.use_gems():
+        actual = function(*args)
+    assert_close(actual, expected)
+    return actual
+
+
+def on(device, value):
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("names", list(itertools.combinations_with_replacement(SHAPES, 2)), ids="-".join)
+def test_result_layout_is_atens(names, device):
+    a, b = (on(device, SHAPES[name]()) for name in names)
+    if not isinstance(a, torch.Tensor):
+        return same(torch.relu, torch.tensor(a))
+    try:
+        torch.add(a, b)
+    except RuntimeError as error:
+        with tritonite.use_gems(), pytest.raises(RuntimeError) as raised:
+            torch.add(a, b)
+        assert str(raised.value) == str(error)
+        return None
+    before = torch.add(a, b)
+    with tritonite.use_gems():
+        assert torch.add(a, b).stride() == before.stride()
+        if isinstance(b, torch.Tensor):
+            assert torch.add(b, a).stride() == torch.ops.aten.add.Tensor(b, a).stride()
+    same(torch.add, a, b)
+    same(torch.exp, a)
+    return same(torch.where, a > 0, a, b)
+
+
+@pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.int8, torch.uint8, torch.bool, torch.float64])
+def test_promotion_is_atens(wide, narrow, device):
+    """Tensors, 0-d tensors and numbers of every category against each other."""
+    a = torch.ones(3, device=device).to(wide)
+    for b in (torch.ones(3).to(narrow), torch.ones(()).to(narrow), 2, 2.5, True):
+        b = on(device, b)
+        for function in (torch.add, torch.mul, torch.true_divide, torch.eq, torch.atan2):
+            try:
+                expected = function(a, b)
+            except RuntimeError:
+                continue
+            with tritonite.use_gems():
+                actual = function(a, b)
+            assert actual.dtype == expected.dtype, (function, b)
+            torch.testing.assert_close(actual, expected)
+
+
+def test_default_dtype_is_part_of_the_key(device):
+    x = torch.arange(3, device=device)
+    with tritonite.use_gems():
+        assert torch.exp(x).dtype is torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.exp(x).dtype is torch.float64
+            assert (x * 0.5).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_in_place_and_out_return_their_destination(device):
+    x, out = torch.randn(4, 4, device=device), torch.empty(4, 4, device=device)
+    with tritonite.use_gems():
+        assert x.add_(1) is x
+        assert torch.exp(x, out=out) is out
+        assert x.t().mul_(2)._base is x
+    assert tritonite.stats()["exp.out"].launched == 1
+
+
+def test_out_of_wrong_shape_is_resized_as_aten_does(device):
+    x = torch.randn(4, 4, device=device)
+    with tritonite.use_gems():
+        out = torch.empty(0, device=device)
+        torch.exp(x, out=out)
+        assert_close(out, x.exp())
+        with pytest.warns(UserWarning, match="resized"):
+            torch.exp(x, out=torch.empty(3, device=device))
+
+
+def test_out_in_another_dtype_and_layout(device):
+    x = torch.randn(4, 6, device=device)
+    out = torch.empty(6, 4, dtype=torch.float64, device=device).t()
+    expected = torch.empty_like(out)
+    torch.exp(x, out=expected)
+    with tritonite.use_gems():
+        torch.exp(x, out=out)
+    assert_close(out, expected, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.add_(x.t()),
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x[:1].expand(4, 4).add_(1),
+        lambda x: torch.add(x[:, :2], 1, out=x[:, 1:3]),
+        lambda x: torch.arange(3, device=x.device).add_(1.5),
+        lambda x: torch.bitwise_and(x, x),
+        lambda x: torch.neg(x > 0),
+        lambda x: torch.add(x, x, out=torch.empty(4, 4, dtype=torch.int32, device=x.device)),
+        lambda x: torch.add(x, torch.ones(3, device=x.device)),
+        lambda x: torch.sub(x > 0, x > 0),
+        lambda x: torch.add(torch.ones(3, dtype=torch.int32, device=x.device), 1, alpha=0.5),
+        lambda x: x.masked_fill(x, 1.0),
+    ],
+)
+def test_errors_are_atens(call, device):
+    x = torch.randn(4, 4, device=device)
+    with pytest.raises(RuntimeError) as expected:
+        call(x.clone())
+    with tritonite.use_gems(), pytest.raises(RuntimeError) as actual:
+        call(x.clone())
+    assert str(actual.value) == str(expected.value)
+
+
+def test_aliasing_that_is_allowed(device):
+    x = torch.randn(4, 4, device=device)
+    expected = (x + x) * x
+    with tritonite.use_gems():
+        y = x.clone()
+        y.add_(y)
+        y.mul_(x)
+        assert_close(y, expected)
+        z = torch.arange(8.0, device=device)
+        z[::2].add_(z[1::2])
+    assert z.tolist() == [1, 1, 5, 3, 9, 5, 13, 7]
+
+
+def test_a_plan_for_the_same_tensor_does_not_serve_overlapping_ones(device):
+    base = torch.arange(9.0, device=device)
+    with tritonite.use_gems():
+        base[:4].add_(torch.ones(4, device=device))
+        with pytest.raises(RuntimeError, match="single memory location"):
+            base[:4].add_(base[1:5])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, dtype=torch.complex64),
+        lambda: torch.randn(3).to(torch.float8_e5m2),
+        lambda: torch.randn(3, 3).to_sparse(),
+        lambda: torch.tensor([1, 2], dtype=torch.uint16),
+        lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]),
+    ],
+    ids=["complex", "float8", "sparse", "uint16", "nested"],
+)
+def test_what_no_kernel_takes_gives_atens_result(make):
+    value = make()
+    outcomes = []
+    for context in (tritonite.use_gems(include="nextafter"), tritonite.use_gems()):
+        with context:
+            try:
+                outcomes.append((type(r := torch.abs(value)), r.dtype, str(r)))
+            except (RuntimeError, NotImplementedError) as error:
+                outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_subclass_and_parameter(device):
+    class Tagged(torch.Tensor):
+        pass
+
+    x = torch.randn(3, device=device)
+    with tritonite.use_gems():
+        assert type(torch.exp(x.as_subclass(Tagged))) is Tagged
+        assert_close(torch.exp(torch.nn.Parameter(x)).detach(), x.exp(), x.double().exp())
+
+
+def test_negative_and_conjugate_views(device):
+    x = torch.randn(4, dtype=torch.complex64, device=device).conj().imag
+    assert x.is_neg()
+    same(torch.add, x, x)
+    assert_close(tritonite.ops.add(x, x), x + x)
+
+
+def test_fake_tensors_and_tracing(device):
+    from torch._subclasses import FakeTensorMode
+
+    def function(x, y):
+        return torch.nn.functional.gelu(x) * y + x.exp()
+
+    x, y = torch.randn(4, 4, device=device), torch.randn(4, device=device)
+    expected = function(x, y)
+    with tritonite.use_gems():
+        with FakeTensorMode() as mode:
+            fake = function(mode.from_tensor(x), mode.from_tensor(y))
+        assert fake.shape == expected.shape
+        compiled = torch.compile(function, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, y), expected)
+        torch.testing.assert_close(torch.func.vmap(function)(x, y), torch.func.vmap(function)(x, y))
+        torch.testing.assert_close(torch.func.vmap(lambda a: a.exp() + 1)(x), x.exp() + 1)
+
+
+def test_gradients_flow_through_atens_formulas(device):
+    x = torch.randn(4, 4, device=device, dtype=torch.float64, requires_grad=True)
+    with tritonite.use_gems():
+        assert torch.autograd.gradcheck(torch.tanh, (x,), nondet_tol=0)
+        assert torch.autograd.gradgradcheck(torch.sigmoid, (x,))
+    assert tritonite.stats()["tanh_backward"].launched > 0
+
+
+def test_wrapped_numbers_decline_as_numbers(device):
+    """A declined call must still see that 2.0 is a number, not a float64 tensor."""
+    with tritonite.use_gems():
+        assert (torch.ones(3, device=device).to(torch.complex64) * 2.0).dtype is torch.complex64
+        assert (torch.ones((), dtype=torch.complex64, device=device) * 2.0).dtype is torch.complex64
+        assert (torch.ones(3, dtype=torch.uint16, device=device) * 2.0).dtype is torch.float32
+
+
+def test_direct_calls(device):
+    x = torch.randn(4, 4, device=device)
+    assert_close(tritonite.ops.add(x, 2.0, alpha=3), torch.add(x, 2.0, alpha=3))
+    y = x.clone()
+    assert tritonite.ops.relu_(y) is y
+    assert_close(y, x.relu())
+    assert tritonite.ops.add(x.to(torch.complex64), 1).dtype is torch.complex64
+    with pytest.raises(AttributeError, match="no operator 'addd'"):
+        tritonite.ops.addd  # noqa: B018
+    assert tritonite.stats() == {}
+
+
+def test_direct_call_with_several_outputs(device):
+    mantissa, exponent = tritonite.ops.frexp(torch.tensor([8.0, 0.3], device=device))
+    assert exponent.tolist() == [4, -1]
+    assert mantissa[0] == 0.5
+
+
+def test_explain(device):
+    x = torch.randn(64, 64, device=device)
+    text = tritonite.explain("add.Tensor", x, x.half())
+    assert "computed in float32" in text
+    assert "elementwise_flat of add" in text
+    assert "ATen: dtype torch.complex64" in tritonite.explain("add.Tensor", x, x.to(torch.complex64))
+    with pytest.raises(tritonite.errors.UnknownOperator):
+        tritonite.explain("nothing")
+
+
+def test_caches_are_bounded(device, monkeypatch):
+    from tritonite.engine import pointwise
+
+    monkeypatch.setattr(pointwise, "_PLANS_PER_OPERATOR", 4)
+    kernel = tritonite.overloads()["neg"].declaration.kernel
+    with tritonite.use_gems(include="neg"):
+        for n in range(1, 12):
+            assert torch.equal(-torch.ones(n, device=device), torch.full((n,), -1.0, device=device))
+    assert len(kernel._plans) <= 4

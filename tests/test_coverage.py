@@ -1,0 +1,44 @@
+"""The catalog serves what it promises, from declarations that keep the rules."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import catalog
+
+PROMISED = (Path(__file__).parent / "coverage" / "pointwise.txt").read_text().split()
+KEY = tritonite.backend.dispatch_key
+
+
+def exists(name):
+    packet = name.partition(".")[0]
+    return name in dict(catalog.schemas(packet)) and catalog.has_kernel(name, KEY)
+
+
+def test_every_promised_overload_is_served():
+    missing = [n for n in PROMISED if n not in tritonite.overloads() and n not in catalog.excluded and exists(n)]
+    assert not missing, f"{len(missing)} missing: {missing}"
+
+
+def test_few_are_excluded_each_with_a_reason():
+    assert len(catalog.excluded) <= 15
+    assert all(catalog.excluded.values())
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the list is of torch 2.13's overloads")
+def test_the_promise_is_for_this_torch():
+    assert all(exists(name) for name in PROMISED)
+
+
+def test_no_composite_is_overridden():
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in tritonite.overloads():
+        assert has(f"aten::{name}", KEY) or not has(f"aten::{name}", "CompositeImplicitAutograd"), name
+
+
+def test_a_declaration_is_short():
+    """Beyond its formula an operator costs its author at most eight fields."""
+    for declaration in catalog.declarations:
+        assert len(declaration.packets) <= 6, declaration.packets

@@ -1,0 +1,115 @@
+"""libentry over triton.jit, autotune and heuristics, and what it specialises on."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonite
+from tritonite.errors import InvalidDeclaration
+from tritonite.launch import _specialization
+
+pytestmark = pytest.mark.smoke
+
+CONFIGS = [triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128}, num_warps=4)]
+
+
+@tritonite.libentry()
+@triton.jit
+def plain(x, out, n, scale, BLOCK: tl.constexpr = 64):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < n) * scale, mask=index < n)
+
+
+@tritonite.libentry()
+@triton.autotune(CONFIGS, key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def tuned(x, out, n, scale, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        value = tl.load(x + index)
+    else:
+        value = tl.load(x + index, mask=index < n)
+    tl.store(out + index, value * scale, mask=index < n)
+
+
+@tritonite.libentry()
+@triton.heuristics({"BLOCK": lambda args: 64 if args["n"] < 100 else 256})
+@triton.autotune([triton.Config({}, num_warps=4)], key=[])
+@triton.jit
+def reversed_nesting(x, out, n, scale, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < n) * scale, mask=index < n)
+
+
+@pytest.mark.parametrize("kernel", [plain, tuned, reversed_nesting], ids=["jit", "autotune", "heuristics"])
+def test_every_call_is_right(kernel, device):
+    for n in (100, 128, 100, 1, 64, 256, 100):
+        for scale in (2.0, 3, 1):
+            x, out = torch.randn(n, device=device), torch.full((n,), float("nan"), device=device)
+            kernel[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](x, out, n, scale)
+            torch.testing.assert_close(out, x * scale)
+
+
+def test_keyword_arguments_and_defaults(device):
+    x, out = torch.randn(70, device=device), torch.empty(70, device=device)
+    plain[(2,)](x, out=out, scale=0.5, n=70)
+    torch.testing.assert_close(out, x * 0.5)
+    plain[(1,)](x, out, 70, scale=4.0, BLOCK=128)
+    torch.testing.assert_close(out, x * 4)
+
+
+def test_config_hooks_run_on_every_launch(device):
+    calls = []
+
+    @tritonite.libentry()
+    @triton.autotune([triton.Config({"BLOCK": 64}, pre_hook=lambda args: calls.append(args["n"]))], key=["n"])
+    @triton.jit
+    def hooked(x, n, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        tl.store(x + index, index, mask=index < n)
+
+    x = torch.empty(8, device=device)
+    for _ in range(3):
+        hooked[(1,)](x, 8)
+    assert calls == [8, 8, 8]
+
+
+def test_a_missing_argument_is_an_error(device):
+    with pytest.raises(TypeError):
+        plain[(1,)](torch.ones(3, device=device))
+
+
+def test_only_kernels_can_be_wrapped():
+    with pytest.raises(InvalidDeclaration, match="triton.jit"):
+        tritonite.libentry()(lambda x: x)
+
+
+def test_ints_are_not_specialised_by_value():
+    kinds = {_specialization(n, True, True) for n in range(2, 1000) if n % 16}
+    assert len(kinds) == 1
+    assert _specialization(1, True, True) != _specialization(2, True, True) != _specialization(16, True, True)
+    assert _specialization(2**31, True, True) != _specialization(2**30, True, True)
+    assert _specialization(1, False, True) == _specialization(16, False, True) == _specialization(7, False, True)
+
+
+def test_tensors_are_specialised_by_dtype_and_alignment():
+    x = torch.empty(64)
+    assert _specialization(x, True, True) == _specialization(x[16:], True, True) != _specialization(x[1:], True, True)
+    assert _specialization(x, True, True) != _specialization(x.half(), True, True)
+    assert _specialization((x, 3), True, True) == (_specialization(x, True, True), _specialization(3, True, True))
+    assert _specialization(object(), True, True) is None
+
+
+@pytest.mark.skipif(tritonite.device != "cuda", reason="the interpreter compiles nothing that could be cached")
+def test_later_launches_do_not_walk_the_decorators(monkeypatch, device):
+    x, out = torch.randn(100, device=device), torch.empty(100, device=device)
+
+    def launch():
+        tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out, 100, 2.0)
+
+    launch()
+    monkeypatch.setattr(type(tuned.fn), "run", lambda *args, **kwargs: pytest.fail("walked the decorators"))
+    launch()
+    torch.testing.assert_close(out, x * 2)

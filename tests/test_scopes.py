@@ -1,0 +1,145 @@
+"""Enabling, scopes and names."""
+
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.errors import UnknownOperator
+from tritonite.override import installed
+
+pytestmark = pytest.mark.smoke
+
+
+def launched(name):
+    counts = tritonite.stats().get(name)
+    return counts.launched if counts else 0
+
+
+def test_enable_serves_and_disable_stops(device):
+    x = torch.ones(3, device=device)
+    tritonite.enable()
+    x + x
+    tritonite.disable()
+    x + x
+    assert launched("add.Tensor") == 1
+
+
+def test_everything_listed_is_installed_and_removed():
+    with tritonite.use_gems():
+        assert installed() == tritonite.overloads().keys()
+    assert not installed()
+
+
+def test_scope_restores_after_an_exception():
+    with pytest.raises(ZeroDivisionError), tritonite.use_gems():
+        raise ZeroDivisionError
+    assert not installed()
+
+
+def test_the_last_scope_decides_alone():
+    tritonite.enable(exclude="mul")
+    outer = installed()
+    with tritonite.use_gems(include="mul"):
+        assert {name.partition(".")[0] for name in installed()} == {"mul", "mul_"}
+        with tritonite.use_gems(include=["add.Tensor"]):
+            assert installed() == {"add.Tensor"}
+        assert "mul.Tensor" in installed()
+    assert installed() == outer
+
+
+def test_enable_within_a_scope_takes_effect_after_it():
+    with tritonite.use_gems(include="add"):
+        tritonite.enable(include="mul")
+        assert "mul.Tensor" not in installed()
+    assert "mul.Tensor" in installed()
+
+
+def test_scopes_may_end_in_any_order():
+    first, second = tritonite.use_gems(include="add"), tritonite.use_gems(include="mul")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert "mul.Tensor" in installed()
+    second.__exit__(None, None, None)
+    assert not installed()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("add", "add_.Tensor", "addcmul"),
+        ("add.Tensor", "add.Tensor", "add.out"),
+        ("bitwise_*", "bitwise_and_.Scalar", "add.Tensor"),
+        ("abs.default", "abs", "abs.out"),
+        (["relu", "exp"], "exp_", "tanh"),
+    ],
+)
+def test_names(pattern, inside, outside):
+    with tritonite.use_gems(include=pattern):
+        assert inside in installed()
+        assert outside not in installed()
+    with tritonite.use_gems(exclude=pattern):
+        assert inside not in installed()
+        assert outside in installed()
+
+
+def test_unknown_name_says_what_is_close():
+    with pytest.raises(UnknownOperator, match="did you mean 'sigmoid'"):
+        tritonite.enable(include="sigmoidd")
+    assert not installed()
+
+
+def test_user_kernel_is_there_again_afterwards(device):
+    key = tritonite.backend.dispatch_key
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("special_ndtri", lambda x: torch.full_like(x, 42.0), key)
+    x = torch.rand(3, device=device)
+    try:
+        with tritonite.use_gems():
+            assert torch.special.ndtri(x)[0] != 42
+            assert torch.special.ndtri(x.to(torch.complex64))[0] == 42
+        assert torch.special.ndtri(x)[0] == 42
+    finally:
+        library._destroy()
+
+
+def test_no_warnings_and_quick():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tritonite.use_gems():
+            pass
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        with tritonite.use_gems():
+            pass
+        best = min(best, time.perf_counter() - begin)
+    assert best < 0.025, f"install and remove took {best * 1e3:.1f} ms"
+
+
+def test_threads_see_the_override(device):
+    x = torch.ones(8, device=device)
+    results = []
+    with tritonite.use_gems(include="add"):
+        threads = [threading.Thread(target=lambda: results.append((x + 1).sum().item())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [16.0] * 4
+    assert launched("add.Tensor") == 4
+
+
+def test_counts_and_reset(device):
+    with tritonite.use_gems(include="add"):
+        x = torch.ones(3, device=device)
+        x + x
+        x + x.to(torch.complex64)
+    counts = tritonite.stats()["add.Tensor"]
+    assert (counts.replayed, counts.launched, counts.declined) == (0, 1, {"dtype torch.complex64": 1})
+    tritonite.reset_stats()
+    assert tritonite.stats() == {}
