@@ -18,12 +18,38 @@ def true_divide(x, y):
 
 
 @triton.jit
+def square_root(x):
+    """The square root, correctly rounded; Triton's own of float32 is an approximation."""
+    if x.dtype == tl.float32:
+        root = tl.sqrt_rn(x)
+    else:
+        root = libdevice.sqrt(x)
+    return root
+
+
+@triton.jit
 def polynomial(x, coefficients: tl.constexpr):
     """The polynomial with these coefficients, highest power first, at x."""
     result = tl.zeros_like(x) + coefficients[0]
     for i in tl.static_range(1, len(coefficients)):
         result = result * x + coefficients[i]
     return result
+
+
+@triton.jit
+def chebyshev_series(x, coefficients: tl.constexpr):
+    """The Chebyshev series sum' c_k T_k(x / 2), x in [-2, 2], by Clenshaw's recurrence; coefficients highest first.
+
+    As in Cephes, the term of order 0 counts half.
+    """
+    last = tl.zeros_like(x)
+    before = last
+    result = last + coefficients[0]
+    for i in tl.static_range(1, len(coefficients)):
+        before = last
+        last = result
+        result = x * last - before + coefficients[i]
+    return 0.5 * (result - before)
 
 
 @triton.jit

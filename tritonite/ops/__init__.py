@@ -15,9 +15,11 @@ from tritonite.errors import Decline
 from tritonite.ops import (
     activation,
     arithmetic,
+    bessel,
+    polynomial,
 )
 
-_FAMILIES = (activation, arithmetic)
+_FAMILIES = (activation, arithmetic, bessel, polynomial)
 
 
 def _packets() -> set[str]:

@@ -1,0 +1,202 @@
+"""Orthogonal polynomials of degree n, rounded towards zero, at x; 0 for a negative degree.
+
+Recurrences and values are those of DLMF 18.5 and 18.9. Where ATen prefers a closed form to the recurrence, so do these.
+"""
+
+import functools
+
+import triton
+import triton.language as tl
+
+from tritonite.catalog import pointwise
+from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
+from tritonite.language import libdevice
+from tritonite.language.math import true_divide
+
+_polynomial = functools.partial(pointwise, promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
+
+# Beyond this degree a recurrence would run for a second or more, and float32 cannot count its steps.
+_MOST_STEPS = tl.constexpr(2**24)
+
+
+@triton.jit
+def _recurrence(step: tl.constexpr, x, degree, first, known, value, limit: tl.constexpr):
+    """Term `degree` of the sequence 1, first, ..., in which step(x, q, p, k) follows the terms q and p, q being the k-th.
+
+    Where `known` holds the result is `value` and costs no steps; beyond the degree `limit` it is nan.
+    """
+    known = known | (degree < 0)
+    value = tl.where(degree < 0, 0.0, value)
+    beyond = degree > limit
+    degree = tl.where(known | beyond, 0, degree).to(tl.int32)
+    p = tl.full(degree.shape, 1.0, x.dtype)
+    q = tl.broadcast_to(first, degree.shape)
+    result = tl.where(degree == 0, p, q)
+    for k in range(1, tl.max(degree, axis=None)):
+        r = step(x, q, p, k)
+        p = q
+        q = r
+        result = tl.where(degree == k + 1, q, result)
+    return tl.where(known, value, tl.where(beyond, float("nan"), result))
+
+
+@triton.jit
+def _parity(degree):
+    """1 for an even degree, -1 for an odd one."""
+    return 1 - 2 * (degree & 1)
+
+
+# In these steps a fused multiply-add lets terms near the largest number cancel before they overflow, as in ATen.
+
+
+@triton.jit
+def _chebyshev_step(x, q, p, k):
+    return libdevice.fma(x + x, q, -1.0 * p)
+
+
+@triton.jit
+def _chebyshev(x, degree, first, trigonometric, at_ends, threshold: tl.constexpr):
+    """A Chebyshev polynomial: by cosines inside (-1, 1) beyond the degree `threshold`, and `at_ends` at -1 and 1."""
+    inside = (degree > threshold) & (tl.abs(x) < 1.0)
+    value = tl.where(tl.abs(x) == 1.0, at_ends, trigonometric)
+    known = inside | (tl.abs(x) == 1.0)
+    return _recurrence(_chebyshev_step, x, degree, first, known, value, _MOST_STEPS)
+
+
+@triton.jit
+def _chebyshev_t(x, n, threshold: tl.constexpr):
+    x, n = tl.broadcast(x, n)
+    degree = n.to(tl.int64)
+    at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
+    inside = libdevice.cos(degree.to(x.dtype) * libdevice.acos(x))
+    return _chebyshev(x, degree, x, inside, at_ends, threshold)
+
+
+@triton.jit
+def _chebyshev_u(x, n, threshold: tl.constexpr):
+    x, n = tl.broadcast(x, n)
+    degree = n.to(tl.int64)
+    at_ends = (tl.where(x > 0.0, 1, _parity(degree)) * (degree + 1)).to(x.dtype)
+    angle = libdevice.acos(x)
+    inside = true_divide(libdevice.sin((degree + 1).to(x.dtype) * angle), libdevice.sin(angle))
+    return _chebyshev(x, degree, x + x, inside, at_ends, threshold)
+
+
+@triton.jit
+def _chebyshev_v(x, n, threshold: tl.constexpr):
+    x, n = tl.broadcast(x, n)
+    degree = n.to(tl.int64)
+    at_ends = tl.where(x > 0.0, 1, _parity(degree) * (2 * degree + 1)).to(x.dtype)
+    angle = libdevice.acos(x)
+    inside = true_divide(libdevice.cos((degree.to(x.dtype) + 0.5) * angle), libdevice.cos(0.5 * angle))
+    # Next to -1 the quotient is of roundoff alone.
+    inside = tl.where(libdevice.sin(0.5 * angle) == 1.0, at_ends, inside)
+    return _chebyshev(x, degree, x + x - 1.0, inside, at_ends, threshold)
+
+
+@triton.jit
+def _chebyshev_w(x, n, threshold: tl.constexpr):
+    x, n = tl.broadcast(x, n)
+    degree = n.to(tl.int64)
+    at_ends = tl.where(x > 0.0, 2 * degree + 1, _parity(degree)).to(x.dtype)
+    angle = libdevice.acos(x)
+    inside = true_divide(libdevice.sin((degree.to(x.dtype) + 0.5) * angle), libdevice.sin(0.5 * angle))
+    return _chebyshev(x, degree, x + x + 1.0, inside, at_ends, threshold)
+
+
+@_polynomial("special_chebyshev_polynomial_t")
+def special_chebyshev_polynomial_t(x, n):
+    return _chebyshev_t(x, n, 6)
+
+
+@_polynomial("special_chebyshev_polynomial_u")
+def special_chebyshev_polynomial_u(x, n):
+    return _chebyshev_u(x, n, 8)
+
+
+@_polynomial("special_chebyshev_polynomial_v")
+def special_chebyshev_polynomial_v(x, n):
+    return _chebyshev_v(x, n, 8)
+
+
+@_polynomial("special_chebyshev_polynomial_w")
+def special_chebyshev_polynomial_w(x, n):
+    return _chebyshev_w(x, n, 8)
+
+
+@_polynomial("special_shifted_chebyshev_polynomial_t")
+def special_shifted_chebyshev_polynomial_t(x, n):
+    return _chebyshev_t(x + x - 1.0, n, 6)
+
+
+@_polynomial("special_shifted_chebyshev_polynomial_u")
+def special_shifted_chebyshev_polynomial_u(x, n):
+    return _chebyshev_u(x + x - 1.0, n, 6)
+
+
+@_polynomial("special_shifted_chebyshev_polynomial_v")
+def special_shifted_chebyshev_polynomial_v(x, n):
+    return _chebyshev_v(x + x - 1.0, n, 6)
+
+
+@_polynomial("special_shifted_chebyshev_polynomial_w")
+def special_shifted_chebyshev_polynomial_w(x, n):
+    return _chebyshev_w(x + x - 1.0, n, 4)
+
+
+@triton.constexpr_function
+def _hermite_limit(dtype):
+    # The degrees from which ATen gives nan.
+    return 512 if dtype == tl.float64 else 128
+
+
+@triton.jit
+def _hermite(step: tl.constexpr, x, degree, first):
+    return _recurrence(step, x, degree, first, degree < 0, tl.zeros_like(x), _hermite_limit(x.dtype))
+
+
+@triton.jit
+def _hermite_h_step(x, q, p, k):
+    return libdevice.fma(x + x, q, -(k + k) * p)
+
+
+@triton.jit
+def _hermite_he_step(x, q, p, k):
+    return libdevice.fma(x, q, -k * p)
+
+
+@_polynomial("special_hermite_polynomial_h")
+def special_hermite_polynomial_h(x, n):
+    x, n = tl.broadcast(x, n)
+    return _hermite(_hermite_h_step, x, n.to(tl.int64), x + x)
+
+
+@_polynomial("special_hermite_polynomial_he")
+def special_hermite_polynomial_he(x, n):
+    x, n = tl.broadcast(x, n)
+    return _hermite(_hermite_he_step, x, n.to(tl.int64), x)
+
+
+@triton.jit
+def _laguerre_step(x, q, p, k):
+    return true_divide(libdevice.fma(k + k + (1.0 - x), q, -k * p), tl.zeros_like(x) + (k + 1))
+
+
+@_polynomial("special_laguerre_polynomial_l")
+def special_laguerre_polynomial_l(x, n):
+    x, n = tl.broadcast(x, n)
+    one = tl.full(x.shape, 1.0, x.dtype)
+    return _recurrence(_laguerre_step, x, n.to(tl.int64), 1.0 - x, x == 0.0, one, _MOST_STEPS)
+
+
+@triton.jit
+def _legendre_step(x, q, p, k):
+    return true_divide(libdevice.fma((k + k + 1) * x, q, -k * p), tl.zeros_like(x) + (k + 1))
+
+
+@_polynomial("special_legendre_polynomial_p")
+def special_legendre_polynomial_p(x, n):
+    x, n = tl.broadcast(x, n)
+    degree = n.to(tl.int64)
+    at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
+    return _recurrence(_legendre_step, x, degree, x, tl.abs(x) == 1.0, at_ends, _MOST_STEPS)
