@@ -20,7 +20,7 @@ from tritonite.errors import InvalidDeclaration
 class Implementation(Protocol):
     """What an overload runs: values in schema order without outputs, and the outputs to write, if given."""
 
-    def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Sequence[torch.Tensor]: ...
+    def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Declaration:
     kernel: Pointwise | None = None
     prepare: Callable[..., Sequence[Any]] | None = None
 
-    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Plan | None:
+    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan | None:
         """The plan a call would run; None for an operator with a host function of its own. Raises Decline."""
         if self.kernel is None:
             return None
-        return self.kernel.plan(self.prepare(*values) if self.prepare else values, outs, inplace)
+        return self.kernel.plan(self.prepare(*values) if self.prepare else values, outs)
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Whether the schema's arguments, outputs aside, are this declaration's."""
@@ -98,7 +98,7 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values, outs = self.bind(args, kwargs)
-        results = self.declaration.implementation(values, outs, self.inplace)
+        results = self.declaration.implementation(values, outs)
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -156,7 +156,9 @@ def overloads() -> dict[str, Op]:
     return dict(sorted(table.items()))
 
 
-def _roles(packets: Sequence[str], parameters: Sequence[str], own: Sequence[str], cast: Sequence[str]) -> dict[str, str]:
+def _roles(
+    packets: Sequence[str], parameters: Sequence[str], own: Sequence[str], cast: Sequence[str], static: Sequence[str]
+) -> dict[str, str]:
     """The role of each parameter of a formula, from the types it has in the packets' schemas."""
     types: dict[str, set[str]] = {}
     for packet in packets:
@@ -172,7 +174,7 @@ def _roles(packets: Sequence[str], parameters: Sequence[str], own: Sequence[str]
             roles[name] = "cast"
         elif kinds & {"Tensor", "Optional[Tensor]"}:
             roles[name] = "promoted"
-        elif kinds & {"bool", "str", "Optional[str]"}:
+        elif name in static or kinds & {"bool", "str", "Optional[str]"}:
             roles[name] = "static"
         else:
             roles[name] = "cast"
@@ -187,6 +189,7 @@ def pointwise(
     cast: tuple[str, ...] = (),
     output_dtypes: tuple[torch.dtype | None, ...] = (None,),
     prepare: Callable[..., Sequence[Any]] | None = None,
+    static: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by their formula, a scalar function in Triton's language.
 
@@ -201,6 +204,7 @@ def pointwise(
         cast: arguments that take no part in promotion and are cast to the dtype computed in.
         output_dtypes: for each result, its dtype, or None for the promotion's.
         prepare: a host function from ATen's arguments (by name) to the formula's values, in order; may raise Decline.
+        static: parameters of the formula that ATen does not have and that are compile-time constants.
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
@@ -210,7 +214,7 @@ def pointwise(
         kernel = Pointwise(
             packets[0],
             triton.jit(formula),
-            _roles(every, kernel_names, own, cast),
+            _roles(every, kernel_names, own, cast, static),
             promote=promote,
             accepts=accepts,
             output_dtypes=output_dtypes,
@@ -239,7 +243,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
 def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> Implementation:
     if prepare is None:
         return kernel.run
-    return lambda values, outs, inplace: kernel.run(prepare(*values), outs, inplace)
+    return lambda values, outs: kernel.run(prepare(*values), outs)
 
 
 def operator(*packets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -257,7 +261,7 @@ def operator(*packets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
         declarations.append(
             Declaration(
                 packets=every,
-                implementation=lambda values, outs, inplace: function(*values, outs=outs),
+                implementation=lambda values, outs: function(*values, outs=outs),
                 family=family,
                 **arguments,
             )

@@ -27,7 +27,7 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     lines.append(f"state      {state}")
     try:
         values, outs = op.bind(args, kwargs)
-        plan = op.declaration.plan(values, outs, op.inplace)
+        plan = op.declaration.plan(values, outs)
     except Decline as decline:
         lines.append(f"path       ATen: {decline.reason}")
         return "\n".join(lines)

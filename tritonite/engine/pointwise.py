@@ -94,11 +94,11 @@ def _load(pointers, column_mask, row_mask, MASKS: tl.constexpr):
     if MASKS == 0:
         value = tl.load(pointers)
     elif MASKS == 1:
-        value = tl.load(pointers, mask=column_mask)
+        value = tl.load(pointers, mask=column_mask, other=0)
     elif MASKS == 2:
-        value = tl.load(pointers, mask=row_mask)
+        value = tl.load(pointers, mask=row_mask, other=0)
     else:
-        value = tl.load(pointers, mask=column_mask & row_mask)
+        value = tl.load(pointers, mask=column_mask & row_mask, other=0)
     return value
 
 
@@ -426,10 +426,10 @@ class Pointwise:
         self._lock = threading.Lock()
 
     def run(
-        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = (), inplace: bool = False
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()
     ) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
-        plan = self.plan(values, outs, inplace)
+        plan = self.plan(values, outs)
         if plan.bounds:
             for position, low, high in plan.bounds:
                 if not low <= values[position] <= high:
@@ -443,9 +443,9 @@ class Pointwise:
             self._launch(plan, values, outs)
         return tuple(outs)
 
-    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = (), inplace: bool = False) -> Plan:
+    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Plan:
         """The plan for these arguments, from the cache where one like it has been made. Raises Decline."""
-        key: list[object] = [torch.get_default_dtype(), inplace]
+        key: list[object] = [torch.get_default_dtype()]
         for value, role in zip(values, self._roles, strict=True):
             if isinstance(value, torch.Tensor):
                 key += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device)
@@ -459,7 +459,7 @@ class Pointwise:
         plan = self._plans.get(hashed)
         if plan is None:
             try:
-                plan = self._make_plan(values, outs, inplace)
+                plan = self._make_plan(values, outs)
                 if plan.specialization is not None:
                     plan.launch = Launch(plan.specialization, plan.device)
             except Decline as decline:
@@ -497,7 +497,7 @@ class Pointwise:
                 operands.append(int(value) if type(value) is bool else value)
         plan.launch(tuple(operands), tuple(outs) if interpreted else tuple([out.data_ptr() for out in outs]))
 
-    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor], inplace: bool) -> Plan:
+    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
         plan = Plan()
         tensors = {i: value for i, value in enumerate(values) if isinstance(value, torch.Tensor)}
         plan.device, scalars = _common_device(tensors.values(), outs)

@@ -56,3 +56,42 @@ def chebyshev_series(x, coefficients: tl.constexpr):
 def sigmoid(x):
     """1 / (1 + exp(-x)), which neither overflows nor loses its tail for negative x."""
     return true_divide(tl.full(x.shape, 1.0, x.dtype), 1.0 + libdevice.exp(-x))
+
+
+@triton.jit
+def maximum_nan(x, y):
+    """The larger of two, nan where either is."""
+    x, y = tl.broadcast(x, y)
+    if x.dtype == tl.int1:
+        result = x | y
+    elif x.dtype.is_floating():
+        result = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        result = tl.maximum(x, y)
+    return result
+
+
+@triton.jit
+def minimum_nan(x, y):
+    """The smaller of two, nan where either is."""
+    x, y = tl.broadcast(x, y)
+    if x.dtype == tl.int1:
+        result = x & y
+    elif x.dtype.is_floating():
+        result = tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        result = tl.minimum(x, y)
+    return result
+
+
+@triton.jit
+def multiply_add(x, y, z):
+    """x * y + z; for floats rounded once."""
+    if x.dtype.is_floating():
+        x, y = tl.broadcast(x, y)
+        x, z = tl.broadcast(x, z)
+        y, z = tl.broadcast(y, z)
+        result = libdevice.fma(x, y, z)
+    else:
+        result = x * y + z
+    return result

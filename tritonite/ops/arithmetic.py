@@ -1,15 +1,52 @@
-"""Sums, differences, products and their like."""
+"""Sums, products, quotients, powers and their like."""
 
+import torch
+import triton
 import triton.language as tl
 
 from tritonite.catalog import pointwise
+from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
+from tritonite.errors import Decline
+from tritonite.language import libdevice
+from tritonite.language.math import maximum_nan, minimum_nan, multiply_add, true_divide
+
+INT_TO_FLOAT = Promotion.INT_TO_FLOAT
+
+
+def _refuse_bool(self, other, alpha):
+    for value in (self, other):
+        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
+            raise Decline("bool is not subtracted")
+    return self, other, alpha
+
+
+def _same_dtypes(*values):
+    if len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1:
+        raise Decline("tensors of several dtypes")
+    return values
 
 
 @pointwise("add")
 def add(self, other, alpha):
     if self.dtype == tl.int1:
         return self | (other & alpha)
-    return self + other * alpha
+    return multiply_add(other, alpha, self)
+
+
+@pointwise("sub", accepts=NUMBERS, prepare=_refuse_bool)
+def sub(self, other, alpha):
+    return multiply_add(other, 0 - alpha, self)
+
+
+@pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _refuse_bool(other, self, alpha))
+def rsub(other, self, alpha):
+    return multiply_add(self, 0 - alpha, other)
+
+
+@pointwise("_add_relu", accepts=NUMBERS)
+def _add_relu(self, other, alpha):
+    total = multiply_add(other, alpha, self)
+    return tl.where(total < 0, tl.zeros_like(total), total)
 
 
 @pointwise("mul")
@@ -17,3 +54,296 @@ def mul(self, other):
     if self.dtype == tl.int1:
         return self & other
     return self * other
+
+
+@pointwise("div", promote=INT_TO_FLOAT)
+def div(self, other):
+    return true_divide(self, other)
+
+
+@triton.jit
+def _floor_divide(x, y):
+    """Python's floor division. For floats by way of fmod, as CPython does, so that x == y * (x // y) + x % y holds."""
+    if x.dtype.is_floating():
+        remainder = libdevice.fmod(x, y)
+        quotient = true_divide(x - remainder, y)
+        quotient = tl.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)
+        floor = libdevice.floor(quotient)
+        floor = tl.where(quotient - floor > 0.5, floor + 1, floor)
+        plain = true_divide(x, y)
+        result = tl.where(quotient != 0, floor, libdevice.copysign(tl.zeros_like(plain), plain))
+        result = tl.where(y == 0, plain, result)
+    else:
+        quotient = x // y
+        result = tl.where((x % y != 0) & ((x < 0) != (y < 0)), quotient - 1, quotient)
+    return result
+
+
+@triton.jit
+def _broadcast_pair(x, y):
+    x, y = tl.broadcast(x, y)
+    return x, y
+
+
+def _rounding(self, other, rounding_mode):
+    floating = any(torch.is_floating_point(v) if isinstance(v, torch.Tensor) else type(v) is float for v in (self, other))
+    if rounding_mode not in ("trunc", "floor") and not (rounding_mode is None and floating):
+        raise Decline(f"rounding_mode {rounding_mode!r} for integers")
+    return self, other, rounding_mode
+
+
+@pointwise("div", accepts=NUMBERS, prepare=_rounding)
+def div_rounded(self, other, rounding_mode):
+    x, y = _broadcast_pair(self, other)
+    if rounding_mode == "floor":
+        result = _floor_divide(x, y)
+    elif not x.dtype.is_floating():
+        result = x // y
+    elif rounding_mode == "trunc":
+        result = libdevice.trunc(true_divide(x, y))
+    else:
+        result = true_divide(x, y)
+    return result
+
+
+@pointwise("floor_divide", accepts=NUMBERS)
+def floor_divide(self, other):
+    x, y = _broadcast_pair(self, other)
+    return _floor_divide(x, y)
+
+
+@pointwise("remainder", accepts=NUMBERS)
+def remainder(self, other):
+    """Python's %: the result has the sign of the divisor."""
+    x, y = _broadcast_pair(self, other)
+    if x.dtype.is_floating():
+        rest = libdevice.fmod(x, y)
+    else:
+        rest = x % y
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@pointwise("fmod", accepts=NUMBERS)
+def fmod(self, other):
+    """C's %: the result has the sign of the dividend."""
+    x, y = _broadcast_pair(self, other)
+    if x.dtype.is_floating():
+        rest = libdevice.fmod(x, y)
+    else:
+        rest = x % y
+    return rest
+
+
+@pointwise("reciprocal", promote=INT_TO_FLOAT)
+def reciprocal(self):
+    return true_divide(tl.full(self.shape, 1.0, self.dtype), self)
+
+
+@pointwise("neg", accepts=NUMBERS)
+def neg(self):
+    if self.dtype.is_floating():
+        return self * -1.0
+    return -self
+
+
+@pointwise("abs")
+def abs(self):
+    if self.dtype == tl.int1:
+        return self
+    return tl.abs(self)
+
+
+@pointwise("addcmul", accepts=NUMBERS)
+def addcmul(self, tensor1, tensor2, value):
+    return multiply_add(value * tensor1, tensor2, self)
+
+
+@pointwise("addcdiv", accepts=FLOATS)
+def addcdiv(self, tensor1, tensor2, value):
+    return multiply_add(value, true_divide(tensor1, tensor2), self)
+
+
+@pointwise("lerp", accepts=FLOATS, prepare=lambda self, end, weight: _same_dtypes(self, end, weight))
+def lerp(self, end, weight):
+    """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
+    distance = end - self
+    return tl.where(tl.abs(weight) < 0.5, multiply_add(weight, distance, self), multiply_add(distance, weight - 1.0, end))
+
+
+_POWERS = (2, 3, -1, -2, 0.5, -0.5)
+
+
+def _known_power(self, exponent, power=None):
+    if isinstance(exponent, torch.Tensor):
+        return self, exponent, None
+    integral = type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())
+    if integral and type(exponent) is int and exponent < 0:
+        raise Decline("negative power of integers")
+    if type(exponent) is bool or exponent not in _POWERS or (integral and type(exponent) is float):
+        return self, exponent, None
+    return self, exponent, str(exponent + 0 if exponent != int(exponent) else int(exponent))
+
+
+@triton.jit
+def _integer_power(base, exponent):
+    """By squaring; a negative power of an integer is 0 but for bases 1 and -1."""
+    result = tl.full(base.shape, 1, base.dtype)
+    square = base
+    rest = exponent
+    for _ in tl.static_range(base.dtype.primitive_bitwidth):
+        result = tl.where((rest & 1) == 1, result * square, result)
+        square = square * square
+        rest = rest >> 1
+    odd = (exponent & 1) == 1
+    unit = tl.where(base == 1, tl.full(base.shape, 1, base.dtype), tl.zeros_like(base))
+    unit = tl.where(base == -1, tl.where(odd, base, tl.full(base.shape, 1, base.dtype)), unit)
+    return tl.where(exponent < 0, unit, result)
+
+
+@pointwise("pow", accepts=NUMBERS, prepare=_known_power, static=("power",))
+def pow(self, exponent, power):
+    """Powers that ATen computes by multiplication or a root are computed so, which decides pow(-inf, 0.5)."""
+    x, y = _broadcast_pair(self, exponent)
+    if power == "2":
+        result = x * x
+    elif power == "3":
+        result = x * x * x
+    elif power == "-1":
+        result = true_divide(tl.full(x.shape, 1.0, x.dtype), x)
+    elif power == "-2":
+        result = true_divide(tl.full(x.shape, 1.0, x.dtype), x * x)
+    elif power == "0.5":
+        result = libdevice.sqrt(x)
+    elif power == "-0.5":
+        result = libdevice.rsqrt(x)
+    elif x.dtype.is_floating():
+        result = libdevice.pow(x, y)
+    else:
+        result = _integer_power(x, y)
+    return result
+
+
+@pointwise("hypot", accepts=FLOATS)
+def hypot(self, other):
+    x, y = _broadcast_pair(self, other)
+    return libdevice.hypot(x, y)
+
+
+@pointwise("atan2", promote=INT_TO_FLOAT)
+def atan2(self, other):
+    x, y = _broadcast_pair(self, other)
+    return libdevice.atan2(x, y)
+
+
+@pointwise("copysign", promote=INT_TO_FLOAT)
+def copysign(self, other):
+    x, y = _broadcast_pair(self, other)
+    return libdevice.copysign(x, y)
+
+
+@pointwise("nextafter", accepts=(torch.bfloat16, torch.float32, torch.float64), promote=Promotion.NO_OPMATH)
+def nextafter(self, other):
+    """Steps the bit pattern, which orders floats of one sign as their values do."""
+    x, y = _broadcast_pair(self, other)
+    if x.dtype == tl.float64:
+        integer: tl.constexpr = tl.int64
+    elif x.dtype == tl.float32:
+        integer: tl.constexpr = tl.int32
+    else:
+        integer: tl.constexpr = tl.int16
+    wide_x, wide_y = x, y
+    if x.dtype == tl.bfloat16:
+        wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+    bits = x.to(integer, bitcast=True)
+    one = tl.full(bits.shape, 1, integer)
+    away = (wide_x < wide_y) == (wide_x > 0)
+    step = tl.where(away, bits + one, bits - one)
+    sign = y.to(integer, bitcast=True) & (one << (integer.primitive_bitwidth - 1))
+    step = tl.where(wide_x == 0, sign | one, step)
+    result = tl.where(wide_x == wide_y, y, step.to(x.dtype, bitcast=True))
+    return tl.where((wide_x != wide_x) | (wide_y != wide_y), x + y, result)
+
+
+@pointwise("ldexp", promote=INT_TO_FLOAT)
+def ldexp(self, other):
+    return self * libdevice.exp2(other)
+
+
+@triton.jit
+def _gcd(x, y):
+    """Euclid's algorithm, until every lane has come to 0."""
+    while tl.max((y != 0).to(tl.int32), axis=None) != 0:
+        rest = tl.where(y != 0, x % tl.where(y != 0, y, tl.full(y.shape, 1, y.dtype)), x)
+        x = tl.where(y != 0, y, x)
+        y = tl.where(y != 0, rest, y)
+        y = tl.where(x == rest, tl.zeros_like(y), y)
+    return tl.abs(x)
+
+
+@pointwise("gcd", accepts=INTS)
+def gcd(self, other):
+    x, y = _broadcast_pair(self, other)
+    return _gcd(x, y)
+
+
+@pointwise("lcm", accepts=INTS)
+def lcm(self, other):
+    x, y = _broadcast_pair(self, other)
+    divisor = _gcd(x, y)
+    safe = tl.where(divisor == 0, tl.full(divisor.shape, 1, divisor.dtype), divisor)
+    return tl.where(divisor == 0, divisor, tl.abs(x // safe * y))
+
+
+@pointwise("xlogy", promote=INT_TO_FLOAT)
+def xlogy(self, other):
+    """self * log(other), 0 where self is 0, whatever the logarithm."""
+    x, y = _broadcast_pair(self, other)
+    product = tl.where(x == 0, tl.zeros_like(x), x * libdevice.log(y))
+    return tl.where(y != y, y, product)
+
+
+@pointwise("logaddexp", accepts=FLOATS)
+def logaddexp(self, other):
+    x, y = _broadcast_pair(self, other)
+    larger = maximum_nan(x, y)
+    total = larger + libdevice.log1p(libdevice.exp(-tl.abs(x - y)))
+    return tl.where((x == y) & (tl.abs(x) == float("inf")), x, total)
+
+
+@pointwise("logaddexp2", accepts=FLOATS)
+def logaddexp2(self, other):
+    x, y = _broadcast_pair(self, other)
+    larger = maximum_nan(x, y)
+    total = larger + libdevice.log1p(libdevice.exp2(-tl.abs(x - y))) * 1.4426950408889634
+    return tl.where((x == y) & (tl.abs(x) == float("inf")), x, total)
+
+
+@pointwise("maximum")
+def maximum(self, other):
+    return maximum_nan(self, other)
+
+
+@pointwise("minimum")
+def minimum(self, other):
+    return minimum_nan(self, other)
+
+
+@pointwise("fmax")
+def fmax(self, other):
+    """The larger, and the other one where one is nan."""
+    x, y = _broadcast_pair(self, other)
+    return tl.where(y != y, x, tl.where(x != x, y, maximum_nan(x, y)))
+
+
+@pointwise("fmin")
+def fmin(self, other):
+    """The smaller, and the other one where one is nan."""
+    x, y = _broadcast_pair(self, other)
+    return tl.where(y != y, x, tl.where(x != x, y, minimum_nan(x, y)))
+
+
+@pointwise("heaviside", accepts=ALL, prepare=lambda self, values: _same_dtypes(self, values))
+def heaviside(self, values):
+    return tl.where(self == 0, values, (self > 0).to(self.dtype))
+
+

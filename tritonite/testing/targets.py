@@ -1,0 +1,100 @@
+"""Compiling the catalog's kernels for hardware that is not here.
+
+    TRITON_INTERPRET=0 python -m tritonite.testing.targets [--full] [--part I/N] [NAME...]
+
+Prints a line for every kernel that does not compile and exits with 1 if there is one. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+
+from tritonite import catalog, dtypes
+from tritonite.engine import pointwise
+from tritonite.errors import Decline
+from tritonite.launch import Specialization
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+}
+_STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
+
+
+def _arguments(kernel: pointwise.Pointwise, dtype: torch.dtype, static: Any, tensor: torch.Tensor) -> list[Any]:
+    values: list[Any] = []
+    for name, role in kernel.parameters.items():
+        if role in ("promoted", "own"):
+            values.append(tensor.to(torch.bool if name in ("mask", "condition") else dtype))
+        else:
+            values.append(static if role == "static" else 1)
+    return values
+
+
+def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[str, Specialization]]:
+    """A kernel in every compile-time variant, in every dtype it serves and a transposed layout, or in one dtype alone."""
+    named = [name for name, role in kernel.parameters.items() if role == "static"]
+    statics = next((_STATICS[name] for name in named if name in _STATICS), (False, True) if named else (None,))
+    layouts = {"contiguous": torch.ones(64, 64), "transposed": torch.ones(64, 64)}
+    order = (torch.float32, torch.int32, torch.bool, *dtypes.ALL)
+    served = 0
+    for dtype in dict.fromkeys(order):
+        if served and not full:
+            return
+        for static in statics:
+            for label, tensor in layouts.items():
+                values = _arguments(kernel, dtype, static, tensor)
+                if label == "transposed":
+                    if not full or dtype is not torch.float32:
+                        continue
+                    values = [v.t() if isinstance(v, torch.Tensor) and i else v for i, v in enumerate(values)]
+                try:
+                    with mock.patch.object(pointwise, "Launch", lambda *_: None):
+                        plan = kernel.plan(values)
+                except Decline:
+                    continue
+                served += 1
+                if plan.specialization is not None:
+                    yield f"{dtype} {static} {label}", plan.specialization
+
+
+def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
+    """A line for every kernel of the named declarations (all, if none) that does not compile for a target."""
+    catalog.overloads()
+    index, parts = part
+    kernels = [d.kernel for d in catalog.declarations if d.kernel and (not names or d.packets[0] in names)]
+    for kernel in kernels[index::parts]:
+        for label, specialization in specializations(kernel, full):
+            for name, target in TARGETS.items():
+                try:
+                    specialization.compile(target)
+                except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
+                    yield f"{kernel.name} {label} {name}: {error!r} {error.__cause__!r}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--full", action="store_true", help="every dtype and layout, not one")
+    parser.add_argument("--part", default="0/1", help="the I-th of N parts of the kernels")
+    options = parser.parse_args()
+    index, parts = map(int, options.part.split("/"))
+    found = 0
+    for line in failures(options.names, options.full, (index, parts)):
+        print(line)
+        found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
