@@ -273,7 +273,7 @@ def test_caches_are_bounded(device, monkeypatch):
     from tritonite.engine import pointwise
 
     monkeypatch.setattr(pointwise, "_PLANS_PER_OPERATOR", 4)
-    kernel = tritonite.overloads()["neg"].declaration.kernel
+    kernel = tritonite.overloads()["neg"].declaration.kernels[0]
     with tritonite.use_gems(include="neg"):
         for n in range(1, 12):
             assert torch.equal(-torch.ones(n, device=device), torch.full((n,), -1.0, device=device))

@@ -25,21 +25,25 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True)
 class Declaration:
-    """One declared operator: the ATen packets it serves, its argument names, and what runs it."""
+    """One declared operator: the ATen packets it serves, its argument names, and what runs it.
+
+    `hosted` where a host function launches the kernels, and not the one kernel is the operator.
+    """
 
     packets: tuple[str, ...]
     arguments: tuple[str, ...]
     optional: frozenset[str]
     implementation: Implementation
     family: str
-    kernel: Pointwise | None = None
+    kernels: tuple[Pointwise, ...]
+    hosted: bool = True
     prepare: Callable[..., Sequence[Any]] | None = None
 
     def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan | None:
         """The plan a call would run; None for an operator with a host function of its own. Raises Decline."""
-        if self.kernel is None:
+        if self.hosted:
             return None
-        return self.kernel.plan(self.prepare(*values) if self.prepare else values, outs)
+        return self.kernels[0].plan(self.prepare(*values) if self.prepare else values, outs)
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Whether the schema's arguments, outputs aside, are this declaration's."""
@@ -224,7 +228,8 @@ def pointwise(
                 packets=every,
                 implementation=_prepared(kernel, prepare),
                 family=family,
-                kernel=kernel,
+                kernels=(kernel,),
+                hosted=False,
                 prepare=prepare,
                 **_arguments(prepare or formula),
             )
@@ -246,11 +251,36 @@ def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -
     return lambda values, outs: kernel.run(prepare(*values), outs)
 
 
-def operator(*packets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def scalar_kernel(
+    *,
+    own: tuple[str, ...] = (),
+    cast: tuple[str, ...] = (),
+    static: tuple[str, ...] = (),
+    **settings: Any,
+) -> Callable[[Callable[..., Any]], Pointwise]:
+    """A pointwise kernel that is no operator by itself, for the host function of one.
+
+    Parameters take part in promotion unless named in `own`, `cast` or `static`; the other settings are Pointwise's.
+    """
+
+    def declare(formula: Callable[..., Any]) -> Pointwise:
+        roles = {
+            name: "own" if name in own else "cast" if name in cast else "static" if name in static else "promoted"
+            for name in inspect.signature(formula).parameters
+        }
+        return Pointwise(formula.__name__.lstrip("_"), triton.jit(formula), roles, **settings)
+
+    return declare
+
+
+def operator(
+    *packets: str, kernels: tuple[Pointwise, ...]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
     It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and
-    returns the sequence of outputs. It raises Decline before it has written anything where ATen must serve.
+    returns the sequence of outputs. It raises Decline before it has written anything where ATen must serve. `kernels`
+    are those it launches.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,6 +293,7 @@ def operator(*packets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
                 packets=every,
                 implementation=lambda values, outs: function(*values, outs=outs),
                 family=family,
+                kernels=kernels,
                 **arguments,
             )
         )

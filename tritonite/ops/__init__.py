@@ -16,10 +16,15 @@ from tritonite.ops import (
     activation,
     arithmetic,
     bessel,
+    bitwise,
+    comparison,
+    conditional,
+    elementary,
     polynomial,
+    rounding,
 )
 
-_FAMILIES = (activation, arithmetic, bessel, polynomial)
+_FAMILIES = (activation, arithmetic, bessel, bitwise, comparison, conditional, elementary, polynomial, rounding)
 
 
 def _packets() -> set[str]:

@@ -72,7 +72,7 @@ def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target."""
     catalog.overloads()
     index, parts = part
-    kernels = [d.kernel for d in catalog.declarations if d.kernel and (not names or d.packets[0] in names)]
+    kernels = [k for d in catalog.declarations if not names or d.packets[0] in names for k in d.kernels]
     for kernel in kernels[index::parts]:
         for label, specialization in specializations(kernel, full):
             for name, target in TARGETS.items():

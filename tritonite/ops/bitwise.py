@@ -1,0 +1,50 @@
+"""Bits of integers and bools."""
+
+import triton
+import triton.language as tl
+
+from tritonite.catalog import pointwise
+from tritonite.dtypes import BOOL, INTS
+
+
+@pointwise("bitwise_and", accepts=INTS + BOOL)
+def bitwise_and(self, other):
+    return self & other
+
+
+@pointwise("bitwise_or", accepts=INTS + BOOL)
+def bitwise_or(self, other):
+    return self | other
+
+
+@pointwise("bitwise_xor", accepts=INTS + BOOL)
+def bitwise_xor(self, other):
+    return self ^ other
+
+
+@pointwise("bitwise_not", accepts=INTS + BOOL)
+def bitwise_not(self):
+    if self.dtype == tl.int1:
+        return self == 0
+    return ~self
+
+
+@triton.jit
+def _within(amount, bits: tl.constexpr):
+    return (amount >= 0) & (amount < bits)
+
+
+@pointwise("bitwise_left_shift", "__lshift__", "__ilshift__", accepts=INTS)
+def bitwise_left_shift(self, other):
+    """0 for a shift by all the bits or more, or by a negative amount."""
+    good = _within(other, self.dtype.primitive_bitwidth)
+    return tl.where(good, self << tl.where(good, other, tl.zeros_like(other)), tl.zeros_like(self))
+
+
+@pointwise("bitwise_right_shift", "__rshift__", "__irshift__", accepts=INTS)
+def bitwise_right_shift(self, other):
+    """The sign for a shift by all the bits or more, or by a negative amount."""
+    good = _within(other, self.dtype.primitive_bitwidth)
+    most = tl.full(other.shape, self.dtype.primitive_bitwidth - 1, other.dtype)
+    shifted = self >> tl.where(good, other, most)
+    return tl.where(good | (self < 0), shifted, tl.zeros_like(shifted))

@@ -1,0 +1,99 @@
+"""Comparisons, tests of a value, and logic."""
+
+import triton
+import triton.language as tl
+
+from tritonite.catalog import pointwise
+from tritonite.dtypes import Promotion
+
+ALWAYS_BOOL = Promotion.ALWAYS_BOOL
+
+
+@pointwise("eq", promote=ALWAYS_BOOL)
+def eq(self, other):
+    return self == other
+
+
+@pointwise("ne", promote=ALWAYS_BOOL)
+def ne(self, other):
+    return self != other
+
+
+@pointwise("lt", promote=ALWAYS_BOOL)
+def lt(self, other):
+    return self < other
+
+
+@pointwise("le", promote=ALWAYS_BOOL)
+def le(self, other):
+    return self <= other
+
+
+@pointwise("gt", promote=ALWAYS_BOOL)
+def gt(self, other):
+    return self > other
+
+
+@pointwise("ge", promote=ALWAYS_BOOL)
+def ge(self, other):
+    return self >= other
+
+
+@pointwise("isnan", promote=ALWAYS_BOOL)
+def isnan(self):
+    return self != self
+
+
+@triton.jit
+def _equals_float(x, value: tl.constexpr):
+    if x.dtype.is_floating():
+        result = x == value
+    else:
+        result = x != x
+    return result
+
+
+@pointwise("isinf", promote=ALWAYS_BOOL)
+def isinf(self):
+    return _equals_float(self, float("inf")) | _equals_float(self, float("-inf"))
+
+
+@pointwise("isposinf", promote=ALWAYS_BOOL)
+def isposinf(self):
+    return _equals_float(self, float("inf"))
+
+
+@pointwise("isneginf", promote=ALWAYS_BOOL)
+def isneginf(self):
+    return _equals_float(self, float("-inf"))
+
+
+@pointwise("signbit", promote=ALWAYS_BOOL)
+def signbit(self):
+    if self.dtype == tl.float64:
+        return self.to(tl.int64, bitcast=True) < 0
+    if self.dtype == tl.float32:
+        return self.to(tl.int32, bitcast=True) < 0
+    if self.dtype == tl.int1:
+        return self != self
+    return self < 0
+
+
+@pointwise("logical_not", promote=ALWAYS_BOOL)
+def logical_not(self):
+    return self == 0
+
+
+@pointwise("logical_and", promote=ALWAYS_BOOL)
+def logical_and(self, other):
+    return (self != 0) & (other != 0)
+
+
+@pointwise("logical_or", promote=ALWAYS_BOOL)
+def logical_or(self, other):
+    return (self != 0) | (other != 0)
+
+
+@pointwise("logical_xor", promote=ALWAYS_BOOL)
+def logical_xor(self, other):
+    return (self != 0) ^ (other != 0)

@@ -1,0 +1,106 @@
+"""Choosing, bounding and filling."""
+
+import torch
+import triton.language as tl
+
+from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.dtypes import NUMBERS, category
+from tritonite.engine.pointwise import broadcast_shape, contiguous_strides
+from tritonite.errors import Decline
+from tritonite.language.math import maximum_nan, minimum_nan
+
+
+def _check_condition(condition, self, other):
+    if condition.dtype is not torch.bool:
+        raise Decline(f"condition of dtype {condition.dtype}")
+    return condition, self, other
+
+
+@pointwise("where", own=("condition",), prepare=_check_condition)
+def where(condition, self, other):
+    return tl.where(condition, self, other)
+
+
+def _check_bounds(self, min, max):
+    if min is None and max is None:
+        raise Decline("no bound")
+    return self, min, max
+
+
+@pointwise("clamp", accepts=NUMBERS, prepare=_check_bounds)
+def clamp(self, min, max):
+    if min is not None:
+        self = maximum_nan(self, min)
+    if max is not None:
+        self = minimum_nan(self, max)
+    return self
+
+
+@pointwise("clamp_min", accepts=NUMBERS)
+def clamp_min(self, min):
+    return maximum_nan(self, min)
+
+
+@pointwise("clamp_max", accepts=NUMBERS)
+def clamp_max(self, max):
+    return minimum_nan(self, max)
+
+
+def _check_value(self, value):
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            raise Decline("value is not 0-d")
+        if category(value.dtype) > category(self.dtype):
+            raise Decline(f"value of dtype {value.dtype}")
+
+
+@scalar_kernel(own=("mask",), cast=("value",))
+def _masked_fill(self, mask, value):
+    return tl.where(mask, value, self)
+
+
+@operator("masked_fill", kernels=(_masked_fill,))
+def masked_fill(self, mask, value, outs=()):
+    """A fresh result is contiguous, whatever the layout of self."""
+    _check_value(self, value)
+    if mask.dtype is not torch.bool:
+        raise Decline(f"mask of dtype {mask.dtype}")
+    if not outs:
+        shape = broadcast_shape((self.shape, mask.shape))
+        outs = (torch.empty_strided(shape, contiguous_strides(shape), dtype=self.dtype, device=self.device),)
+    return _masked_fill.run((self, mask, value), outs)
+
+
+def _fillable(self, value):
+    _check_value(self, value)
+    return self, value
+
+
+@pointwise("fill", cast=("value",), prepare=_fillable)
+def fill(self, value):
+    return tl.broadcast_to(value, self.shape)
+
+
+@pointwise("zero")
+def zero(self):
+    return tl.zeros_like(self)
+
+
+def _replacements(self, nan, posinf, neginf):
+    if not self.is_floating_point():
+        return self, 0, 0, 0
+    limit = torch.finfo(self.dtype).max
+    return (
+        self,
+        0.0 if nan is None else nan,
+        limit if posinf is None else posinf,
+        -limit if neginf is None else neginf,
+    )
+
+
+@pointwise("nan_to_num", prepare=_replacements)
+def nan_to_num(self, nan, posinf, neginf):
+    if not self.dtype.is_floating():
+        return self
+    finite = tl.where(self == float("inf"), posinf, tl.where(self == float("-inf"), neginf, self))
+    return tl.where(self != self, nan, finite)
