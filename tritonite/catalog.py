@@ -194,6 +194,7 @@ def pointwise(
     output_dtypes: tuple[torch.dtype | None, ...] = (None,),
     prepare: Callable[..., Sequence[Any]] | None = None,
     static: tuple[str, ...] = (),
+    contiguous: bool = False,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by their formula, a scalar function in Triton's language.
 
@@ -209,6 +210,7 @@ def pointwise(
         output_dtypes: for each result, its dtype, or None for the promotion's.
         prepare: a host function from ATen's arguments (by name) to the formula's values, in order; may raise Decline.
         static: parameters of the formula that ATen does not have and that are compile-time constants.
+        contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
@@ -222,6 +224,7 @@ def pointwise(
             promote=promote,
             accepts=accepts,
             output_dtypes=output_dtypes,
+            contiguous=contiguous,
         )
         declarations.append(
             Declaration(

@@ -401,6 +401,7 @@ class Pointwise:
         accepts: the common dtypes it serves; ATen serves the others.
         output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
         methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
+        contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
     """
 
     def __init__(
@@ -413,12 +414,14 @@ class Pointwise:
         accepts: tuple[torch.dtype, ...] = dtypes.ALL,
         output_dtypes: tuple[torch.dtype | None, ...] = (None,),
         methods: tuple[tuple[tuple[int, ...], dtypes.Promotion], ...] | None = None,
+        contiguous: bool = False,
     ) -> None:
         self.name = name
         self.formula = formula
         self.parameters = parameters
         self.accepts = accepts
         self.output_dtypes = output_dtypes
+        self._contiguous = contiguous
         self._roles = tuple(parameters.values())
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self._methods = methods or ((deciding, promote),) * len(output_dtypes)
@@ -513,6 +516,8 @@ class Pointwise:
             numbers = len(strided) < sum(role == "promoted" and v is not None for v, role in zip(values, self._roles))
             layout = [(value.shape, value.stride()) for value in strided.values()]
             strides = output_strides(shape, layout, numbers or bool(items))
+            if self._contiguous:
+                strides = contiguous_strides(shape)
             plan.fresh = tuple(Fresh(shape, strides, dtype) for dtype in results)
         if 0 in shape:
             return plan

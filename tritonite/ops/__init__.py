@@ -20,11 +20,12 @@ from tritonite.ops import (
     comparison,
     conditional,
     elementary,
+    loss,
     polynomial,
     rounding,
 )
 
-_FAMILIES = (activation, arithmetic, bessel, bitwise, comparison, conditional, elementary, polynomial, rounding)
+_FAMILIES = (activation, arithmetic, bessel, bitwise, comparison, conditional, elementary, loss, polynomial, rounding)
 
 
 def _packets() -> set[str]:

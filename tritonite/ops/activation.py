@@ -1,26 +1,288 @@
 """Activation functions and their gradients."""
 
+import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
+from tritonite import devices
+from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dtypes import FLOATS, NUMBERS
+from tritonite.engine.pointwise import broadcast_shape
+from tritonite.errors import Decline
 from tritonite.language import libdevice
+from tritonite.language.math import sigmoid, true_divide
 
 
-@triton.jit
-def _cdf(x):
-    return 0.5 * (1.0 + libdevice.erf(x * 0.7071067811865476))
+_ON_CPU = devices.current.type == "cpu"
 
 
 @pointwise("relu", accepts=NUMBERS)
 def relu(self):
-    return tl.where(self <= 0, tl.zeros_like(self), self)
+    return tl.where(self < 0, tl.zeros_like(self), self)
+
+
+@pointwise("threshold", accepts=NUMBERS)
+def threshold(self, threshold, value):
+    return tl.where(self <= threshold, value, self)
+
+
+@pointwise(
+    "threshold_backward",
+    accepts=NUMBERS,
+    prepare=lambda grad_output, self, threshold: (self, grad_output, threshold),
+)
+def threshold_backward(self, grad_output, threshold):
+    return tl.where(self <= threshold, tl.zeros_like(grad_output), grad_output)
+
+
+@triton.jit
+def _normal_cdf(x):
+    return 0.5 * (1.0 + libdevice.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_inner(x):
+    return libdevice.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
 
 
 @pointwise("gelu", accepts=FLOATS)
 def gelu(self, approximate):
+    """Hendrycks and Gimpel, "Gaussian Error Linear Units"; the tanh form is theirs too."""
     if approximate == "tanh":
-        inner = 0.7978845608028654 * (self + 0.044715 * self * self * self)
-        return 0.5 * self * (1.0 + libdevice.tanh(inner))
-    return self * _cdf(self)
+        return 0.5 * self * (1.0 + _gelu_inner(self))
+    return self * _normal_cdf(self)
+
+
+@pointwise("gelu_backward", accepts=FLOATS)
+def gelu_backward(grad_output, self, approximate):
+    if approximate == "tanh":
+        inner = _gelu_inner(self)
+        slope = 0.7978845608028654 * (1.0 + 3 * 0.044715 * self * self)
+        derivative = 0.5 * (1.0 + inner) + 0.5 * self * (1.0 - inner * inner) * slope
+    else:
+        density = libdevice.exp(-0.5 * self * self) * 0.3989422804014327
+        derivative = _normal_cdf(self) + self * density
+    return grad_output * derivative
+
+
+@pointwise("silu", accepts=FLOATS)
+def silu(self):
+    return true_divide(self, 1.0 + libdevice.exp(-self))
+
+
+@pointwise("silu_backward", accepts=FLOATS)
+def silu_backward(grad_output, self):
+    s = sigmoid(self)
+    return grad_output * s * (1.0 + self * (1.0 - s))
+
+
+@pointwise("mish", accepts=FLOATS)
+def mish(self):
+    return self * libdevice.tanh(libdevice.log1p(libdevice.exp(self)))
+
+
+@pointwise("celu", accepts=FLOATS)
+def celu(self, alpha):
+    return tl.where(self > 0, self, alpha * libdevice.expm1(true_divide(self, alpha)))
+
+
+@pointwise("elu", accepts=FLOATS)
+def elu(self, alpha, scale, input_scale):
+    return tl.where(self > 0, self * scale, libdevice.expm1(self * input_scale) * (alpha * scale))
+
+
+def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_result):
+    if is_result and alpha < 0:
+        raise Decline("negative alpha with the result kept")
+    return grad_output, alpha, scale, input_scale, is_result, self_or_result
+
+
+@pointwise("elu_backward", accepts=FLOATS, prepare=_elu_arguments)
+def elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
+    if is_result:
+        negative = grad_output * input_scale * (self_or_result + alpha * scale)
+    else:
+        negative = grad_output * input_scale * (alpha * scale) * libdevice.exp(self_or_result * input_scale)
+    return tl.where(self_or_result <= 0, negative, grad_output * scale)
+
+
+@pointwise("leaky_relu", accepts=FLOATS)
+def leaky_relu(self, negative_slope):
+    return tl.where(self > 0, self, self * negative_slope)
+
+
+def _leaky_relu_arguments(grad_output, self, negative_slope, self_is_result):
+    if self_is_result and negative_slope < 0:
+        raise Decline("negative slope with the result kept")
+    return self, grad_output, negative_slope
+
+
+@pointwise("leaky_relu_backward", accepts=FLOATS, prepare=_leaky_relu_arguments)
+def leaky_relu_backward(self, grad_output, negative_slope):
+    return tl.where(self > 0, grad_output, grad_output * negative_slope)
+
+
+@pointwise("hardtanh", accepts=NUMBERS)
+def hardtanh(self, min_val, max_val):
+    bounded = tl.where(self > max_val, max_val, self)
+    return tl.where(bounded < min_val, min_val, bounded)
+
+
+@pointwise("hardtanh_backward", accepts=FLOATS)
+def hardtanh_backward(grad_output, self, min_val, max_val):
+    return tl.where((self <= min_val) | (self >= max_val), tl.zeros_like(grad_output), grad_output)
+
+
+@triton.jit
+def _relu6(x):
+    return tl.where(x < 0.0, tl.zeros_like(x), tl.where(x > 6.0, tl.full(x.shape, 6.0, x.dtype), x))
+
+
+@pointwise("hardsigmoid", accepts=FLOATS)
+def hardsigmoid(self):
+    return true_divide(_relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
+
+
+@pointwise("hardsigmoid_backward", accepts=FLOATS)
+def hardsigmoid_backward(grad_output, self):
+    return tl.where((self > -3.0) & (self < 3.0), grad_output * (1.0 / 6.0), tl.zeros_like(grad_output))
+
+
+@pointwise("hardswish", accepts=FLOATS)
+def hardswish(self):
+    return true_divide(self * _relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
+
+
+@pointwise("hardswish_backward", accepts=FLOATS)
+def hardswish_backward(grad_output, self):
+    middle = grad_output * (true_divide(self, tl.full(self.shape, 3.0, self.dtype)) + 0.5)
+    return tl.where(self <= -3.0, tl.zeros_like(middle), tl.where(self < 3.0, middle, grad_output))
+
+
+@pointwise("hardshrink", accepts=FLOATS)
+def hardshrink(self, lambd):
+    return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(self), self)
+
+
+@pointwise("hardshrink_backward", accepts=FLOATS)
+def hardshrink_backward(grad_out, self, lambd):
+    return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(grad_out), grad_out)
+
+
+def _check_lambd(self, lambd):
+    if lambd < 0:
+        raise Decline("negative lambd")
+    return self, lambd
+
+
+@pointwise("softshrink", accepts=FLOATS, prepare=_check_lambd)
+def softshrink(self, lambd):
+    return tl.where(self > lambd, self - lambd, tl.where(self < -1.0 * lambd, self + lambd, self * 0.0))
+
+
+@pointwise("softshrink_backward", accepts=FLOATS)
+def softshrink_backward(grad_output, self, lambd):
+    return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(grad_output), grad_output)
+
+
+@pointwise("softplus", accepts=FLOATS)
+def softplus(self, beta, threshold):
+    scaled = self * beta
+    return tl.where(scaled > threshold, self, true_divide(libdevice.log1p(libdevice.exp(scaled)), beta))
+
+
+@pointwise("softplus_backward", accepts=FLOATS)
+def softplus_backward(grad_output, self, beta, threshold):
+    scaled = self * beta
+    growth = libdevice.exp(scaled)
+    return tl.where(scaled > threshold, grad_output, true_divide(grad_output * growth, growth + 1.0))
+
+
+@scalar_kernel(accepts=FLOATS, contiguous=_ON_CPU)
+def _log_sigmoid(self):
+    return tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
+
+
+@scalar_kernel(accepts=FLOATS, contiguous=_ON_CPU)
+def _log_sigmoid_buffer(self):
+    return libdevice.exp(-tl.abs(self))
+
+
+@operator("log_sigmoid_forward", kernels=(_log_sigmoid, _log_sigmoid_buffer))
+def log_sigmoid_forward(self, outs=()):
+    """ATen keeps exp(-|x|) for the gradient on the CPU, and an empty buffer on a GPU."""
+    if _ON_CPU:
+        (buffer,) = _log_sigmoid_buffer.run((self,), outs[1:])
+    elif outs:
+        buffer = outs[1]
+    else:
+        buffer = torch.empty((0,), dtype=self.dtype, device=self.device)
+    (output,) = _log_sigmoid.run((self,), outs[:1])
+    return output, buffer
+
+
+@pointwise(
+    "log_sigmoid_backward",
+    accepts=FLOATS,
+    prepare=lambda grad_output, self, buffer: (grad_output, self, buffer if _ON_CPU else None),
+)
+def log_sigmoid_backward(grad_output, self, buffer):
+    if buffer is None:
+        decay = libdevice.exp(-tl.abs(self))
+    else:
+        decay = buffer
+    fraction = true_divide(decay, 1.0 + decay)
+    return grad_output * tl.where(self < 0, 1.0 - fraction, fraction)
+
+
+@pointwise("_prelu_kernel", accepts=FLOATS)
+def _prelu_kernel(self, weight):
+    return tl.where(self > 0, self, weight * self)
+
+
+@pointwise(
+    "_prelu_kernel_backward",
+    accepts=FLOATS,
+    output_dtypes=(None, None),
+    prepare=lambda grad_output, self, weight: (self, weight, grad_output),
+)
+def _prelu_kernel_backward(self, weight, grad_output):
+    positive = self > 0
+    return (
+        tl.where(positive, grad_output, weight * grad_output),
+        tl.where(positive, tl.zeros_like(grad_output), self * grad_output),
+    )
+
+
+def _halves(self, dim):
+    if not self.dim() or not -self.dim() <= dim < self.dim() or self.shape[dim] % 2:
+        raise Decline("no two halves")
+    half = self.shape[dim] // 2
+    return self.narrow(dim, 0, half), self.narrow(dim, half, half)
+
+
+@pointwise("glu", accepts=FLOATS, prepare=_halves)
+def glu(a, b):
+    return a * sigmoid(b)
+
+
+@scalar_kernel(accepts=FLOATS, output_dtypes=(None, None))
+def _glu_gradients(grad_output, a, b):
+    gate = sigmoid(b)
+    return grad_output * gate, grad_output * a * gate * (1.0 - gate)
+
+
+@operator("glu_backward", kernels=(_glu_gradients,))
+def glu_backward(grad_output, self, dim, outs=()):
+    """The gradient of glu, written in two halves."""
+    halves = _halves(self, dim)
+    if broadcast_shape((grad_output.shape, halves[0].shape)) != tuple(halves[0].shape):
+        raise Decline("gradient of another shape")
+    if grad_output.dtype is not self.dtype:
+        raise Decline("gradient of another dtype")
+    if not outs:
+        outs = (torch.empty_like(self, memory_format=torch.contiguous_format),)
+    if outs[0].shape != self.shape:
+        raise Decline("output has another shape")
+    _glu_gradients.run((grad_output, *halves), _halves(outs[0], dim))
+    return outs
