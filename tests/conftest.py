@@ -1,6 +1,6 @@
 """tritonite comes first: without a GPU it must set up the interpreter before anything imports triton."""
 
-import tritonite  # noqa: F401, I001
+import tritonite  # noqa: I001
 
 import os
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite.testing.compare import assert_close
+from tritonite.testing.compare import assert_close, to_reference
 
 pytestmark = pytest.mark.smoke
 
@@ -31,7 +31,7 @@ def same(function, *args):
     expected = function(*args)
     with tritonite.use_gems():
         actual = function(*args)
-    assert_close(actual, expected)
+    assert_close(actual, expected, function(*map(to_reference, args)))
     return actual
 
 
@@ -43,14 +43,15 @@ def on(device, value):
 def test_result_layout_is_atens(names, device):
     a, b = (on(device, SHAPES[name]()) for name in names)
     if not isinstance(a, torch.Tensor):
-        return same(torch.relu, torch.tensor(a))
+        same(torch.relu, torch.tensor(a))
+        return
     try:
         torch.add(a, b)
     except RuntimeError as error:
         with tritonite.use_gems(), pytest.raises(RuntimeError) as raised:
             torch.add(a, b)
         assert str(raised.value) == str(error)
-        return None
+        return
     before = torch.add(a, b)
     with tritonite.use_gems():
         assert torch.add(a, b).stride() == before.stride()
@@ -58,7 +59,7 @@ def test_result_layout_is_atens(names, device):
             assert torch.add(b, a).stride() == torch.ops.aten.add.Tensor(b, a).stride()
     same(torch.add, a, b)
     same(torch.exp, a)
-    return same(torch.where, a > 0, a, b)
+    same(torch.where, a > 0, a, b)
 
 
 @pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
@@ -71,7 +72,7 @@ def test_promotion_is_atens(wide, narrow, device):
         for function in (torch.add, torch.mul, torch.true_divide, torch.eq, torch.atan2):
             try:
                 expected = function(a, b)
-            except RuntimeError:
+            except (RuntimeError, TypeError):
                 continue
             with tritonite.use_gems():
                 actual = function(a, b)
@@ -126,7 +127,7 @@ def test_out_in_another_dtype_and_layout(device):
         lambda x: x.add_(x.t()),
         lambda x: x[1:].add_(x[:-1]),
         lambda x: x[:1].expand(4, 4).add_(1),
-        lambda x: torch.add(x[:, :2], 1, out=x[:, 1:3]),
+        lambda x: torch.add(x.view(-1)[:8], 1, out=x.view(-1)[4:12]),
         lambda x: torch.arange(3, device=x.device).add_(1.5),
         lambda x: torch.bitwise_and(x, x),
         lambda x: torch.neg(x > 0),

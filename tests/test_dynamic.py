@@ -34,7 +34,9 @@ def with_type(x, scale):
     return x * scale
 
 
-@pointwise_dynamic(num_inputs=2, num_outputs=3, promotion_methods=[(0, "DEFAULT"), (0, 1, "DEFAULT"), (0, 1, "ALWAYS_BOOL")])
+@pointwise_dynamic(
+    num_inputs=2, num_outputs=3, promotion_methods=[(0, "DEFAULT"), (0, 1, "DEFAULT"), (0, 1, "ALWAYS_BOOL")]
+)
 @triton.jit
 def several(x, y):
     small = tl.minimum(x, y)

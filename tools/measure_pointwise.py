@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tritonite
 import torch
 import torch.nn.functional as F
+
+import tritonite
 
 SIDE = 8192
 ROUNDS = 15

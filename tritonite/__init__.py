@@ -1,6 +1,6 @@
 """Tritonite: PyTorch's operators as Triton kernels, behind the ordinary torch API."""
 
-from tritonite import devices as _devices  # noqa: I001 - first: it may set TRITON_INTERPRET before triton is imported
+from tritonite import devices as _devices
 from tritonite import ops
 from tritonite.catalog import Op, overloads
 from tritonite.dynamic import pointwise_dynamic

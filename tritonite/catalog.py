@@ -276,9 +276,7 @@ def scalar_kernel(
     return declare
 
 
-def operator(
-    *packets: str, kernels: tuple[Pointwise, ...]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def operator(*packets: str, kernels: tuple[Pointwise, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
     It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and

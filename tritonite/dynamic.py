@@ -11,7 +11,6 @@ import torch
 import triton
 from triton.runtime.jit import KernelInterface
 
-from tritonite import dtypes
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, Unsupported
@@ -24,7 +23,7 @@ def pointwise_dynamic(
     *,
     num_inputs: int | None = None,
     is_tensor: Sequence[bool] | None = None,
-    dtypes: Sequence[type | None] | None = None,  # noqa: A002 - the name users know
+    dtypes: Sequence[type | None] | None = None,
     num_outputs: int | None = None,
     output_dtypes: Sequence[torch.dtype | None] | None = None,
     promotion_methods: Sequence[PromotionMethod] | None = None,
@@ -86,7 +85,9 @@ def _make(
     outputs = counts.pop() if counts else 1
     tensors = tuple(is_tensor) if is_tensor is not None else None
     if tensors is None:
-        tensors = tuple(kind is None for kind in number_types) if number_types is not None else (True,) * len(parameters)
+        tensors = (
+            tuple(kind is None for kind in number_types) if number_types is not None else (True,) * len(parameters)
+        )
     if not any(tensors):
         raise InvalidDeclaration(name=name, reason="it has no tensor parameter")
     methods = []
@@ -99,7 +100,9 @@ def _make(
         if any(not 0 <= position < len(parameters) for position in positions):
             raise InvalidDeclaration(name=name, reason=f"promotion {method} names a parameter it does not have")
         methods.append((tuple(positions) or tuple(i for i, own in enumerate(tensors) if own), kind))
-    return PointwiseFunction(formula, name, parameters, tensors, tuple(methods), tuple(output_dtypes or [None] * outputs))
+    return PointwiseFunction(
+        formula, name, parameters, tensors, tuple(methods), tuple(output_dtypes or [None] * outputs)
+    )
 
 
 class PointwiseFunction:

@@ -44,8 +44,7 @@ def _explain_plan(plan: Plan) -> list[str]:
     lines = [
         f"path       Python: Triton {'interpreter' if devices.current.interpreted else 'kernel'}",
         f"promotion  common {_short(summary['common'])}, computed in {_short(summary['compute'])}, result {results}",
-        f"result     shape {tuple(summary['shape'])}"
-        + "".join(f", strides {fresh.strides}" for fresh in plan.fresh),
+        f"result     shape {tuple(summary['shape'])}" + "".join(f", strides {fresh.strides}" for fresh in plan.fresh),
     ]
     specialization = plan.specialization
     if specialization is None:

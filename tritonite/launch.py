@@ -104,7 +104,7 @@ class Specialization:
 class Launch:
     """A specialization made ready for one device: call it with the run-time arguments to launch it."""
 
-    __slots__ = ("device_index", "specialization", "compiled", "_run", "_before", "_leading", "_fixed", "_packed")
+    __slots__ = ("_before", "_fixed", "_leading", "_packed", "_run", "compiled", "device_index", "specialization")
 
     def __init__(self, specialization: Specialization, device: torch.device) -> None:
         self.specialization = specialization
@@ -163,7 +163,8 @@ class LibEntry(KernelInterface):
         while not isinstance(fn, (JITFunction, InterpretedFunction)):
             if not isinstance(fn, (Autotuner, Heuristics)):
                 raise InvalidDeclaration(
-                    name=getattr(fn, "__name__", repr(fn)), reason="libentry goes over triton.jit, autotune or heuristics"
+                    name=getattr(fn, "__name__", repr(fn)),
+                    reason="libentry goes over triton.jit, autotune or heuristics",
                 )
             self._chain.append(fn)
             fn = fn.fn

@@ -68,20 +68,25 @@ def _apply() -> None:
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
         for name in missing:
             library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
-            library.impl(name, key, _override(table[name], _aten_kernel(name, key)), False)
+            library.impl(name, key, _function_for(table[name], key), False)
             _installed[name] = library
 
 
-_kernels: dict[tuple[str, str], Any] = {}
+_functions: dict[str, Callable[..., Any]] = {}
 
 
-def _aten_kernel(name: str, key: str) -> Any:
-    """The kernel in place before ours; remembered unless Python code has registered one, which may come and go."""
+def _function_for(op: Op, key: str) -> Callable[..., Any]:
+    """The override over the kernel now in place.
+
+    It is remembered, which halves the time a scope takes, unless Python code has registered a kernel, which may go.
+    """
+    name = op.overload
     if f"aten/{name}/{key}" in torch.library._impls:
-        return torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
-    if (name, key) not in _kernels:
-        _kernels[name, key] = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
-    return _kernels[name, key]
+        return _override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
+    if name not in _functions:
+        kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
+        _functions[name] = _override(op, kernel)
+    return _functions[name]
 
 
 def _override(op: Op, kernel: Any) -> Callable[..., Any]:

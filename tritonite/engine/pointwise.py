@@ -127,7 +127,7 @@ def _with_constants(values, layout, _semantic=None):
 
 if devices.current.interpreted:
 
-    def _with_constants(values, layout):  # noqa: F811 - the interpreter passes _semantic to Triton's own builtins alone
+    def _with_constants(values, layout):
         return _merge(values, layout, lambda constant: constant)
 
 
@@ -237,9 +237,7 @@ def elementwise_tile(
         index = index + (rest % shape[d],)
         rest = rest // shape[d]
     origin = tl.zeros((1, 1), INDEX)
-    _evaluate(
-        fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False
-    )
+    _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False)
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ class Fresh:
 class Plan:
     """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
 
-    __slots__ = ("fresh", "launch", "device", "operands", "bounds", "extents", "resize", "specialization", "summary")
+    __slots__ = ("bounds", "device", "extents", "fresh", "launch", "operands", "resize", "specialization", "summary")
 
     def __init__(self) -> None:
         self.fresh: tuple[Fresh, ...] = ()
@@ -421,6 +419,7 @@ class Pointwise:
         self.parameters = parameters
         self.accepts = accepts
         self.output_dtypes = output_dtypes
+        self.promote = promote
         self._contiguous = contiguous
         self._roles = tuple(parameters.values())
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
@@ -428,9 +427,7 @@ class Pointwise:
         self._plans: dict[tuple[object, ...], Plan | str] = {}
         self._lock = threading.Lock()
 
-    def run(
-        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()
-    ) -> tuple[torch.Tensor, ...]:
+    def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
         plan = self.plan(values, outs)
         if plan.bounds:
@@ -613,9 +610,7 @@ def _number_dtype(value: Any, compute: torch.dtype) -> torch.dtype:
     return torch.bool if type(value) is bool else torch.int64
 
 
-def _common_device(
-    tensors: Any, outs: Sequence[torch.Tensor]
-) -> tuple[torch.device, list[torch.Tensor]]:
+def _common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
     """The one device of the tensors, and the 0-d CPU tensors among them that serve as numbers on another device."""
     kind = devices.current.type
     found: torch.device | None = None
@@ -762,8 +757,7 @@ def _specialize(
         constants = {"INDEX": index, "ROWS": rows, "COLUMNS": columns}
     layout = Layout(
         parameters=tuple(
-            replace(own, kinds=_kinds_of(strides[own.position])) if own.kinds is not None else own
-            for own in parameters
+            replace(own, kinds=_kinds_of(strides[own.position])) if own.kinds is not None else own for own in parameters
         ),
         results=tuple(replace(own, kinds=_kinds_of(out_strides[own.position])) for own in results),
         column_mask=tile is None or sizes[0] % columns != 0,

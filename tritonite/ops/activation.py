@@ -12,7 +12,6 @@ from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import sigmoid, true_divide
 
-
 _ON_CPU = devices.current.type == "cpu"
 
 

@@ -1,5 +1,7 @@
 """Choosing, bounding and filling."""
 
+import math
+
 import torch
 import triton.language as tl
 
@@ -73,6 +75,8 @@ def masked_fill(self, mask, value, outs=()):
 
 def _fillable(self, value):
     _check_value(self, value)
+    if type(value) is float and not self.is_floating_point() and math.isfinite(value):
+        value = int(value)
     return self, value
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+import unittest
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -25,9 +29,18 @@ _THROUGH_PARTS = {
 }
 
 
+def _provide_expecttest() -> None:
+    """torch's test utilities import expecttest for a base class that the samples do not need."""
+    if importlib.util.find_spec("expecttest") is None:
+        stand_in = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules.setdefault("expecttest", stand_in)
+
+
 @lru_cache(maxsize=1)
 def infos() -> dict[str, Any]:
     """OpInfo by full name, of every function in torch's database that the catalog serves."""
+    _provide_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
     packets = {name.partition(".")[0] for name in catalog.overloads()}

@@ -1,0 +1,63 @@
+# A machine needs Python 3.10 or later, make and a C compiler; every target makes the environment it runs in.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-full test-gpu test-versions check docs format clean
+
+$(VENV)/base: constraints.txt pyproject.toml
+	@echo "making $(VENV) (PyTorch and Triton take a few minutes to arrive)"
+	@$(PYTHON) -m venv $(VENV)
+	@# PyTorch by its pinned version first, so that nothing pulls in another build of it.
+	@$(PIP) "$$(grep '^torch==' constraints.txt)" && $(PIP) "$$(grep '^triton==' constraints.txt)" setuptools
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/demo: $(VENV)/base
+	@echo "installing what the demo needs"
+	@$(PIP) --no-build-isolation -e ".[demo]" && touch $@
+
+$(VENV)/test: $(VENV)/demo
+	@echo "installing what the tests need"
+	@$(PIP) --no-build-isolation -e ".[test,dev]" && touch $@
+
+demo: $(VENV)/demo
+	@$(BIN)/python -m tritonite demo
+
+test: $(VENV)/test
+	@$(BIN)/python -m pytest -q -n 2 tests
+
+test-full: $(VENV)/test
+	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 tests
+
+# In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype.
+test-gpu:
+	@TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q -n $${WORKERS:-8} tests -p no:cacheprovider
+
+# The oldest and the newest Triton there is, on the quick tests.
+test-versions: $(VENV)/test
+	@for version in 3.6.0 3.9.0; do \
+		test -d $(VENV)/triton-$$version || $(BIN)/pip install -q --disable-pip-version-check --no-deps \
+			--target $(VENV)/triton-$$version triton==$$version || exit 1; \
+		echo "triton $$version"; \
+		PYTHONPATH=$(VENV)/triton-$$version $(BIN)/python -m pytest -q -n 2 -m smoke tests || exit 1; \
+		PYTHONPATH=$(VENV)/triton-$$version TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
+			-m tritonite.testing.targets add gelu pow frexp where igamma || exit 1; \
+	done
+
+check: $(VENV)/test
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy tritonite
+	@$(BIN)/python tools/house_rules.py
+	@$(BIN)/python tools/operator_table.py --check
+
+docs: $(VENV)/base
+	@$(BIN)/python tools/operator_table.py
+
+format: $(VENV)/test
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,3 @@
+from tritonite.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""The command line: `tritonite info`, `demo`, `explain`, `verify`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from typing import Annotated
+
+import torch
+import triton
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import tritonite
+from tritonite.errors import TritoniteError
+
+app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
+console = Console()
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1 runs kernels in the interpreter, 0 forbids it; set by Tritonite where there is no GPU",
+    "TRITON_CACHE_DIR": "where Triton keeps compiled kernels",
+    "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
+}
+
+
+def main() -> None:
+    """Run the command line; errors of Tritonite's own end it with their message and exit code 2."""
+    try:
+        app()
+    except TritoniteError as error:
+        console.print(f"[red]error:[/] {error}", highlight=False)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def info() -> None:
+    """Versions, device, mode, operators and environment variables."""
+    table = Table(show_header=False, box=None)
+    table.add_row("tritonite", tritonite.__version__)
+    table.add_row("torch", torch.__version__)
+    table.add_row("triton", triton.__version__)
+    table.add_row("python", platform.python_version())
+    name = torch.cuda.get_device_name() if tritonite.device == "cuda" else platform.processor() or platform.machine()
+    table.add_row("device", f"{tritonite.device} ({name})")
+    table.add_row("backend", tritonite.backend.kind)
+    table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
+    table.add_row("call path", "Python")
+    families = Counter(op.family for op in tritonite.overloads().values())
+    table.add_row("overloads", f"{len(tritonite.overloads())}")
+    for family, count in sorted(families.items()):
+        table.add_row(f"  {family}", str(count))
+    console.print(table)
+    variables = Table("variable", "value", "meaning", title="Environment", title_justify="left")
+    for variable, meaning in ENVIRONMENT.items():
+        variables.add_row(variable, os.environ.get(variable, "[dim]unset[/]"), meaning)
+    console.print(variables)
+
+
+@app.command()
+def explain(
+    overload: Annotated[str, typer.Argument(help="such as add.Tensor")],
+    shape: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as 64,64")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16")] = None,
+) -> None:
+    """What happens to a call: path, promotion, kernel and launch, or why ATen serves it."""
+    op = tritonite.overloads().get(overload)
+    if op is None:
+        console.print(tritonite.explain(overload))
+        return
+    shapes, dtypes = shape or ["64,64"], dtype or ["float32"]
+    for name in dtypes:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise typer.BadParameter(f"torch has no dtype {name!r}", param_hint="--dtype")
+    tensors = 0
+    arguments: dict[str, object] = {}
+    for argument in op.schema.arguments:
+        kind = str(argument.type)
+        if kind in ("Tensor", "Optional[Tensor]"):
+            try:
+                size = [int(part) for part in shapes[min(tensors, len(shapes) - 1)].split(",") if part]
+            except ValueError:
+                raise typer.BadParameter("a shape is numbers and commas", param_hint="--shape") from None
+            kept = getattr(torch, dtypes[min(tensors, len(dtypes) - 1)])
+            arguments[argument.name] = torch.ones(size, device=tritonite.device).to(kept)
+            tensors += 1
+        elif not argument.has_default_value():
+            arguments[argument.name] = None if kind.startswith("Optional") else False if kind == "bool" else 1
+    positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
+    console.print(tritonite.explain(overload, *positional, **arguments), highlight=False)
+
+
+def _is_keyword(op: tritonite.Op, name: str) -> bool:
+    return next(argument.kwarg_only for argument in op.schema.arguments if argument.name == name)
+
+
+@app.command()
+def verify(
+    op: Annotated[list[str] | None, typer.Option(help="operator, overload or glob; several allowed")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
+    full: Annotated[bool, typer.Option(help="all of OpInfo's samples")] = False,
+) -> None:
+    """Check operators on this machine against ATen and float64; exits with 1 if one fails."""
+    from tritonite.testing.verify import verify as reports
+
+    dtypes = [getattr(torch, name) for name in dtype] if dtype else None
+    table = Table("operator", "dtype", "samples", "result", "worst error (eps)", "ATen's own")
+    failures = total = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("verifying", total=None)
+        for report in reports(op, dtypes, full):
+            progress.update(task, description=report.op, advance=1)
+            total += report.samples
+            passed = not report.failures
+            failures += not passed
+            table.add_row(
+                report.op,
+                str(report.dtype).removeprefix("torch."),
+                str(report.samples),
+                "[green]pass[/]" if passed else f"[red]{len(report.failures)} fail[/]",
+                f"{report.error:.3g}",
+                f"{report.aten_error:.3g}",
+            )
+            for failure in report.failures[:3]:
+                progress.console.print(f"[red]{report.op} {report.dtype}[/] {failure}", highlight=False)
+    console.print(table)
+    console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo() -> None:
+    """Sentence embedding by a pretrained MiniLM, in ATen and with every pointwise operator in Triton."""
+    from tritonite.demo import run
+
+    if not run(console):
+        raise typer.Exit(1)

