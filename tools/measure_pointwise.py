@@ -9,6 +9,7 @@ Device time: CUDA events around runs of both, alternating, median; tensors of 81
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 import tritonite
 
@@ -71,13 +72,13 @@ def cases(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     aten = torch.ops.aten
     out = torch.empty_like(x)
     found: dict[str, Callable[[], Any]] = {
-        name: (lambda function=getattr(torch, name): function(x))
+        name: functools.partial(getattr(torch, name), x)
         for name in ("abs", "neg", "exp", "tanh", "relu", "sigmoid", "isnan")
     }
     found |= {
-        "silu": lambda: F.silu(x),
-        "gelu": lambda: F.gelu(x),
-        "gelu tanh": lambda: F.gelu(x, approximate="tanh"),
+        "silu": lambda: functional.silu(x),
+        "gelu": lambda: functional.gelu(x),
+        "gelu tanh": lambda: functional.gelu(x, approximate="tanh"),
         "rsqrt": lambda: torch.rsqrt(positive),
         "add": lambda: torch.add(x, y),
         "sub": lambda: torch.sub(x, y),
@@ -108,7 +109,7 @@ def host_cases() -> dict[str, Callable[[], Any]]:
         "add": lambda: torch.add(x, y),
         "mul": lambda: torch.mul(x, y),
         "mul number": lambda: x * 0.5,
-        "gelu": lambda: F.gelu(x),
+        "gelu": lambda: functional.gelu(x),
         "where": lambda: torch.where(condition, x, y),
         "add_": lambda: x.add_(y),
     }

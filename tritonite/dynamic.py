@@ -46,7 +46,7 @@ def pointwise_dynamic(
     Half-precision values reach the function as float32. Raises InvalidDeclaration for arguments that contradict each
     other, and the operator raises Unsupported for tensors it cannot take.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "num_inputs": num_inputs,
         "is_tensor": is_tensor,
         "number_types": dtypes,

@@ -49,7 +49,7 @@ class Unsupported(TritoniteError):
     template = "{name} cannot take these arguments: {reason}"
 
 
-class Decline(Exception):  # noqa: N818 - not an error: a kernel says that ATen serves this call
+class Decline(Exception):
     """Raised by a host function, before it launches anything, when ATen must serve the call."""
 
     def __init__(self, reason: str) -> None:

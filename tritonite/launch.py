@@ -118,8 +118,8 @@ class Launch:
     def __call__(self, *arguments: Any) -> None:
         if self.compiled is None:
             with _interpreting():
-                grid = (self.specialization.grid,)
-                self.specialization.kernel[grid](*self._leading, *arguments, *self._fixed)
+                launcher = self.specialization.kernel[(self.specialization.grid,)]
+                launcher(*self._leading, *arguments, *self._fixed)
             return
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -141,7 +141,7 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
 
 
 def libentry() -> Callable[[Any], LibEntry]:
-    """Decorator over `triton.jit`, `triton.autotune` and `triton.heuristics` in any nesting: a cache of compiled kernels.
+    """Decorator over `triton.jit`, `triton.autotune` and `triton.heuristics`, in any nesting: a cache of kernels.
 
     The first call of a kind goes through the decorators, tuning included. Later calls evaluate the heuristics, look
     the compiled kernel up by what Triton specialises on, and launch it, without walking the decorators again.
@@ -163,8 +163,7 @@ class LibEntry(KernelInterface):
         while not isinstance(fn, (JITFunction, InterpretedFunction)):
             if not isinstance(fn, (Autotuner, Heuristics)):
                 raise InvalidDeclaration(
-                    name=getattr(fn, "__name__", repr(fn)),
-                    reason="libentry goes over triton.jit, autotune or heuristics",
+                    name=getattr(fn, "__name__", repr(fn)), reason="libentry wraps triton.jit, autotune or heuristics"
                 )
             self._chain.append(fn)
             fn = fn.fn

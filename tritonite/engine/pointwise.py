@@ -29,7 +29,7 @@ class Operand:
     time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`.
     """
 
-    position: int | None
+    position: Any
     kinds: tuple[int, ...] | None
     dtype: Any
 
@@ -125,7 +125,7 @@ def _with_constants(values, layout, _semantic=None):
     return tl.tuple(_merge(values, layout.value, tl.constexpr))
 
 
-if devices.current.interpreted:
+if devices.current.interpreted:  # type: ignore[misc]
 
     def _with_constants(values, layout):
         return _merge(values, layout, lambda constant: constant)
@@ -256,13 +256,14 @@ class Plan:
 
     def __init__(self) -> None:
         self.fresh: tuple[Fresh, ...] = ()
+        self.device: torch.device
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
         self.operands: tuple[tuple[int, str], ...] = ()
         self.bounds: tuple[tuple[int, int, int], ...] = ()
         self.extents: tuple[tuple[int, int, int, int, bool], ...] = ()
         self.resize = False
-        self.summary: dict[str, object] = {}
+        self.summary: dict[str, Any] = {}
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -510,7 +511,8 @@ class Pointwise:
         if outs:
             _check_outputs(outs, shape, results, [(i, value) for i, value in strided.items()], plan)
         else:
-            numbers = len(strided) < sum(role == "promoted" and v is not None for v, role in zip(values, self._roles))
+            given = zip(values, self._roles, strict=True)
+            numbers = len(strided) < sum(role == "promoted" and value is not None for value, role in given)
             layout = [(value.shape, value.stride()) for value in strided.values()]
             strides = output_strides(shape, layout, numbers or bool(items))
             if self._contiguous:
@@ -574,7 +576,7 @@ class Pointwise:
     def _promote(
         self, values: Sequence[Any], tensors: dict[int, torch.Tensor]
     ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
-        """(common dtype, dtype to compute in, dtypes of the results); the first output's promotion decides the first two."""
+        """(common dtype, dtype to compute in, dtypes of the results); the first output decides the first two."""
         for value, role in zip(values, self._roles, strict=True):
             if isinstance(value, torch.Tensor):
                 if value.dtype not in dtypes.TRITON_NAMES:
@@ -675,7 +677,7 @@ def _power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _choose_tile(sizes: list[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """(rows, columns) of a tile over dimensions 1 and 0, or None for the flat kernel."""
     device = devices.current
     if len(sizes) < 2 or sizes[0] < 16:
@@ -769,7 +771,9 @@ def _specialize(
     signature |= dict.fromkeys(constants, "constexpr")
     names = list(signature)
     divisible = [["tt.divisibility", 16]]
-    paths = [(1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds]
+    paths: list[tuple[int, ...]] = [
+        (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
+    ]
     paths += [
         (3 + which, i, d)
         for which, owners in enumerate((strides, out_strides))

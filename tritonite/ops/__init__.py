@@ -20,12 +20,27 @@ from tritonite.ops import (
     comparison,
     conditional,
     elementary,
+    gamma,
     loss,
     polynomial,
+    probability,
     rounding,
 )
 
-_FAMILIES = (activation, arithmetic, bessel, bitwise, comparison, conditional, elementary, loss, polynomial, rounding)
+_FAMILIES = (
+    activation,
+    arithmetic,
+    bessel,
+    bitwise,
+    comparison,
+    conditional,
+    elementary,
+    gamma,
+    loss,
+    polynomial,
+    probability,
+    rounding,
+)
 
 
 def _packets() -> set[str]:

@@ -86,9 +86,8 @@ def _broadcast_pair(x, y):
 
 
 def _rounding(self, other, rounding_mode):
-    floating = any(
-        torch.is_floating_point(v) if isinstance(v, torch.Tensor) else type(v) is float for v in (self, other)
-    )
+    kinds = [v.dtype if isinstance(v, torch.Tensor) else type(v) for v in (self, other)]
+    floating = any(kind is float or getattr(kind, "is_floating_point", False) for kind in kinds)
     if rounding_mode not in ("trunc", "floor") and not (rounding_mode is None and floating):
         raise Decline(f"rounding_mode {rounding_mode!r} for integers")
     return self, other, rounding_mode
@@ -169,9 +168,8 @@ def addcdiv(self, tensor1, tensor2, value):
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
-    return tl.where(
-        tl.abs(weight) < 0.5, multiply_add(weight, distance, self), multiply_add(distance, weight - 1.0, end)
-    )
+    from_self, from_end = multiply_add(weight, distance, self), multiply_add(distance, weight - 1.0, end)
+    return tl.where(tl.abs(weight) < 0.5, from_self, from_end)
 
 
 _POWERS = (2, 3, -1, -2, 0.5, -0.5)

@@ -229,9 +229,9 @@ def _i1_near(x):
     return series * x
 
 
-@_special("special_modified_bessel_i0")
-def special_modified_bessel_i0(self):
-    x = tl.abs(self)
+@triton.jit
+def _i0_scaled(x):
+    """I0(x) / exp(x) for x >= 0."""
     far = chebyshev_series(
         32.0 / x - 2.0,
         (
@@ -244,13 +244,30 @@ def special_modified_bessel_i0(self):
             0.8044904110141088,
         ),
     )
-    exp = libdevice.exp(x)
-    return tl.where(x <= 8.0, exp * _i0_near(x), true_divide(exp * far, square_root(x)))
+    return tl.where(x <= 8.0, _i0_near(x), true_divide(far, square_root(x)))
 
 
-@_special("special_modified_bessel_i1")
-def special_modified_bessel_i1(self):
+@_special("special_modified_bessel_i0")
+def special_modified_bessel_i0(self):
     x = tl.abs(self)
+    return libdevice.exp(x) * _i0_scaled(x)
+
+
+@pointwise("i0", promote=Promotion.INT_TO_FLOAT)
+def i0(self):
+    x = tl.abs(self)
+    return libdevice.exp(x) * _i0_scaled(x)
+
+
+@pointwise("special_i0e", promote=Promotion.INT_TO_FLOAT)
+def special_i0e(self):
+    return _i0_scaled(tl.abs(self))
+
+
+@triton.jit
+def _i1_scaled(signed):
+    """I1(x) / exp(|x|)."""
+    x = tl.abs(signed)
     far = chebyshev_series(
         32.0 / x - 2.0,
         (
@@ -263,9 +280,23 @@ def special_modified_bessel_i1(self):
             0.7785762350182801,
         ),
     )
-    exp = libdevice.exp(x)
-    result = tl.where(x <= 8.0, exp * _i1_near(x), true_divide(exp * far, square_root(x)))
-    return tl.where(self < 0.0, -1.0 * result, result)
+    result = tl.where(x <= 8.0, _i1_near(x), true_divide(far, square_root(x)))
+    return tl.where(signed < 0.0, -1.0 * result, result)
+
+
+@_special("special_modified_bessel_i1")
+def special_modified_bessel_i1(self):
+    return libdevice.exp(tl.abs(self)) * _i1_scaled(self)
+
+
+@_special("special_i1")
+def special_i1(self):
+    return libdevice.exp(tl.abs(self)) * _i1_scaled(self)
+
+
+@_special("special_i1e")
+def special_i1e(self):
+    return _i1_scaled(self)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ _MOST_STEPS = tl.constexpr(2**24)
 
 @triton.jit
 def _recurrence(step: tl.constexpr, x, degree, first, known, value, limit: tl.constexpr):
-    """Term `degree` of the sequence 1, first, ..., in which step(x, q, p, k) follows the terms q and p, q being the k-th.
+    """Term `degree` of the sequence 1, first, ..., in which step(x, q, p, k) follows p and the k-th term q.
 
     Where `known` holds the result is `value` and costs no steps; beyond the degree `limit` it is nan.
     """

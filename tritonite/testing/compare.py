@@ -68,11 +68,13 @@ def assert_close(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tens
     assert verdict.failure is None, verdict.failure
 
 
-def to_reference(value: object) -> object:
-    """The same value with floating-point tensors in float64."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
+def to_reference(value: object, integers: bool = False) -> object:
+    """The same value with floating-point tensors in float64; with `integers`, those of integers too."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point() or (integers and value.dtype is not torch.bool and not value.is_complex()):
         return value.detach().double()
-    if isinstance(value, torch.Tensor) and value.is_complex():
+    if value.is_complex():
         return value.detach().to(torch.complex128)
     return value
 

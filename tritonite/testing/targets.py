@@ -42,7 +42,7 @@ def _arguments(kernel: pointwise.Pointwise, dtype: torch.dtype, static: Any, ten
 
 
 def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """A kernel in every compile-time variant, in every dtype it serves and a transposed layout, or in one dtype alone."""
+    """A kernel in every compile-time variant, in every dtype it serves and transposed, or in one dtype alone."""
     named = [name for name, role in kernel.parameters.items() if role == "static"]
     statics = next((_STATICS[name] for name in named if name in _STATICS), (False, True) if named else (None,))
     layouts = {"contiguous": torch.ones(64, 64), "transposed": torch.ones(64, 64)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -76,7 +77,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         expected = _quietly(lambda: _call(function, op, sample, template))
         if isinstance(expected, Exception):
             continue
-        wide = sample.map(to_reference)
+        wide = sample.map(lambda value: to_reference(value, integers=_is_floating(expected)))
         reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(to_reference, template)))
         runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
     before = _declines()
@@ -116,13 +117,13 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
     differentiable = info.supports_autograd and dtype.is_floating_point
     runs: list[tuple[str, Callable[[], Any], Any, Any]] = []
     for sample in itertools.islice(opinfo.sample_inputs(info, dtype, requires_grad=False, full=limit is None), limit):
-        wide = sample.transform(to_reference)
         for label, way in _ways(info):
             run = _bind(way, sample)
             expected = _quietly(run)
             if isinstance(expected, Exception):
                 continue
-            reference = _quietly(_bind(way, wide)) if dtype.is_floating_point else None
+            wide = sample.transform(functools.partial(to_reference, integers=_is_floating(expected)))
+            reference = _quietly(_bind(way, wide))
             runs.append((label, run, expected, None if isinstance(reference, Exception) else reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
@@ -140,6 +141,10 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
     for (label, _, expected, reference), actual in zip(runs, results, strict=True):
         _record(report, label, actual, expected, reference)
     return report
+
+
+def _is_floating(result: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in pytree.tree_leaves(result))
 
 
 def _ways(info: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
@@ -165,7 +170,8 @@ def _bind_gradient(info: Any, sample: Any, wide: bool) -> Callable[[], Any]:
             if not isinstance(value, torch.Tensor):
                 return value
             needed = value.requires_grad
-            value = (to_reference(value) if wide else value.detach()).clone()
+            copy: Any = to_reference(value) if wide else value.detach()
+            value = copy.clone()
             return value.requires_grad_(needed and value.is_floating_point())
 
         arguments = pytree.tree_map(leaf, (sample.input, sample.args, sample.kwargs))

@@ -1,0 +1,330 @@
+"""The gamma function's family."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.catalog import pointwise
+from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
+from tritonite.errors import Decline
+from tritonite.language import libdevice
+from tritonite.language.math import polynomial, true_divide
+
+INT_TO_FLOAT = Promotion.INT_TO_FLOAT
+FULL = FULL_FLOATS + INTS + BOOL
+
+
+@pointwise("lgamma", promote=INT_TO_FLOAT)
+def lgamma(self):
+    return libdevice.lgamma(self)
+
+
+@triton.jit
+def _digamma(self):
+    """Recurrence up to 10, then the asymptotic series (DLMF 5.11.2), as in Cephes' psi.c; reflection below 0."""
+    negative = self < 0
+    fraction = self - libdevice.trunc(self)
+    # In float64, for next to a pole nothing less will do.
+    wide = 3.141592653589793 * fraction.to(tl.float64)
+    cotangent = (3.141592653589793 / libdevice.tan(wide)).to(self.dtype)
+    x = tl.where(negative, 1.0 - self, self)
+    shift = tl.zeros_like(x)
+    for _ in tl.static_range(10):
+        small = x < 10
+        shift = shift - tl.where(small, true_divide(tl.full(x.shape, 1.0, x.dtype), x), tl.zeros_like(x))
+        x = tl.where(small, x + 1.0, x)
+    z = true_divide(tl.full(x.shape, 1.0, x.dtype), x * x)
+    series = z * polynomial(
+        z,
+        (
+            8.33333333333333333333e-2,
+            -2.10927960927960927961e-2,
+            7.57575757575757575758e-3,
+            -4.16666666666666666667e-3,
+            3.96825396825396825397e-3,
+            -8.33333333333333333333e-3,
+            8.33333333333333333333e-2,
+        ),
+    )
+    series = tl.where(x < 1e17, series, tl.zeros_like(x))
+    result = libdevice.log(x) - true_divide(tl.full(x.shape, 0.5, x.dtype), x) - series + shift
+    result = tl.where(negative, result - cotangent, result)
+    pole = (fraction == 0) & negative
+    result = tl.where(pole, tl.full(x.shape, float("nan"), x.dtype), result)
+    at_zero = libdevice.copysign(tl.full(x.shape, float("inf"), x.dtype), -1.0 * self)
+    result = tl.where(self == 0, at_zero, result)
+    return tl.where(self == float("inf"), self, tl.where(self == float("-inf"), float("nan"), result))
+
+
+@pointwise("digamma", promote=INT_TO_FLOAT)
+def digamma(self):
+    return _digamma(self)
+
+
+_RECIPROCALS = tl.constexpr(
+    (
+        12.0,
+        -720.0,
+        30240.0,
+        -1209600.0,
+        47900160.0,
+        -1.8924375803183791606e9,
+        7.47242496e10,
+        -2.950130727918164224e12,
+        1.1646782814350067249e14,
+        -4.5979787224074726105e15,
+        1.8152105401943546773e17,
+        -7.1661652561756670113e18,
+    )
+)
+
+
+@triton.jit
+def _bernoulli(i: tl.constexpr, x):
+    """B(2k) / (2k)! for k = i + 1."""
+    return true_divide(tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, _RECIPROCALS[i], x.dtype))
+
+
+@triton.jit
+def _zeta(x, q):
+    """Hurwitz's zeta function by Euler and Maclaurin's summation (DLMF 25.11.10; Cephes' zeta.c).
+
+    Ten terms of the sum, then the integral of the rest and twelve corrections.
+    """
+    x, q = tl.broadcast(x, q)
+    total = libdevice.pow(q, -1.0 * x)
+    a = q
+    term = total
+    done = x != x
+    for i in tl.static_range(40):
+        # Nine terms at least, and as many more as bring a above 9.
+        running = (done == 0) & ((i < 9) | (a <= 9.0))
+        a = tl.where(running, a + 1.0, a)
+        term = tl.where(running, libdevice.pow(a, -1.0 * x), term)
+        total = tl.where(running, total + term, total)
+        done = done | (running & (tl.abs(term) < tl.abs(total) * 1e-17))
+    w = a
+    remainder = true_divide(term * w, x - 1.0) - 0.5 * term
+    result = total + remainder
+    factor = tl.full(x.shape, 1.0, x.dtype)
+    k = tl.zeros_like(x)
+    b = term
+    for i in tl.static_range(12):
+        factor = factor * (x + k)
+        b = true_divide(b, w)
+        result = result + factor * b * _bernoulli(i, x)
+        k = k + 1.0
+        factor = factor * (x + k)
+        b = true_divide(b, w)
+        k = k + 1.0
+    result = tl.where(done & (x == x), total, result)
+    infinite = tl.full(x.shape, float("inf"), x.dtype)
+    invalid = tl.full(x.shape, float("nan"), x.dtype)
+    whole = q == libdevice.floor(q)
+    result = tl.where((q <= 0) & (x != libdevice.floor(x)), invalid, result)
+    result = tl.where((q <= 0) & whole, infinite, result)
+    result = tl.where(x < 1.0, invalid, result)
+    result = tl.where(x == 1.0, infinite, result)
+    return tl.where((x != x) | (q != q), x + q, result)
+
+
+@pointwise("special_zeta", promote=INT_TO_FLOAT, accepts=FULL)
+def special_zeta(self, other):
+    return _zeta(self, other)
+
+
+def _order(n, self):
+    if n < 0:
+        raise Decline("negative order")
+    sign = 1.0 if n % 2 else -1.0
+    return self, n + 1, sign * math.factorial(n) if n < 171 else sign * float("inf"), n
+
+
+@pointwise("polygamma", promote=INT_TO_FLOAT, prepare=_order, static=("n",))
+def polygamma(self, order, factor, n):
+    """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; of order 0 the digamma function, of order 1 with reflection below 0."""
+    if n == 0:
+        result = _digamma(self)
+    elif n == 1:
+        result = _trigamma(self)
+    else:
+        result = factor * _zeta(order, self)
+    return result
+
+
+@triton.jit
+def _trigamma(self):
+    """Recurrence up to 6, then the asymptotic series (DLMF 5.15.8); reflection below 1/2; as many terms as ATen."""
+    reflected = self < 0.5
+    sine = libdevice.sin(3.141592653589793 * (self - libdevice.floor(self)))
+    one = tl.full(self.shape, 1.0, self.dtype)
+    x = tl.where(reflected, 1.0 - self, self)
+    total = tl.zeros_like(x)
+    for _ in tl.static_range(6):
+        total = total + true_divide(one, x * x)
+        x = x + 1.0
+    z = true_divide(one, x * x)
+    series = polynomial(z, (1.0 / 42, -1.0 / 30, 1.0 / 6))
+    total = total + true_divide(1.0 + true_divide(one, 2.0 * x) + z * series, x)
+    mirrored = true_divide(tl.full(x.shape, 9.869604401089358, x.dtype), sine * sine) - total
+    return tl.where(reflected, mirrored, total)
+
+
+def _multivariate(self, p):
+    if p < 1 or p > 64:
+        raise Decline("p out of the range the kernel is compiled for")
+    return self, p, 0.25 * p * (p - 1) * math.log(math.pi)
+
+
+@pointwise("mvlgamma", promote=INT_TO_FLOAT, prepare=_multivariate, static=("p",))
+def mvlgamma(self, p, constant):
+    """The sum of lgamma(x - j / 2), j < p, and p (p - 1) / 4 log(pi): DLMF 35.3.4."""
+    total = libdevice.lgamma(self)
+    for j in tl.static_range(1, p):
+        total = total + libdevice.lgamma(self - 0.5 * j)
+    return total + constant
+
+
+@triton.jit
+def _log_over(x):
+    """log1p(x) - x, without cancellation for small x."""
+    square = x * x
+    near = square * polynomial(
+        x,
+        (
+            1.0 / 21,
+            -1.0 / 20,
+            1.0 / 19,
+            -1.0 / 18,
+            1.0 / 17,
+            -1.0 / 16,
+            1.0 / 15,
+            -1.0 / 14,
+            1.0 / 13,
+            -1.0 / 12,
+            1.0 / 11,
+            -1.0 / 10,
+            1.0 / 9,
+            -1.0 / 8,
+            1.0 / 7,
+            -1.0 / 6,
+            1.0 / 5,
+            -1.0 / 4,
+            1.0 / 3,
+            -1.0 / 2,
+        ),
+    )
+    return tl.where(tl.abs(x) < 0.2, near, libdevice.log1p(x) - x)
+
+
+@triton.jit
+def _prefactor(a, x):
+    """x^a exp(-x) / gamma(a + 1), by Stirling's series (DLMF 5.11.1) for large a, where the factors overflow."""
+    direct = libdevice.exp(a * libdevice.log(x) - x - libdevice.lgamma(a + 1.0))
+    one = tl.full(a.shape, 1.0, a.dtype)
+    r = true_divide(one, a)
+    stirling = r * (1.0 / 12 - r * r * (1.0 / 360 - r * r * (1.0 / 1260 - r * r * (1.0 / 1680))))
+    power = a * _log_over(true_divide(x - a, a)) - stirling
+    scaled = true_divide(libdevice.exp(power), libdevice.exp(0.5 * libdevice.log(6.283185307179586 * a)))
+    return tl.where(a > 10, scaled, direct)
+
+
+@triton.jit
+def _igamma_pair(a, x):
+    """(P, Q), the regularised incomplete gamma functions.
+
+    The power series (DLMF 8.7.1) for x < a + 1, Legendre's continued fraction (DLMF 8.9.2) above, as in Cephes' igam.c;
+    for a beyond 10000 the uniform expansion of Temme, "The asymptotic expansion of the incomplete gamma functions",
+    SIAM J. Math. Anal. 10 (1979), whose first terms suffice there.
+    """
+    a, x = tl.broadcast(a, x)
+    one = tl.full(a.shape, 1.0, a.dtype)
+    huge = a > 10000.0
+    valid = (a > 0) & (x > 0) & (x < float("inf")) & (a < float("inf")) & (huge == 0)
+    safe_a = tl.where(valid, a, one)
+    safe_x = tl.where(valid, x, one)
+    lower = safe_x < safe_a + 1.0
+    factor = _prefactor(safe_a, safe_x)
+
+    # The series, on lanes that need it.
+    sx = tl.where(lower, safe_x, tl.zeros_like(a))
+    term = one
+    total = one
+    denominator = safe_a
+    n = 0
+    while (n < 2000) & (tl.max((tl.abs(term) > tl.abs(total) * 1e-17).to(tl.int32), axis=None) != 0):
+        denominator = denominator + 1.0
+        term = term * true_divide(sx, denominator)
+        total = total + term
+        n += 1
+    series = factor * total
+
+    # The continued fraction by Lentz's method.
+    cx = tl.where(lower, safe_a + 2.0, safe_x)
+    b = cx + 1.0 - safe_a
+    c = one * 1e30
+    d = true_divide(one, b)
+    h = d
+    change = one * 2.0
+    k = 0
+    if a.dtype == tl.float64:
+        epsilon: tl.constexpr = 2.3e-16
+    else:
+        epsilon: tl.constexpr = 1.2e-7
+    while (k < 2000) & (tl.max((tl.abs(change - 1.0) > epsilon).to(tl.int32), axis=None) != 0):
+        k += 1
+        coefficient = -1.0 * k * (k - safe_a)
+        b = b + 2.0
+        d = coefficient * d + b
+        d = true_divide(one, tl.where(tl.abs(d) < 1e-30, one * 1e-30, d))
+        c = b + true_divide(coefficient, c)
+        c = tl.where(tl.abs(c) < 1e-30, one * 1e-30, c)
+        # A lane that has converged stays: thousands of factors next to 1 would drift.
+        change = tl.where(tl.abs(change - 1.0) > epsilon, d * c, one)
+        h = h * change
+    fraction = factor * safe_a * h
+
+    p = tl.where(lower, series, 1.0 - fraction)
+    q = tl.where(lower, 1.0 - series, fraction)
+
+    # Temme's expansion.
+    ratio = tl.where(huge, true_divide(x - a, a), tl.zeros_like(a))
+    half_square = -1.0 * _log_over(ratio)
+    eta = libdevice.copysign(libdevice.sqrt(2.0 * tl.maximum(half_square, 0.0)), ratio)
+    c0 = polynomial(eta, (1.0 / 864, -2.0 / 135, 1.0 / 12, -1.0 / 3))
+    c1 = polynomial(eta, (1.0 / 378, -1.0 / 288, -1.0 / 540))
+    correction = (c0 + true_divide(c1, a)) * libdevice.exp(-1.0 * a * half_square)
+    correction = true_divide(correction, libdevice.sqrt(6.283185307179586 * tl.where(huge, a, one)))
+    spread = eta * libdevice.sqrt(0.5 * tl.where(huge, a, one))
+    p = tl.where(huge, 0.5 * libdevice.erfc(-1.0 * spread) - correction, p)
+    q = tl.where(huge, 0.5 * libdevice.erfc(spread) + correction, q)
+
+    zero = tl.zeros_like(a)
+    nan = one * float("nan")
+    p = tl.where(x == 0, zero, p)
+    q = tl.where(x == 0, one, q)
+    p = tl.where((a == 0) & (x > 0), one, p)
+    q = tl.where((a == 0) & (x > 0), zero, q)
+    p = tl.where((a == float("inf")) & (x != 0), zero, p)
+    q = tl.where((a == float("inf")) & (x != 0), one, q)
+    p = tl.where((x == float("inf")) & (a != float("inf")), one, p)
+    q = tl.where((x == float("inf")) & (a != float("inf")), zero, q)
+    # ATen looks at infinities and zeros before it meets a nan.
+    bad = (x < 0) | (a < 0) | ((x != x) & (a != float("inf"))) | ((a == 0) & (x == 0))
+    bad = bad | ((a != a) & (x != float("inf")) & (x != 0))
+    bad = bad | ((a == float("inf")) & (x == float("inf")))
+    return tl.where(bad, nan, p), tl.where(bad, nan, q)
+
+
+@pointwise("igamma", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
+def igamma(self, other):
+    p, q = _igamma_pair(self, other)
+    return p
+
+
+@pointwise("igammac", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
+def igammac(self, other):
+    p, q = _igamma_pair(self, other)
+    return q
