@@ -125,9 +125,9 @@ def _with_constants(values, layout, _semantic=None):
     return tl.tuple(_merge(values, layout.value, tl.constexpr))
 
 
-if devices.current.interpreted:  # type: ignore[misc]
+if devices.current.interpreted:
 
-    def _with_constants(values, layout):
+    def _with_constants(values, layout):  # type: ignore[misc]
         return _merge(values, layout, lambda constant: constant)
 
 

@@ -298,6 +298,7 @@ def _igamma_pair(a, x):
     correction = (c0 + true_divide(c1, a)) * libdevice.exp(-1.0 * a * half_square)
     correction = true_divide(correction, libdevice.sqrt(6.283185307179586 * tl.where(huge, a, one)))
     spread = eta * libdevice.sqrt(0.5 * tl.where(huge, a, one))
+    correction = tl.where(a * half_square > 700.0, tl.zeros_like(a), correction)
     p = tl.where(huge, 0.5 * libdevice.erfc(-1.0 * spread) - correction, p)
     q = tl.where(huge, 0.5 * libdevice.erfc(spread) + correction, q)
 
