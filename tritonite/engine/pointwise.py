@@ -114,21 +114,18 @@ def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
         tl.store(pointers, value, mask=column_mask & row_mask)
 
 
-def _merge(values: Any, layout: Layout, constant: Any) -> list[Any]:
+def _merge(values: Any, layout: Layout, constant: Any = lambda value: value) -> list[Any]:
     remaining = iter(values)
     return [constant(own.dtype) if own.position is None else next(remaining) for own in layout.parameters]
 
 
 @tl.core.builtin
-def _with_constants(values, layout, _semantic=None):
-    # Only here do the constants join the values: a tuple assigned to a name cannot hold None or a string.
+def _merge_in_compiler(values, layout, _semantic=None):
     return tl.tuple(_merge(values, layout.value, tl.constexpr))
 
 
-if devices.current.interpreted:
-
-    def _with_constants(values, layout):  # type: ignore[misc]
-        return _merge(values, layout, lambda constant: constant)
+# Only in the call of the formula do constants join the values: a tuple assigned to a name cannot hold None or a string.
+_with_constants = _merge if devices.current.interpreted else _merge_in_compiler
 
 
 @triton.jit

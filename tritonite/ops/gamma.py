@@ -144,7 +144,7 @@ def _order(n, self):
 
 @pointwise("polygamma", promote=INT_TO_FLOAT, prepare=_order, static=("n",))
 def polygamma(self, order, factor, n):
-    """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; of order 0 the digamma function, of order 1 with reflection below 0."""
+    """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; orders 0 and 1 have methods of their own."""
     if n == 0:
         result = _digamma(self)
     elif n == 1:
@@ -321,11 +321,11 @@ def _igamma_pair(a, x):
 
 @pointwise("igamma", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
 def igamma(self, other):
-    p, q = _igamma_pair(self, other)
+    p, _ = _igamma_pair(self, other)
     return p
 
 
 @pointwise("igammac", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
 def igammac(self, other):
-    p, q = _igamma_pair(self, other)
+    _, q = _igamma_pair(self, other)
     return q
