@@ -84,6 +84,12 @@ class Op:
     def family(self) -> str:
         return self.declaration.family
 
+    @property
+    def packet(self) -> str:
+        """The operator's name without overload, the same for its in-place form."""
+        packet = self.overload.partition(".")[0]
+        return packet if packet.endswith("__") else packet.removesuffix("_")
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
         given = len(args)

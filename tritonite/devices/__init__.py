@@ -15,14 +15,15 @@ from tritonite.errors import TritonImportedTooEarly
 class Device:
     """What an engine needs to know of a device; nothing in it is particular to an operator.
 
-    `flat_block` is the number of elements a program takes of a flat iteration space, `tile_elements` of a
-    two-dimensional one, `transpose_tile` the (rows, columns) of a tile that reads one operand across the other's grain.
+    `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
+    in the interpreter), `tile_elements` the elements it takes of a two-dimensional one, `transpose_tile` the (rows,
+    columns) of a tile that reads one operand across the other's grain.
     """
 
     kind: str
     type: str
     dispatch_key: str
-    flat_block: int
+    flat_bytes: int
     tile_elements: int
     transpose_tile: tuple[int, int]
     num_warps: int

@@ -567,6 +567,7 @@ class Pointwise:
                 [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in operands],
                 [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
             ),
+            max(dtype.itemsize for dtype in (*out_dtypes, *(value.dtype for value in strided.values()))),
         )
         return plan
 
@@ -722,10 +723,11 @@ def _specialize(
     results: Sequence[Operand],
     types: tuple[tuple[str, ...], tuple[str, ...]],
     aligned: tuple[Sequence[bool], Sequence[bool]],
+    itemsize: int,
 ) -> Specialization:
     """Choose the kernel and its blocks for an iteration space, and spell out its signature.
 
-    `types` and `aligned` (to 16 bytes) hold the operands' first, then the outputs'.
+    `types` and `aligned` (to 16 bytes) hold the operands' first, then the outputs'; `itemsize` is of the widest.
     """
     device = devices.current
     space = space.with_tile_second()
@@ -744,7 +746,7 @@ def _specialize(
     }
     tile = _choose_tile(sizes, space.every())
     if tile is None:
-        block = min(device.flat_block, _power_of_2(n))
+        block = min(device.flat_bytes // max(itemsize, 2), _power_of_2(n))
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         kernel, grid, elements = elementwise_flat, triton.cdiv(n, block), block
         signature["n"] = integer

@@ -24,12 +24,14 @@ class Verdict:
     aten_error: float = 0.0
 
 
-def judge(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None) -> Verdict:
+def judge(
+    actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None, zero_sign: bool = True
+) -> Verdict:
     """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
 
     Shape, strides and dtype must be ATen's. An element passes when it is ATen's to the bit (nan for nan, -0.0 for
     -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest relative error; a zero has the sign
-    that ATen and the reference agree on.
+    that ATen and the reference agree on, unless `zero_sign` is false.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):
@@ -53,9 +55,9 @@ def judge(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | No
     aten_relative = (aten_error / scale)[finite]
     aten_worst = float(aten_relative.max()) if aten_relative.numel() else 0.0
     allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype], 2 * aten_worst * exact.abs())
-    zero_sign = (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
+    signed = (not zero_sign) | (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
     near = (finite & (error <= allowed)) | ((wide == exact) & ~finite) | (wide.isnan() & exact.isnan())
-    good = same | (zero_sign & near)
+    good = same | (signed & near)
     ours_relative = (error / scale)[finite & wide.isfinite()]
     worst = float(ours_relative.max()) if ours_relative.numel() else 0.0
     failure = None if bool(good.all()) else _describe(~good, actual, aten, exact)

@@ -18,7 +18,7 @@ from tritonite.override import select, use_gems
 from tritonite.stats import stats
 from tritonite.testing import opinfo
 from tritonite.testing.compare import judge, poisoned, to_reference
-from tritonite.testing.samples import samples
+from tritonite.testing.samples import ZERO_SIGN_UNDEFINED, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 
@@ -85,7 +85,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
     report.declined = _declines() - before
     for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
-        _record(report, sample.label, actual, expected, reference)
+        _record(report, sample.label, actual, expected, reference, op.packet not in ZERO_SIGN_UNDEFINED)
     return report
 
 
@@ -184,7 +184,7 @@ def _bind_gradient(info: Any, sample: Any, wide: bool) -> Callable[[], Any]:
     return run
 
 
-def _record(report: Report, label: str, actual: Any, expected: Any, reference: Any) -> None:
+def _record(report: Report, label: str, actual: Any, expected: Any, reference: Any, zero_sign: bool = True) -> None:
     report.samples += 1
     if isinstance(actual, Exception):
         report.failures.append(f"{label}: {type(actual).__name__}: {actual}")
@@ -194,7 +194,7 @@ def _record(report: Report, label: str, actual: Any, expected: Any, reference: A
     for a, b, c in zip(ours, aten, exact, strict=True):
         if not isinstance(b, torch.Tensor):
             continue
-        verdict = judge(a.detach(), b.detach(), None if c is None else c.detach())
+        verdict = judge(a.detach(), b.detach(), None if c is None else c.detach(), zero_sign)
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:
             report.failures.append(f"{label}: {verdict.failure}")
