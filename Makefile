@@ -1,5 +1,6 @@
 # A machine needs Python 3.10 or later, make and a C compiler; every target makes the environment it runs in.
 PYTHON ?= python3
+WORKERS ?= 8
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
@@ -31,18 +32,21 @@ test: $(VENV)/test
 test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 tests
 
-# In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype.
+# In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
+# where pytest-xdist is there too.
 test-gpu:
-	@TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q -n $${WORKERS:-8} tests -p no:cacheprovider
+	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("-n $(WORKERS)" if u.find_spec("xdist") else "")') && \
+		TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider
 
 # The oldest and the newest Triton there is, on the quick tests.
 test-versions: $(VENV)/test
 	@for version in 3.6.0 3.9.0; do \
-		test -d $(VENV)/triton-$$version || $(BIN)/pip install -q --disable-pip-version-check --no-deps \
-			--target $(VENV)/triton-$$version triton==$$version || exit 1; \
+		folder=$(CURDIR)/$(VENV)/triton-$$version; \
 		echo "triton $$version"; \
-		PYTHONPATH=$(VENV)/triton-$$version $(BIN)/python -m pytest -q -n 2 -m smoke tests || exit 1; \
-		PYTHONPATH=$(VENV)/triton-$$version TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
+		test -f $$folder/installed || { $(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade \
+			--target $$folder triton==$$version && touch $$folder/installed; } || exit 1; \
+		PYTHONPATH=$$folder $(BIN)/python -m pytest -q -n 2 -m smoke tests || exit 1; \
+		PYTHONPATH=$$folder TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
 			-m tritonite.testing.targets add gelu pow frexp where igamma || exit 1; \
 	done
 

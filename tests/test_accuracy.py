@@ -15,12 +15,22 @@ OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)
 OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
 
 
+# Overloads that no sample made from a schema fits; OpInfo's gradients run their functional forms.
+UNSAMPLED = {
+    "glu_backward": "its gradient has half the shape of its input",
+    "glu_backward.grad_input": "its gradient has half the shape of its input",
+    "binary_cross_entropy_backward.grad_input": "ATen wants grad_input in its final shape",
+}
+
+
 def report_failures(report):
     assert not report.failures, "\n".join(report.failures[:5])
 
 
 @pytest.mark.parametrize("name", tritonite.overloads())
 def test_overload(name):
+    if name in UNSAMPLED:
+        pytest.skip(UNSAMPLED[name])
     op = tritonite.overloads()[name]
     samples = 0
     for dtype in OVERLOAD_DTYPES:

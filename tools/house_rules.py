@@ -11,38 +11,61 @@ ROOT = Path(__file__).parent.parent
 LINE_BUDGET = 6500
 MAY_REGISTER = {"tritonite/override.py"}
 MAY_PRINT = {"tritonite/cli.py", "tritonite/demo.py", "tritonite/testing/targets.py"}
+# Built from halves, so that this file keeps its own rules.
+UNFINISHED = ("TO" + "DO", "FIX" + "ME")
+LICENCE = ("Licensed" + " under", "SPDX-" + "License", "Copyright" + " (")
+BROAD = {"Exception", "BaseException"}
+REASON = "# noqa: BLE001 - "
 
 
-def breaches(path: Path, name: str) -> Iterator[str]:
-    text = path.read_text()
-    for number, line in enumerate(text.splitlines(), 1):
-        if "TODO" in line or "FIXME" in line:
+def breaches(text: str, name: str) -> Iterator[str]:
+    """A line for every rule that the source breaks; `name` is its path from the root of the repository."""
+    lines = text.splitlines()
+    package = name.startswith("tritonite/")
+    for number, line in enumerate(lines, 1):
+        if any(word in line for word in UNFINISHED):
             yield f"{name}:{number}: unfinished work belongs in an issue"
-        if "Licensed under" in line:
+        if any(words in line for words in LICENCE):
             yield f"{name}:{number}: the licence stands in LICENSE alone"
     for node in ast.walk(ast.parse(text)):
         where = f"{name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             yield f"{where}: star import"
-        if isinstance(node, ast.ExceptHandler) and node.type is None:
-            yield f"{where}: bare except"
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node) and REASON not in lines[node.lineno - 1]:
+            yield f"{where}: bare or broad except without its reason"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "globals":
                 yield f"{where}: globals()"
-            if node.func.id == "print" and name not in MAY_PRINT:
+            if node.func.id == "print" and package and name not in MAY_PRINT:
                 yield f"{where}: print outside the command line"
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in ("_dispatch_library", "Library")
-            and name not in MAY_REGISTER
-        ):
+        if package and name not in MAY_REGISTER and _is_registration(node):
             yield f"{where}: only override.py registers with torch"
 
 
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in BROAD) for kind in kinds)
+
+
+def _is_registration(node: ast.AST) -> bool:
+    """Whether it reaches torch.library, by import or by attribute, or torch's registration beneath it."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.startswith("torch.library") for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        module = node.module or ""
+        from_torch = module == "torch" and any(alias.name == "library" for alias in node.names)
+        return from_torch or module.startswith("torch.library")
+    if not isinstance(node, ast.Attribute):
+        return False
+    of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+    return node.attr == "_dispatch_library" or (node.attr == "library" and of_torch)
+
+
 def main() -> int:
-    files = sorted((ROOT / "tritonite").rglob("*.py"))
-    found = [line for path in files for line in breaches(path, path.relative_to(ROOT).as_posix())]
-    total = sum(len(path.read_text().splitlines()) for path in files)
+    files = sorted(path for folder in ("tritonite", "tests", "tools") for path in (ROOT / folder).rglob("*.py"))
+    names = {path: path.relative_to(ROOT).as_posix() for path in files}
+    found = [line for path in files for line in breaches(path.read_text(), names[path])]
+    total = sum(len(path.read_text().splitlines()) for path in files if names[path].startswith("tritonite/"))
     if total > LINE_BUDGET:
         found.append(f"tritonite/ has {total} lines; the budget is {LINE_BUDGET}")
     for line in found:

@@ -11,8 +11,9 @@ import torch
 import triton
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 import tritonite
 from tritonite.errors import TritoniteError
@@ -55,26 +56,27 @@ def info() -> None:
         table.add_row(f"  {family}", str(count))
     console.print(table)
     variables = Table("variable", "value", "meaning", title="Environment", title_justify="left")
-    for variable, meaning in ENVIRONMENT.items():
-        variables.add_row(variable, os.environ.get(variable, "[dim]unset[/]"), meaning)
+    known = {name: "not a variable of Tritonite's" for name in sorted(os.environ) if name.startswith("TRITONITE_")}
+    for variable, meaning in (known | ENVIRONMENT).items():
+        value = os.environ.get(variable)
+        variables.add_row(variable, "[dim]unset[/]" if value is None else escape(value), meaning)
     console.print(variables)
 
 
 @app.command()
 def explain(
     overload: Annotated[str, typer.Argument(help="such as add.Tensor")],
-    shape: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as 64,64")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="of each tensor argument, such as 64,64; the last is repeated")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16; likewise")] = None,
 ) -> None:
     """What happens to a call: path, promotion, kernel and launch, or why ATen serves it."""
     op = tritonite.overloads().get(overload)
     if op is None:
         console.print(tritonite.explain(overload))
         return
-    shapes, dtypes = shape or ["64,64"], dtype or ["float32"]
-    for name in dtypes:
-        if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise typer.BadParameter(f"torch has no dtype {name!r}", param_hint="--dtype")
+    shapes, dtypes = shape or ["64,64"], _dtypes(dtype or ["float32"])
     tensors = 0
     arguments: dict[str, object] = {}
     for argument in op.schema.arguments:
@@ -84,13 +86,21 @@ def explain(
                 size = [int(part) for part in shapes[min(tensors, len(shapes) - 1)].split(",") if part]
             except ValueError:
                 raise typer.BadParameter("a shape is numbers and commas", param_hint="--shape") from None
-            kept = getattr(torch, dtypes[min(tensors, len(dtypes) - 1)])
+            kept = dtypes[min(tensors, len(dtypes) - 1)]
             arguments[argument.name] = torch.ones(size, device=tritonite.device).to(kept)
             tensors += 1
         elif not argument.has_default_value():
             arguments[argument.name] = None if kind.startswith("Optional") else False if kind == "bool" else 1
     positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
     console.print(tritonite.explain(overload, *positional, **arguments), highlight=False)
+
+
+def _dtypes(names: list[str]) -> list[torch.dtype]:
+    found = [getattr(torch, name, None) for name in names]
+    for name, dtype in zip(names, found, strict=True):
+        if not isinstance(dtype, torch.dtype):
+            raise typer.BadParameter(f"torch has no dtype {name!r}", param_hint="--dtype")
+    return found
 
 
 def _is_keyword(op: tritonite.Op, name: str) -> bool:
@@ -106,8 +116,8 @@ def verify(
     """Check operators on this machine against ATen and float64; exits with 1 if one fails."""
     from tritonite.testing.verify import verify as reports
 
-    dtypes = [getattr(torch, name) for name in dtype] if dtype else None
-    table = Table("operator", "dtype", "samples", "result", "worst error (eps)", "ATen's own")
+    dtypes = _dtypes(dtype) if dtype else None
+    table = Table(Column("operator", overflow="fold"), "dtype", "samples", "result", "worst error (eps)", "ATen's own")
     failures = total = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -127,6 +137,9 @@ def verify(
             )
             for failure in report.failures[:3]:
                 progress.console.print(f"[red]{report.op} {report.dtype}[/] {failure}", highlight=False)
+    if not total:
+        console.print("[red]error:[/] nothing to verify: no operator named has samples in these dtypes")
+        raise typer.Exit(2)
     console.print(table)
     console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
     if failures:

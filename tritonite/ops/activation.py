@@ -261,9 +261,14 @@ def _halves(self, dim):
     return self.narrow(dim, 0, half), self.narrow(dim, half, half)
 
 
-@pointwise("glu", accepts=FLOATS, prepare=_halves)
-def glu(a, b):
+@scalar_kernel(accepts=FLOATS)
+def _gate(a, b):
     return a * sigmoid(b)
+
+
+@operator("glu", kernels=(_gate,))
+def glu(self, dim, outs=()):
+    return _gate.run(_halves(self, dim), outs)
 
 
 @scalar_kernel(accepts=FLOATS, output_dtypes=(None, None))

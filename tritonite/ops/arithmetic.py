@@ -46,6 +46,9 @@ def rsub(other, self, alpha):
 @pointwise("_add_relu", accepts=NUMBERS)
 def _add_relu(self, other, alpha):
     total = multiply_add(other, alpha, self)
+    # ATen bounds the result above too, by the largest finite number.
+    if total.dtype == tl.float32:
+        total = tl.where(total > 3.4028234663852886e38, 3.4028234663852886e38, total)
     return tl.where(total < 0, tl.zeros_like(total), total)
 
 
