@@ -33,7 +33,7 @@ def main() -> None:
     try:
         app()
     except TritoniteError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
+        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
 
 
@@ -82,17 +82,25 @@ def explain(
     for argument in op.schema.arguments:
         kind = str(argument.type)
         if kind in ("Tensor", "Optional[Tensor]"):
-            try:
-                size = [int(part) for part in shapes[min(tensors, len(shapes) - 1)].split(",") if part]
-            except ValueError:
-                raise typer.BadParameter("a shape is numbers and commas", param_hint="--shape") from None
-            kept = dtypes[min(tensors, len(dtypes) - 1)]
-            arguments[argument.name] = torch.ones(size, device=tritonite.device).to(kept)
+            place = min(tensors, len(shapes) - 1), min(tensors, len(dtypes) - 1)
+            arguments[argument.name] = _tensor(shapes[place[0]], dtypes[place[1]])
             tensors += 1
         elif not argument.has_default_value():
             arguments[argument.name] = None if kind.startswith("Optional") else False if kind == "bool" else 1
     positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
-    console.print(tritonite.explain(overload, *positional, **arguments), highlight=False)
+    console.print(tritonite.explain(overload, *positional, **arguments), markup=False, highlight=False, soft_wrap=True)
+
+
+def _tensor(shape: str, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialized, so that a shape may be larger than the memory that can be touched."""
+    try:
+        size = [int(part) for part in shape.split(",") if part]
+    except ValueError:
+        raise typer.BadParameter("a shape is numbers and commas", param_hint="--shape") from None
+    try:
+        return torch.empty(size, dtype=dtype, device=tritonite.device)
+    except RuntimeError as error:
+        raise typer.BadParameter(f"no tensor of shape {size} and {dtype}: {error}") from None
 
 
 def _dtypes(names: list[str]) -> list[torch.dtype]:
@@ -136,7 +144,8 @@ def verify(
                 f"{report.aten_error:.3g}",
             )
             for failure in report.failures[:3]:
-                progress.console.print(f"[red]{report.op} {report.dtype}[/] {failure}", highlight=False)
+                line = f"[red]{report.op} {report.dtype}[/] {escape(failure)}"
+                progress.console.print(line, highlight=False, soft_wrap=True)
     if not total:
         console.print("[red]error:[/] nothing to verify: no operator named has samples in these dtypes")
         raise typer.Exit(2)

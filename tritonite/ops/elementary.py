@@ -6,7 +6,7 @@ from tritonite.catalog import pointwise
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.language import libdevice
 from tritonite.language.math import sigmoid as _sigmoid
-from tritonite.language.math import square_root, true_divide
+from tritonite.language.math import multiply_add, square_root, true_divide
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
@@ -163,7 +163,8 @@ def logit(self, eps):
 
 @pointwise("tanh_backward", accepts=FLOATS)
 def tanh_backward(grad_output, output):
-    return grad_output * (1.0 - output * output)
+    # 1 - y * y cancels where tanh saturates, unless it is rounded once.
+    return grad_output * multiply_add(-output, output, tl.full(output.shape, 1.0, output.dtype))
 
 
 @pointwise("sigmoid_backward", accepts=FLOATS)
@@ -171,14 +172,18 @@ def sigmoid_backward(grad_output, output):
     return grad_output * (1.0 - output) * output
 
 
-@pointwise("logit_backward", accepts=FLOATS)
+def _negative_is_none(grad_output, self, eps):
+    return grad_output, self, None if eps is not None and eps < 0 else eps
+
+
+@pointwise("logit_backward", accepts=FLOATS, prepare=_negative_is_none)
 def logit_backward(grad_output, self, eps):
-    """0 where eps clamped; without eps, nan outside [0, 1]."""
+    """0 where eps clamped; without eps, or with a negative one, nan outside [0, 1]."""
     gradient = true_divide(grad_output, self * (1.0 - self))
     if eps is None:
-        inside = (self >= 0) & (self <= 1)
-        result = tl.where(inside, gradient, tl.full(gradient.shape, float("nan"), gradient.dtype))
+        outside = (self < 0) | (self > 1)
+        result = tl.where(outside, tl.full(gradient.shape, float("nan"), gradient.dtype), gradient)
     else:
-        inside = (self >= eps) & (self <= 1.0 - eps)
-        result = tl.where(inside, gradient, tl.zeros_like(gradient))
+        outside = (self < eps) | (self > 1.0 - eps)
+        result = tl.where(outside, tl.zeros_like(gradient), gradient)
     return result

@@ -15,14 +15,14 @@ from tritonite.language.math import true_divide
 @pointwise("ceil", accepts=NUMBERS)
 def ceil(self):
     if self.dtype.is_floating():
-        return libdevice.ceil(self)
+        return tl.ceil(self)
     return self
 
 
 @pointwise("floor", accepts=NUMBERS)
 def floor(self):
     if self.dtype.is_floating():
-        return libdevice.floor(self)
+        return tl.floor(self)
     return self
 
 
@@ -42,15 +42,11 @@ def round(self):
 
 
 def _power_of_ten(self, decimals):
-    if not self.is_floating_point():
-        return self, 1, False
     return self, 10.0 ** min(abs(decimals), 400) if abs(decimals) < 300 else float("inf"), decimals < 0
 
 
-@pointwise("round", accepts=NUMBERS, prepare=_power_of_ten, static=("negative",))
+@pointwise("round", accepts=FLOATS, prepare=_power_of_ten, static=("negative",))
 def round_decimals(self, scale, negative):
-    if not self.dtype.is_floating():
-        return self
     if negative:
         result = libdevice.rint(true_divide(self, scale)) * scale
     else:
