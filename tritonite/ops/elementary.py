@@ -5,8 +5,8 @@ import triton.language as tl
 from tritonite.catalog import pointwise
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import sigmoid as _sigmoid
 from tritonite.language.math import multiply_add, square_root, true_divide
+from tritonite.language.math import sigmoid as _sigmoid
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 

@@ -126,7 +126,7 @@ def _zeta(x, q):
     result = tl.where((q <= 0) & (x != libdevice.floor(x)), invalid, result)
     result = tl.where((q <= 0) & whole, infinite, result)
     result = tl.where(x < 1.0, invalid, result)
-    result = tl.where((x != x) | (q != q), x + q, result)
+    result = tl.where(((x != x) & ((q > 0) | (whole == 0))) | (q != q), x + q, result)
     return tl.where(x == 1.0, infinite, result)
 
 
