@@ -84,7 +84,7 @@ class Specialization:
     leading: tuple[Any, ...]
     fixed: tuple[Any, ...]
     grid: int
-    options: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def key(self) -> tuple[object, ...]:
         return (

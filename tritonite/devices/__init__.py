@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ class Device:
 
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
     in the interpreter), `tile_elements` the elements it takes of a two-dimensional one, `transpose_tile` the (rows,
-    columns) of a tile that reads one operand across the other's grain.
+    columns) of a tile that reads one operand across the other's grain, `options` what its compiler is told besides.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Device:
     transpose_tile: tuple[int, int]
     num_warps: int
     interpreted: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def _detect() -> Device:

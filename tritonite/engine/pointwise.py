@@ -347,7 +347,7 @@ def output_strides(
     """The strides ATen gives a fresh output, for operands of (shape, strides); numbers count as 0-d operands."""
     if not has_number and all(tuple(own) == shape for own, _ in operands):
         row_major = contiguous_strides(shape)
-        if all(_same_strides(shape, strides, row_major) for _, strides in operands):
+        if 0 in shape or all(_same_strides(shape, strides, row_major) for _, strides in operands):
             return row_major
         channels_last = _channels_last(shape)
         if channels_last and all(_same_strides(shape, strides, channels_last) for _, strides in operands):
@@ -645,7 +645,7 @@ def _check_outputs(
             raise Decline("output has another shape")
         if out.dtype not in dtypes.TRITON_NAMES or not torch.can_cast(result, out.dtype):
             raise Decline(f"result {result} does not cast to output {out.dtype}")
-        if not _never_overlaps_itself(shape, out.stride()):
+        if not never_overlaps_itself(shape, out.stride()):
             raise Decline("output overlaps itself")
         others = strided + [(~k, other) for k, other in enumerate(outs) if k != j]
         for position, read in others:
@@ -661,7 +661,7 @@ def _check_outputs(
     plan.extents = tuple(extents) if 0 not in shape else ()
 
 
-def _never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether each dimension steps over all the smaller ones; where not, ATen must decide."""
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
@@ -680,15 +680,16 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tupl
     device = devices.current
     if len(sizes) < 2 or sizes[0] < 16:
         return None
+    # Fewer rows than a tile has matter where there are many tiles of them; elsewhere one kernel serves all.
+    most_rows = _power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else device.tile_elements
     if any(own[1] == 1 for own in strides):
         rows, columns = device.transpose_tile
-        return min(rows, _power_of_2(sizes[1])), min(columns, _power_of_2(sizes[0]))
-    elements = device.tile_elements
-    columns = min(elements, _power_of_2(sizes[0]))
+        return min(rows, most_rows), min(columns, _power_of_2(sizes[0]))
+    columns = min(device.tile_elements, _power_of_2(sizes[0]))
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
     while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
         columns //= 2
-    return max(1, min(elements // columns, _power_of_2(sizes[1]))), columns
+    return max(1, min(device.tile_elements // columns, most_rows)), columns
 
 
 @dataclass(frozen=True)
@@ -746,7 +747,8 @@ def _specialize(
     }
     tile = _choose_tile(sizes, space.every())
     if tile is None:
-        block = min(device.flat_bytes // max(itemsize, 2), _power_of_2(n))
+        block = device.flat_bytes // max(itemsize, 2)
+        block = min(block, _power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         kernel, grid, elements = elementwise_flat, triton.cdiv(n, block), block
         signature["n"] = integer
@@ -769,29 +771,27 @@ def _specialize(
     runtime = list(signature)
     signature |= dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    divisible = [["tt.divisibility", 16]]
+    # Only what lets accesses be vectorised is told apart, so that few kernels serve all shapes.
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
     ]
-    paths += [
-        (3 + which, i, d)
-        for which, owners in enumerate((strides, out_strides))
-        for i, own in enumerate(owners)
-        for d, stride in enumerate(own)
-        if stride > 1 and stride % 16 == 0
-    ]
-    paths += [(5, d) for d, size in enumerate(sizes) if size % 16 == 0]
     if tile is None and n % 16 == 0:
         paths.append((6,))
+    if tile is not None and sizes[0] % 16 == 0:
+        paths.append((5, 0))
+    for which, owners in ((3, strides), (4, out_strides)):
+        for i, own in enumerate(owners):
+            if tile is not None and all(stride % 16 == 0 for stride in own if stride > 1):
+                paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
     return Specialization(
         kernel=kernel,
         signature=signature,
         constants={(0,): formula} | {(names.index(name),): value for name, value in constants.items()},
-        attributes=dict.fromkeys(paths, divisible),
+        attributes={path: [["tt.divisibility", 16]] for path in paths},
         leading=(formula,),
         fixed=(strides, out_strides, sizes, *((n,) if "n" in runtime else ()), *constants.values()),
         grid=grid,
-        options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1)},
+        options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1), **device.options},
     )
 
 

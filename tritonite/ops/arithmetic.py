@@ -8,7 +8,7 @@ from tritonite.catalog import pointwise
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import maximum_nan, minimum_nan, multiply_add, true_divide
+from tritonite.language.math import maximum_nan, minimum_nan, multiply_add, real_power, true_divide
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
@@ -171,7 +171,7 @@ def addcdiv(self, tensor1, tensor2, value):
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
-    from_self, from_end = multiply_add(weight, distance, self), multiply_add(distance, weight - 1.0, end)
+    from_self, from_end = multiply_add(weight, distance, self), multiply_add(-distance, 1.0 - weight, end)
     return tl.where(tl.abs(weight) < 0.5, from_self, from_end)
 
 
@@ -180,7 +180,8 @@ _POWERS = (2, 3, -1, -2, 0.5, -0.5)
 
 def _known_power(self, exponent, power=None):
     if isinstance(exponent, torch.Tensor):
-        return self, exponent, None
+        # ATen's result for a number to the power of a tensor is contiguous.
+        return self, exponent if isinstance(self, torch.Tensor) else exponent.contiguous(), None
     integral = type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())
     if integral and type(exponent) is int and exponent < 0:
         raise Decline("negative power of integers")
@@ -222,7 +223,7 @@ def pow(self, exponent, power):
     elif power == "-0.5":
         result = libdevice.rsqrt(x)
     elif x.dtype.is_floating():
-        result = libdevice.pow(x, y)
+        result = real_power(x, y)
     else:
         result = _integer_power(x, y)
     return result

@@ -31,7 +31,7 @@ def _digamma(self):
     cotangent = (3.141592653589793 / libdevice.tan(wide)).to(self.dtype)
     x = tl.where(negative, 1.0 - self, self)
     shift = tl.zeros_like(x)
-    for _ in tl.static_range(10):
+    for _ in range(10):
         small = x < 10
         shift = shift - tl.where(small, true_divide(tl.full(x.shape, 1.0, x.dtype), x), tl.zeros_like(x))
         x = tl.where(small, x + 1.0, x)
@@ -63,71 +63,62 @@ def digamma(self):
     return _digamma(self)
 
 
-_RECIPROCALS = tl.constexpr(
+# B(2k) / (2k)!, k = 1 to 12.
+_BERNOULLI = tl.constexpr(
     (
-        12.0,
-        -720.0,
-        30240.0,
-        -1209600.0,
-        47900160.0,
-        -1.8924375803183791606e9,
-        7.47242496e10,
-        -2.950130727918164224e12,
-        1.1646782814350067249e14,
-        -4.5979787224074726105e15,
-        1.8152105401943546773e17,
-        -7.1661652561756670113e18,
+        8.333333333333333e-2,
+        -1.388888888888889e-3,
+        3.306878306878307e-5,
+        -8.267195767195768e-7,
+        2.08767569878681e-8,
+        -5.284190138687493e-10,
+        1.3382536530684679e-11,
+        -3.3896802963225829e-13,
+        8.586062056277845e-15,
+        -2.174868698558062e-16,
+        5.5090028283602295e-18,
+        -1.3954464685812523e-19,
     )
 )
-
-
-@triton.jit
-def _bernoulli(i: tl.constexpr, x):
-    """B(2k) / (2k)! for k = i + 1."""
-    return true_divide(tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, _RECIPROCALS[i], x.dtype))
+_MOST_TERMS = tl.constexpr(2**24)
 
 
 @triton.jit
 def _zeta(x, q):
-    """Hurwitz's zeta function by Euler and Maclaurin's summation (DLMF 25.11.10; Cephes' zeta.c).
+    """Hurwitz's zeta function by Euler and Maclaurin's summation (DLMF 25.11.10; Cephes' zeta.c), in float64.
 
-    Ten terms of the sum, then the integral of the rest and twelve corrections.
+    Terms of the sum until q + n is above 9 and there are ten, then the integral of the rest and twelve corrections. For
+    negative q terms next to the poles cancel, hence the precision.
     """
-    x, q = tl.broadcast(x, q)
+    dtype: tl.constexpr = x.dtype
+    x, q = tl.broadcast(x.to(tl.float64), q.to(tl.float64))
+    whole = q == libdevice.floor(q)
+    outside = (q <= 0) & (whole | (x != libdevice.floor(x)))
     total = libdevice.pow(q, -1.0 * x)
     a = q
     term = total
-    done = x != x
-    for i in tl.static_range(40):
-        # Nine terms at least, and as many more as bring a above 9.
-        running = (done == 0) & ((i < 9) | (a <= 9.0))
+    done = (x != x) | (x <= 1.0) | (q != q) | outside
+    n = 0
+    while (n < _MOST_TERMS) & (tl.max(((done == 0) & ((n < 9) | (a <= 9.0))).to(tl.int32), axis=None) != 0):
+        running = (done == 0) & ((n < 9) | (a <= 9.0))
         a = tl.where(running, a + 1.0, a)
         term = tl.where(running, libdevice.pow(a, -1.0 * x), term)
         total = tl.where(running, total + term, total)
         done = done | (running & (tl.abs(term) < tl.abs(total) * 1e-17))
-    w = a
-    remainder = true_divide(term * w, x - 1.0) - 0.5 * term
-    result = total + remainder
-    factor = tl.full(x.shape, 1.0, x.dtype)
-    k = tl.zeros_like(x)
-    b = term
+        n += 1
+    correction = term * true_divide(x, a)
+    result = total + true_divide(term * a, x - 1.0) - 0.5 * term
+    step = true_divide(tl.full(a.shape, 1.0, tl.float64), a * a)
     for i in tl.static_range(12):
-        factor = factor * (x + k)
-        b = true_divide(b, w)
-        result = result + factor * b * _bernoulli(i, x)
-        k = k + 1.0
-        factor = factor * (x + k)
-        b = true_divide(b, w)
-        k = k + 1.0
-    result = tl.where(done & (x == x), total, result)
-    infinite = tl.full(x.shape, float("inf"), x.dtype)
-    invalid = tl.full(x.shape, float("nan"), x.dtype)
-    whole = q == libdevice.floor(q)
-    result = tl.where((q <= 0) & (x != libdevice.floor(x)), invalid, result)
-    result = tl.where((q <= 0) & whole, infinite, result)
-    result = tl.where(x < 1.0, invalid, result)
+        result = result + correction * _BERNOULLI[i]
+        correction = correction * ((x + (2 * i + 1)) * (x + (2 * i + 2)) * step)
+    # Beyond this the product of 23 factors x + k overflows in ATen, and its corrections are 0 times infinity.
+    result = tl.where((term == 0) & (x > 2.4e13), float("nan"), result)
+    result = tl.where(done, total, result)
+    result = tl.where(outside, tl.where(whole, float("inf"), float("nan")), result)
+    result = tl.where(x < 1.0, float("nan"), result)
     result = tl.where(((x != x) & ((q > 0) | (whole == 0))) | (q != q), x + q, result)
-    return tl.where(x == 1.0, infinite, result)
+    return tl.where(x == 1.0, float("inf"), result).to(dtype)
 
 
 @pointwise("special_zeta", promote=INT_TO_FLOAT, accepts=FULL)
@@ -162,7 +153,7 @@ def _trigamma(self):
     one = tl.full(self.shape, 1.0, self.dtype)
     x = tl.where(reflected, 1.0 - self, self)
     total = tl.zeros_like(x)
-    for _ in tl.static_range(6):
+    for _ in range(6):
         total = total + true_divide(one, x * x)
         x = x + 1.0
     z = true_divide(one, x * x)
@@ -178,11 +169,11 @@ def _multivariate(self, p):
     return self, p, 0.25 * p * (p - 1) * math.log(math.pi)
 
 
-@pointwise("mvlgamma", promote=INT_TO_FLOAT, prepare=_multivariate, static=("p",))
+@pointwise("mvlgamma", promote=INT_TO_FLOAT, prepare=_multivariate, static=("p",), contiguous=True)
 def mvlgamma(self, p, constant):
     """The sum of lgamma(x - j / 2), j < p, and p (p - 1) / 4 log(pi): DLMF 35.3.4."""
     total = libdevice.lgamma(self)
-    for j in tl.static_range(1, p):
+    for j in range(1, p):
         total = total + libdevice.lgamma(self - 0.5 * j)
     return total + constant
 
@@ -246,7 +237,12 @@ def _igamma_pair(a, x):
     safe_a = tl.where(valid, a, one)
     safe_x = tl.where(valid, x, one)
     lower = safe_x < safe_a + 1.0
-    factor = _prefactor(safe_a, safe_x)
+    factor = _prefactor(safe_a.to(tl.float64), safe_x.to(tl.float64)).to(a.dtype)
+
+    if a.dtype == tl.float64:
+        epsilon: tl.constexpr = 2.3e-16
+    else:
+        epsilon: tl.constexpr = 1.2e-7
 
     # The series, on lanes that need it.
     sx = tl.where(lower, safe_x, tl.zeros_like(a))
@@ -254,7 +250,7 @@ def _igamma_pair(a, x):
     total = one
     denominator = safe_a
     n = 0
-    while (n < 2000) & (tl.max((tl.abs(term) > tl.abs(total) * 1e-17).to(tl.int32), axis=None) != 0):
+    while (n < 2000) & (tl.max((tl.abs(term) > tl.abs(total) * (0.1 * epsilon)).to(tl.int32), axis=None) != 0):
         denominator = denominator + 1.0
         term = term * true_divide(sx, denominator)
         total = total + term
@@ -269,10 +265,6 @@ def _igamma_pair(a, x):
     h = d
     change = one * 2.0
     k = 0
-    if a.dtype == tl.float64:
-        epsilon: tl.constexpr = 2.3e-16
-    else:
-        epsilon: tl.constexpr = 1.2e-7
     while (k < 2000) & (tl.max((tl.abs(change - 1.0) > epsilon).to(tl.int32), axis=None) != 0):
         k += 1
         coefficient = -1.0 * k * (k - safe_a)

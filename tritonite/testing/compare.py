@@ -29,14 +29,14 @@ def judge(
 ) -> Verdict:
     """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
 
-    Shape, strides and dtype must be ATen's. An element passes when it is ATen's to the bit (nan for nan, -0.0 for
-    -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest relative error; a zero has the sign
-    that ATen and the reference agree on, unless `zero_sign` is false.
+    Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
+    the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest
+    relative error; a zero has the sign that ATen and the reference agree on, unless `zero_sign` is false.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):
             return Verdict(f"{what} {getattr(actual, what)} where ATen gives {getattr(aten, what)}")
-    if actual.stride() != aten.stride():
+    if not _same_layout(actual, aten):
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
         parts = [torch.view_as_real(t) if t is not None else None for t in (actual, aten, reference)]
@@ -56,7 +56,7 @@ def judge(
     aten_worst = float(aten_relative.max()) if aten_relative.numel() else 0.0
     allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype], 2 * aten_worst * exact.abs())
     signed = (not zero_sign) | (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
-    near = (finite & (error <= allowed)) | ((wide == exact) & ~finite) | (wide.isnan() & exact.isnan())
+    near = (exact.isfinite() & (error <= allowed)) | ((wide == exact) & ~finite) | (wide.isnan() & exact.isnan())
     good = same | (signed & near)
     ours_relative = (error / scale)[finite & wide.isfinite()]
     worst = float(ours_relative.max()) if ours_relative.numel() else 0.0
@@ -85,6 +85,10 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not a.is_floating_point():
         return a == b
     return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not a.numel() or all(size == 1 or x == y for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str:

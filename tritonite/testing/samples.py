@@ -11,13 +11,14 @@ import torch
 from tritonite.catalog import Op
 
 _EXTREMES = (0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, 0.5, 1e-3, 2.5, -7.0)
-# What ATen does with nan is not defined: its loops over vectors and over single elements differ, or return what an
-# uninitialised variable held. nan is left out of their samples.
+# What ATen does with nan on the CPU is not defined: its loops over vectors and over single elements differ, or return
+# what an uninitialised variable held. nan is left out of their samples there.
 NAN_UNDEFINED = {
     "elu_backward",
     "hardshrink_backward",
     "hardswish_backward",
     "hardtanh_backward",
+    "logit_backward",
     "softshrink_backward",
     "special_chebyshev_polynomial_t",
     "special_chebyshev_polynomial_u",
@@ -33,7 +34,7 @@ NAN_UNDEFINED = {
     "special_shifted_chebyshev_polynomial_w",
 }
 # The same two loops of ATen give zeros of different sign.
-ZERO_SIGN_UNDEFINED = {"log_sigmoid_backward", "softshrink", "relu", "_add_relu", "fmax", "fmin"}
+ZERO_SIGN_UNDEFINED = {"log_sigmoid_backward", "softshrink", "relu", "_add_relu", "fmax", "fmin", "lerp"}
 _INTEGERS = {"dim": -1, "reduction": 1, "n": 2, "p": 1, "decimals": 1}
 _STRINGS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 
@@ -85,7 +86,8 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
             tensors[0] = tensors[0].clone()
         yield from _calls(op, label, tensors)
     if dtype.is_floating_point:
-        extremes = [value for value in _EXTREMES if value == value or op.packet not in NAN_UNDEFINED]
+        skip_nan = device == "cpu" and op.packet in NAN_UNDEFINED
+        extremes = [value for value in _EXTREMES if value == value or not skip_nan]
         line = torch.tensor(extremes, dtype=torch.float64).to(device, dtype)
         grid = [line[:, None].repeat(1, len(line)), line[None, :].repeat(len(line), 1)]
         yield from _calls(op, "extreme", [*grid, grid[0].flip(0).contiguous(), grid[1].flip(1).contiguous()])
