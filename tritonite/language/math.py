@@ -98,14 +98,17 @@ def multiply_add(x, y, z):
 
 
 @triton.jit
-def _power_float32(x, y):
-    size = tl.abs(x)
-    subnormal = size < 1.1754943508222875e-38
-    bits = tl.where(subnormal, size * 16777216.0, size).to(tl.int32, bitcast=True)
+def _power_of_normal(x, y, lift):
+    """(x / 2**lift) to the y, for normal positive x and |y| <= 1e12, as exp2(y * log2(x)) with a logarithm of two parts.
+
+    log2 of the mantissa m is that of (1 + s) / (1 - s), s = (m - 1) / (m + 1), whose series is
+    2 / ln(2) * (s + s**3 / 3 + s**5 / 5 + ...) (Muller et al., Handbook of Floating-Point Arithmetic, chapter 10).
+    """
+    bits = x.to(tl.int32, bitcast=True)
     # The mantissa, between the square roots of 1/2 and 2, and its power of 2.
     exponent = (bits - 0x3F3504F3) >> 23
     m = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
-    scale = exponent.to(tl.float32) - tl.where(subnormal, 24.0, 0.0)
+    scale = exponent.to(tl.float32) - lift
     above, below = m + 1.0, m - 1.0
     rounding = m - (above - 1.0)
     inverse = 1.0 / above
@@ -115,41 +118,47 @@ def _power_float32(x, y):
     tail += s * square * polynomial(square, (0.090909091, 0.11111111, 0.14285715, 0.2, 0.33333334))
     # 2 / ln(2), in two parts.
     factor = tl.full(s.shape, 2.885390043258667, tl.float32)
-    high = s * factor
-    low = libdevice.fma(s, factor, -high) + (s * 3.8519259e-08 + tail * factor)
-    log = scale + high
-    log_tail = ((scale - log) + high) + low
-    log = tl.where((size == 0.0) | (size == float("inf")), scale * float("inf"), log)
-    # No power beyond these bounds is finite but those of 1 and -1, which are even.
-    bounded = tl.minimum(tl.maximum(y, -3e38), 3e38)
-    product = bounded * log
-    product_tail = libdevice.fma(bounded, log, -product) + bounded * log_tail
-    product_tail = tl.where(tl.abs(product) < 200.0, product_tail, 0.0)
-    product = tl.minimum(tl.maximum(product, -200.0), 200.0)
-    # Adding 1.5 * 2**23 leaves the nearest integer in the low bits.
-    shifted = product + 12582912.0
-    whole = shifted.to(tl.int32, bitcast=True) - 0x4B400000
-    result = tl.exp2((product - (shifted - 12582912.0)) + product_tail)
-    # Two steps reach the subnormals with one rounding.
-    half = whole >> 1
-    result *= ((half + 127) << 23).to(tl.float32, bitcast=True)
-    result *= ((whole - half + 127) << 23).to(tl.float32, bitcast=True)
-    whole_exponent = libdevice.floor(y) == y
-    odd = whole_exponent & (libdevice.floor(y * 0.5) != y * 0.5)
-    result = tl.where(odd, libdevice.copysign(result, x), result)
-    undefined = ((x < 0.0) & (size != float("inf")) & (whole_exponent == 0)) | (x != x) | (y != y)
-    result = tl.where(undefined, float("nan"), result)
-    return tl.where((x == 1.0) | (y == 0.0), 1.0, result)
+    product = s * factor
+    tail = libdevice.fma(s, factor, -product) + (s * 3.8519259e-08 + tail * factor)
+    mantissa_log = product + tail
+    tail -= mantissa_log - product
+    log = scale + mantissa_log
+    tail += mantissa_log - (log - scale)
+    product = y * log
+    tail = libdevice.fma(y, log, -product) + y * tail
+    result = tl.exp2(product)
+    return tl.where(result < float("inf"), libdevice.fma(result, tail * 0.6931471805599453, result), result)
+
+
+@triton.jit
+def _power_float32(x, y):
+    bits = x.to(tl.int32, bitcast=True)
+    ordinary = (bits >= 0x00800000) & (bits < 0x7F800000) & (tl.abs(y) < 1e12)
+    # Positive normal bases are nearly all there is, and a block of them skips every special case.
+    if tl.min(ordinary.to(tl.int32), axis=None) != 0:
+        result = _power_of_normal(x, y, 0.0)
+    else:
+        size = tl.abs(x)
+        subnormal = size < 1.1754943508222875e-38
+        extreme = (size == 0.0) | (size == float("inf"))
+        normal = tl.where(subnormal, size * 16777216.0, size)
+        normal = tl.where(extreme | (x != x), 1.0, normal)
+        # No power beyond these bounds is finite but those of 1 and -1, which are even.
+        bounded = tl.minimum(tl.maximum(y, -1e12), 1e12)
+        result = _power_of_normal(normal, bounded, tl.where(subnormal, 24.0, 0.0))
+        result = tl.where(extreme, tl.where((y < 0.0) == (size == 0.0), float("inf"), 0.0), result)
+        whole = libdevice.floor(y) == y
+        odd = whole & (libdevice.floor(y * 0.5) != y * 0.5)
+        result = tl.where(odd, libdevice.copysign(result, x), result)
+        undefined = ((x < 0.0) & (size != float("inf")) & (whole == 0)) | (x != x) | (y != y)
+        result = tl.where(undefined, float("nan"), result)
+        result = tl.where((x == 1.0) | (y == 0.0), 1.0, result)
+    return result
 
 
 @triton.jit
 def real_power(x, y):
-    """x to the y, with the special cases of C's pow.
-
-    float32 takes exp2(y * log2(|x|)) with the logarithm in two parts: that of a mantissa m near 1 is that of
-    (1 + s) / (1 - s), s = (m - 1) / (m + 1), whose series is 2 / ln(2) * (s + s**3 / 3 + s**5 / 5 + ...) (Muller et
-    al., Handbook of Floating-Point Arithmetic, 2nd edition, chapter 10).
-    """
+    """x to the y, with the special cases of C's pow."""
     x, y = tl.broadcast(x, y)
     if x.dtype == tl.float32:
         result = _power_float32(x, y)

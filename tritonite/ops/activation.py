@@ -154,7 +154,7 @@ def leaky_relu_backward(self, grad_output, negative_slope):
 @pointwise("hardtanh", accepts=NUMBERS)
 def hardtanh(self, min_val, max_val):
     bounded = tl.where(self > max_val, max_val, self)
-    return tl.where(bounded < min_val, min_val, bounded)
+    return tl.where(bounded <= min_val, min_val, bounded)
 
 
 @pointwise("hardtanh_backward", accepts=FLOATS)

@@ -171,7 +171,7 @@ def addcdiv(self, tensor1, tensor2, value):
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
-    from_self, from_end = multiply_add(weight, distance, self), multiply_add(-distance, 1.0 - weight, end)
+    from_self, from_end = multiply_add(weight, distance, self), multiply_add(distance * -1.0, 1.0 - weight, end)
     return tl.where(tl.abs(weight) < 0.5, from_self, from_end)
 
 
@@ -196,7 +196,8 @@ def _integer_power(base, exponent):
     result = tl.full(base.shape, 1, base.dtype)
     square = base
     rest = exponent
-    for _ in tl.static_range(base.dtype.primitive_bitwidth):
+    bits: tl.constexpr = base.dtype.primitive_bitwidth
+    for _ in tl.static_range(bits):
         result = tl.where((rest & 1) == 1, result * square, result)
         square = square * square
         rest = rest >> 1
