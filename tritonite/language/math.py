@@ -99,7 +99,7 @@ def multiply_add(x, y, z):
 
 @triton.jit
 def _power_of_normal(x, y, lift):
-    """(x / 2**lift) to the y, for normal positive x and |y| <= 1e12, as exp2(y * log2(x)) with a logarithm of two parts.
+    """(x / 2**lift) to the y, for normal positive x and |y| <= 1e12: exp2(y * log2(x)), the logarithm in two parts.
 
     log2 of the mantissa m is that of (1 + s) / (1 - s), s = (m - 1) / (m + 1), whose series is
     2 / ln(2) * (s + s**3 / 3 + s**5 / 5 + ...) (Muller et al., Handbook of Floating-Point Arithmetic, chapter 10).

@@ -34,7 +34,17 @@ NAN_UNDEFINED = {
     "special_shifted_chebyshev_polynomial_w",
 }
 # The same two loops of ATen give zeros of different sign.
-ZERO_SIGN_UNDEFINED = {"log_sigmoid_backward", "softshrink", "relu", "_add_relu", "fmax", "fmin", "lerp"}
+ZERO_SIGN_UNDEFINED = {
+    "_add_relu",
+    "fmax",
+    "fmin",
+    "hardtanh",
+    "lerp",
+    "log_sigmoid_backward",
+    "relu",
+    "relu6",
+    "softshrink",
+}
 _INTEGERS = {"dim": -1, "reduction": 1, "n": 2, "p": 1, "decimals": 1}
 _STRINGS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 

@@ -81,13 +81,12 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         wide = sample.map(lambda value: to_reference(value, integers=_is_floating(expected)))
         reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(to_reference, template)))
         runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
-    zero_sign = devices.current.type != "cpu" or op.packet not in ZERO_SIGN_UNDEFINED
     before = _declines()
     with use_gems(), poisoned():
         results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
     report.declined = _declines() - before
     for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
-        _record(report, sample.label, actual, expected, reference, zero_sign)
+        _record(report, sample.label, actual, expected, reference, _zero_sign(op.packet))
     return report
 
 
@@ -141,8 +140,13 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
         results = [_quietly(run) for _, run, _, _ in runs]
     report.declined = _declines() - before
     for (label, _, expected, reference), actual in zip(runs, results, strict=True):
-        _record(report, label, actual, expected, reference)
+        _record(report, label, actual, expected, reference, _zero_sign(info.aten_name))
     return report
+
+
+def _zero_sign(packet: str) -> bool:
+    """Whether the sign of a zero is compared."""
+    return devices.current.type != "cpu" or packet not in ZERO_SIGN_UNDEFINED
 
 
 def _is_floating(result: Any) -> bool:
@@ -188,7 +192,7 @@ def _bind_gradient(info: Any, sample: Any, wide: bool) -> Callable[[], Any]:
     return run
 
 
-def _record(report: Report, label: str, actual: Any, expected: Any, reference: Any, zero_sign: bool = True) -> None:
+def _record(report: Report, label: str, actual: Any, expected: Any, reference: Any, zero_sign: bool) -> None:
     report.samples += 1
     if isinstance(actual, Exception):
         report.failures.append(f"{label}: {type(actual).__name__}: {actual}")
