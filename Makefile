@@ -33,10 +33,11 @@ test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 tests
 
 # In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
-# where pytest-xdist is there too.
+# where pytest-xdist is there too. Compiling for other targets needs no GPU and is left to the other two.
 test-gpu:
-	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("-n $(WORKERS)" if u.find_spec("xdist") else "")') && \
-		TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider
+	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
+		TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
+		--ignore tests/test_compile.py
 
 # The oldest and the newest Triton there is, on the quick tests.
 test-versions: $(VENV)/test

@@ -46,9 +46,12 @@ def test_overload(name):
     assert tritonite.stats()[name].launched, tritonite.stats()[name].declined
 
 
-@pytest.mark.parametrize("name", opinfo.infos())
-def test_opinfo(name):
-    info = opinfo.infos()[name]
-    dtypes = [dtype for dtype in OPINFO_DTYPES if opinfo.supported(info, dtype)] or [torch.float32]
-    for dtype in dtypes:
-        report_failures(check_opinfo(name, info, dtype, limit=LIMIT))
+def _functions():
+    for name, info in opinfo.infos().items():
+        for dtype in [dtype for dtype in OPINFO_DTYPES if opinfo.supported(info, dtype)] or [torch.float32]:
+            yield pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(_functions()))
+def test_opinfo(name, dtype):
+    report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=LIMIT))

@@ -279,3 +279,14 @@ def test_caches_are_bounded(device, monkeypatch):
         for n in range(1, 12):
             assert torch.equal(-torch.ones(n, device=device), torch.full((n,), -1.0, device=device))
     assert len(kernel._plans) <= 4
+
+
+@pytest.mark.skipif(tritonite.device != "cuda", reason="gigabytes of elements take minutes in the interpreter")
+def test_more_elements_than_32_bits_count(device):
+    x = torch.zeros(2**31 + 64, dtype=torch.int8, device=device)
+    x[2**31 - 1 :: 63] = 5
+    with tritonite.use_gems():
+        flat, strided = x + 1, x[1::2] + 1
+    assert tritonite.stats()["add.Tensor"].launched == 2
+    assert torch.equal(flat, torch.add(x, 1))
+    assert torch.equal(strided, torch.add(x[1::2], 1))

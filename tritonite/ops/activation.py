@@ -64,10 +64,15 @@ def _normal(x):
 
 @triton.jit
 def _logistic(x):
-    """(1 / (1 + exp(-x)), its derivative), neither of which cancels."""
-    small = tl.exp(-tl.abs(x))
-    large = 1.0 / (1.0 + small)
-    return tl.where(x < 0, small * large, large), small * large * large
+    """(1 / (1 + exp(-x)), its derivative); neither cancels in float32."""
+    if x.dtype == tl.float32:
+        small = tl.exp(-tl.abs(x))
+        large = 1.0 / (1.0 + small)
+        value, slope = tl.where(x < 0, small * large, large), small * large * large
+    else:
+        tangent = libdevice.tanh(0.5 * x)
+        value, slope = 0.5 * (1.0 + tangent), 0.25 * (1.0 - tangent * tangent)
+    return value, slope
 
 
 @triton.jit

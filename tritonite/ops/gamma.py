@@ -130,7 +130,8 @@ def _order(n, self):
     if n < 0:
         raise Decline("negative order")
     sign = 1.0 if n % 2 else -1.0
-    return self, n + 1, sign * math.factorial(n) if n < 171 else sign * float("inf"), n
+    # One kernel serves every order beyond 1.
+    return self, n + 1, sign * math.factorial(n) if n < 171 else sign * float("inf"), min(n, 2)
 
 
 @pointwise("polygamma", promote=INT_TO_FLOAT, prepare=_order, static=("n",))

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -73,15 +74,14 @@ def assert_close(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tens
     assert verdict.failure is None, verdict.failure
 
 
-def to_reference(value: object, integers: bool = False) -> object:
+def to_reference(value: Any, integers: bool = False, device: str | None = None) -> Any:
     """The same value with floating-point tensors in float64; with `integers`, those of integers too."""
     if not isinstance(value, torch.Tensor):
         return value
+    value = value.detach().to(device or value.device)
     if value.is_floating_point() or (integers and value.dtype is not torch.bool and not value.is_complex()):
-        return value.detach().double()
-    if value.is_complex():
-        return value.detach().to(torch.complex128)
-    return value
+        return value.double()
+    return value.to(torch.complex128) if value.is_complex() else value
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -78,8 +78,9 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         expected = _quietly(lambda: _call(function, op, sample, template))
         if isinstance(expected, Exception):
             continue
-        wide = sample.map(lambda value: to_reference(value, integers=_is_floating(expected)))
-        reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(to_reference, template)))
+        widen = _widen(dtype, expected)
+        wide = sample.map(widen)
+        reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(widen, template)))
         runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
     before = _declines()
     with use_gems(), poisoned():
@@ -123,13 +124,12 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             expected = _quietly(run)
             if isinstance(expected, Exception):
                 continue
-            wide = sample.transform(functools.partial(to_reference, integers=_is_floating(expected)))
-            reference = _quietly(_bind(way, wide))
+            reference = _quietly(_bind(way, sample.transform(_widen(dtype, expected))))
             runs.append((label, run, expected, None if isinstance(reference, Exception) else reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
         for sample in itertools.islice(gradients, limit):
-            run, wide_run = _bind_gradient(info, sample, False), _bind_gradient(info, sample, True)
+            run, wide_run = _bind_gradient(info, sample, None), _bind_gradient(info, sample, _widen(dtype, None))
             expected = _quietly(run)
             if isinstance(expected, Exception):
                 continue
@@ -149,8 +149,11 @@ def _zero_sign(packet: str) -> bool:
     return devices.current.type != "cpu" or packet not in ZERO_SIGN_UNDEFINED
 
 
-def _is_floating(result: Any) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in pytree.tree_leaves(result))
+def _widen(dtype: torch.dtype, expected: Any) -> Callable[[Any], Any]:
+    """What makes the arguments of the float64 run; that of float64 itself runs on the CPU, to be another's result."""
+    floating = any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in pytree.tree_leaves(expected))
+    device = "cpu" if dtype is torch.float64 else None
+    return functools.partial(to_reference, integers=floating, device=device)
 
 
 def _ways(info: Any, first: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
@@ -172,13 +175,13 @@ def _bind(way: Callable[[Any], Any], sample: Any) -> Callable[[], Any]:
     return lambda: way(sample)
 
 
-def _bind_gradient(info: Any, sample: Any, wide: bool) -> Callable[[], Any]:
+def _bind_gradient(info: Any, sample: Any, widen: Callable[[Any], Any] | None) -> Callable[[], Any]:
     def run() -> Any:
         def leaf(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             needed = value.requires_grad
-            copy: Any = to_reference(value) if wide else value.detach()
+            copy = widen(value) if widen else value.detach()
             value = copy.clone()
             return value.requires_grad_(needed and value.is_floating_point())
 
