@@ -124,13 +124,19 @@ def test_destinations(device):
     assert torch.equal(less, x < y)
 
 
+def same(x):
+    return x
+
+
 def test_what_cannot_be_declared():
     with pytest.raises(InvalidDeclaration, match="num_inputs says 3"):
-        pointwise_dynamic(lambda x: x, num_inputs=3)
+        pointwise_dynamic(same, num_inputs=3)
     with pytest.raises(InvalidDeclaration, match="no promotion is called 'SOMEHOW'"):
-        pointwise_dynamic(lambda x: x, promotion_methods=[(0, "SOMEHOW")])
+        pointwise_dynamic(same, promotion_methods=[(0, "SOMEHOW")])
     with pytest.raises(InvalidDeclaration, match="outputs"):
-        pointwise_dynamic(lambda x: x, num_outputs=2, output_dtypes=[torch.int32])
+        pointwise_dynamic(same, num_outputs=2, output_dtypes=[torch.int32])
+    with pytest.raises(InvalidDeclaration, match="def"):
+        pointwise_dynamic(lambda x: x)
 
 
 def test_what_cannot_be_run(device):

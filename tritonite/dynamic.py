@@ -69,6 +69,8 @@ def _make(
     output_dtypes: Sequence[torch.dtype | None] | None,
     promotion_methods: Sequence[PromotionMethod] | None,
 ) -> PointwiseFunction:
+    if getattr(function, "__name__", "") == "<lambda>":
+        raise InvalidDeclaration(name="a lambda", reason="Triton compiles functions written with def alone")
     formula = function if isinstance(function, KernelInterface) else triton.jit(function)
     plain = formula.fn
     name = plain.__name__

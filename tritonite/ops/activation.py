@@ -179,7 +179,8 @@ def hardsigmoid(self):
 
 @pointwise("hardsigmoid_backward", accepts=FLOATS)
 def hardsigmoid_backward(grad_output, self):
-    return tl.where((self > -3.0) & (self < 3.0), grad_output * (1.0 / 6.0), tl.zeros_like(grad_output))
+    # ATen's sixth is that of float32 in float64 too.
+    return tl.where((self > -3.0) & (self < 3.0), grad_output * 0.1666666716337204, tl.zeros_like(grad_output))
 
 
 @pointwise("hardswish", accepts=FLOATS)
