@@ -5,6 +5,7 @@ Arguments are ATen's. A call that a kernel does not serve goes to ATen. Direct c
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,35 +13,23 @@ import torch
 
 from tritonite import catalog
 from tritonite.errors import Decline
-from tritonite.ops import (
-    activation,
-    arithmetic,
-    bessel,
-    bitwise,
-    comparison,
-    conditional,
-    elementary,
-    gamma,
-    loss,
-    polynomial,
-    probability,
-    rounding,
-)
 
-_FAMILIES = (
-    activation,
-    arithmetic,
-    bessel,
-    bitwise,
-    comparison,
-    conditional,
-    elementary,
-    gamma,
-    loss,
-    polynomial,
-    probability,
-    rounding,
-)
+# A family declares its operators when it is imported.
+for _family in (
+    "activation",
+    "arithmetic",
+    "bessel",
+    "bitwise",
+    "comparison",
+    "conditional",
+    "elementary",
+    "gamma",
+    "loss",
+    "polynomial",
+    "probability",
+    "rounding",
+):
+    importlib.import_module(f"tritonite.ops.{_family}")
 
 
 def _packets() -> set[str]:

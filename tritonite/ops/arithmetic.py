@@ -49,6 +49,8 @@ def _add_relu(self, other, alpha):
     # ATen bounds the result above too, by the largest finite number.
     if total.dtype == tl.float32:
         total = tl.where(total > 3.4028234663852886e38, 3.4028234663852886e38, total)
+    elif total.dtype == tl.float64:
+        total = tl.where(total > 1.7976931348623157e308, 1.7976931348623157e308, total)
     return tl.where(total < 0, tl.zeros_like(total), total)
 
 
