@@ -281,6 +281,19 @@ def test_caches_are_bounded(device, monkeypatch):
     assert len(kernel._plans) <= 4
 
 
+def test_interleaved_destinations_are_served(device):
+    x = torch.rand(4, 20, device=device)
+    expected = x.clone()
+    torch.neg(expected[:, ::2], out=expected[:, 1::2])
+    with tritonite.use_gems():
+        torch.neg(x[:, ::2], out=x[:, 1::2])
+        polar = torch.polar(x, x)
+    assert torch.equal(x, expected)
+    assert_close(torch.view_as_real(polar), torch.view_as_real(torch.polar(x, x)))
+    stats = tritonite.stats()
+    assert stats["neg.out"].launched and stats["polar"].launched and not stats["polar"].declined
+
+
 @pytest.mark.skipif(tritonite.device != "cuda", reason="gigabytes of elements take minutes in the interpreter")
 def test_more_elements_than_32_bits_count(device):
     x = torch.zeros(2**31 + 64, dtype=torch.int8, device=device)
