@@ -249,7 +249,7 @@ class Fresh:
 class Plan:
     """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
 
-    __slots__ = ("bounds", "device", "extents", "fresh", "launch", "operands", "resize", "specialization", "summary")
+    __slots__ = ("bounds", "device", "extents", "fresh", "launch", "operands", "specialization", "summary")
 
     def __init__(self) -> None:
         self.fresh: tuple[Fresh, ...] = ()
@@ -259,7 +259,6 @@ class Plan:
         self.operands: tuple[tuple[int, str], ...] = ()
         self.bounds: tuple[tuple[int, int, int], ...] = ()
         self.extents: tuple[tuple[int, int, int, int, bool, int], ...] = ()
-        self.resize = False
         self.summary: dict[str, Any] = {}
 
 
@@ -786,14 +785,14 @@ def _specialize(
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
     ]
-    if tile is None and n % 16 == 0:
-        paths.append((6,))
-    if tile is not None and sizes[0] % 16 == 0:
-        paths.append((5, 0))
-    for which, owners in ((3, strides), (4, out_strides)):
-        for i, own in enumerate(owners):
-            if tile is not None and all(stride % 16 == 0 for stride in own if stride > 1):
-                paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
+    if tile is None:
+        paths += [(6,)] if n % 16 == 0 else []
+    else:
+        paths += [(5, 0)] if sizes[0] % 16 == 0 else []
+        for which, owners in ((3, strides), (4, out_strides)):
+            for i, own in enumerate(owners):
+                if all(stride % 16 == 0 for stride in own if stride > 1):
+                    paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
     return Specialization(
         kernel=kernel,
         signature=signature,

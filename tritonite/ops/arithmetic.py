@@ -173,6 +173,7 @@ def addcdiv(self, tensor1, tensor2, value):
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
+    # Triton's own negation subtracts from 0, which makes 0.0 of 0.0 where ATen has -0.0.
     from_self, from_end = multiply_add(weight, distance, self), multiply_add(distance * -1.0, 1.0 - weight, end)
     return tl.where(tl.abs(weight) < 0.5, from_self, from_end)
 
