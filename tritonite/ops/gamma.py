@@ -80,32 +80,25 @@ _BERNOULLI = tl.constexpr(
         -1.3954464685812523e-19,
     )
 )
-_MOST_TERMS = tl.constexpr(2**24)
 
 
 @triton.jit
-def _zeta(x, q):
-    """Hurwitz's zeta function by Euler and Maclaurin's summation (DLMF 25.11.10; Cephes' zeta.c), in float64.
+def _zeta_right(x, q):
+    """Hurwitz's zeta function for x > 1 and q > 0 in float64, by Euler and Maclaurin's summation (DLMF 25.11.10).
 
-    Terms of the sum until q + n is above 9 and there are ten, then the integral of the rest and twelve corrections. For
-    negative q terms next to the poles cancel, hence the precision.
+    Terms of the sum until q + n is above 9 and there are ten, then the integral of the rest and twelve corrections:
+    the method of Cephes' zeta.c, whose results at the ends of the range these are.
     """
-    dtype: tl.constexpr = x.dtype
-    x, q = tl.broadcast(x.to(tl.float64), q.to(tl.float64))
-    whole = q == libdevice.floor(q)
-    outside = (q <= 0) & (whole | (x != libdevice.floor(x)))
     total = libdevice.pow(q, -1.0 * x)
     a = q
     term = total
-    done = (x != x) | (x <= 1.0) | (q != q) | outside
-    n = 0
-    while (n < _MOST_TERMS) & (tl.max(((done == 0) & ((n < 9) | (a <= 9.0))).to(tl.int32), axis=None) != 0):
+    done = q != q
+    for n in range(10):
         running = (done == 0) & ((n < 9) | (a <= 9.0))
         a = tl.where(running, a + 1.0, a)
         term = tl.where(running, libdevice.pow(a, -1.0 * x), term)
         total = tl.where(running, total + term, total)
         done = done | (running & (tl.abs(term) < tl.abs(total) * 1e-17))
-        n += 1
     correction = term * true_divide(x, a)
     result = total + true_divide(term * a, x - 1.0) - 0.5 * term
     step = true_divide(tl.full(a.shape, 1.0, tl.float64), a * a)
@@ -114,7 +107,28 @@ def _zeta(x, q):
         correction = correction * ((x + (2 * i + 1)) * (x + (2 * i + 2)) * step)
     # Beyond this the product of 23 factors x + k overflows in ATen, and its corrections are 0 times infinity.
     result = tl.where((term == 0) & (x > 2.4e13), float("nan"), result)
-    result = tl.where(done, total, result)
+    return tl.where(done, total, result)
+
+
+@triton.jit
+def _zeta(x, q):
+    """Hurwitz's zeta function, in float64: for negative q, terms next to the poles cancel.
+
+    The terms left of 0 are those of a sum to the right of 0 that ends: zeta(x, c - q) - zeta(x, 1 - q), c the next
+    integer above q. Adding them one by one, as ATen does, takes |q| steps.
+    """
+    dtype: tl.constexpr = x.dtype
+    x, q = tl.broadcast(x.to(tl.float64), q.to(tl.float64))
+    below = libdevice.floor(q)
+    whole = q == below
+    outside = (q <= 0) & (whole | (x != libdevice.floor(x)))
+    left = (q < 0) & (outside == 0) & (x > 1.0)
+    result = _zeta_right(x, tl.where(left, q - below, q))
+    if tl.max(left.to(tl.int32), axis=None) != 0:
+        beyond = _zeta_right(x, tl.where(left, 1.0 - q, 1.0))
+        mirrored = _zeta_right(x, tl.where(left, below + 1.0 - q, 1.0)) - tl.where(beyond == beyond, beyond, 0.0)
+        odd = x - 2.0 * libdevice.floor(0.5 * x) == 1.0
+        result = tl.where(left, result + tl.where(odd, -1.0 * mirrored, mirrored), result)
     result = tl.where(outside, tl.where(whole, float("inf"), float("nan")), result)
     result = tl.where(x < 1.0, float("nan"), result)
     result = tl.where(((x != x) & ((q > 0) | (whole == 0))) | (q != q), x + q, result)
