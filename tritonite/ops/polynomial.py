@@ -56,9 +56,12 @@ def _chebyshev_step(x, q, p, k):
 
 @triton.jit
 def _chebyshev(x, degree, first, trigonometric, at_ends, threshold: tl.constexpr):
-    """A Chebyshev polynomial: by cosines inside (-1, 1) beyond the degree `threshold`, and `at_ends` at -1 and 1."""
+    """A Chebyshev polynomial: `trigonometric` inside (-1, 1) beyond the degree `threshold`, and `at_ends` at -1 and 1.
+
+    The former is of float64: an angle's roundoff is multiplied by the degree, and all of it shows next to a zero.
+    """
     inside = (degree > threshold) & (tl.abs(x) < 1.0)
-    value = tl.where(tl.abs(x) == 1.0, at_ends, trigonometric)
+    value = tl.where(tl.abs(x) == 1.0, at_ends, trigonometric.to(x.dtype))
     known = inside | (tl.abs(x) == 1.0)
     return _recurrence(_chebyshev_step, x, degree, first, known, value, _MOST_STEPS)
 
@@ -68,7 +71,8 @@ def _chebyshev_t(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
-    inside = libdevice.cos(degree.to(x.dtype) * libdevice.acos(x))
+    angle = libdevice.acos(x.to(tl.float64))
+    inside = libdevice.cos(degree.to(tl.float64) * angle)
     return _chebyshev(x, degree, x, inside, at_ends, threshold)
 
 
@@ -77,8 +81,8 @@ def _chebyshev_u(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = (tl.where(x > 0.0, 1, _parity(degree)) * (degree + 1)).to(x.dtype)
-    angle = libdevice.acos(x)
-    inside = true_divide(libdevice.sin((degree + 1).to(x.dtype) * angle), libdevice.sin(angle))
+    angle = libdevice.acos(x.to(tl.float64))
+    inside = true_divide(libdevice.sin((degree + 1).to(tl.float64) * angle), libdevice.sin(angle))
     return _chebyshev(x, degree, x + x, inside, at_ends, threshold)
 
 
@@ -87,8 +91,8 @@ def _chebyshev_v(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree) * (2 * degree + 1)).to(x.dtype)
-    angle = libdevice.acos(x)
-    inside = true_divide(libdevice.cos((degree.to(x.dtype) + 0.5) * angle), libdevice.cos(0.5 * angle))
+    angle = libdevice.acos(x.to(tl.float64))
+    inside = true_divide(libdevice.cos((degree.to(tl.float64) + 0.5) * angle), libdevice.cos(0.5 * angle))
     # Next to -1 the quotient is of roundoff alone.
     inside = tl.where(libdevice.sin(0.5 * angle) == 1.0, at_ends, inside)
     return _chebyshev(x, degree, x + x - 1.0, inside, at_ends, threshold)
@@ -99,8 +103,8 @@ def _chebyshev_w(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 2 * degree + 1, _parity(degree)).to(x.dtype)
-    angle = libdevice.acos(x)
-    inside = true_divide(libdevice.sin((degree.to(x.dtype) + 0.5) * angle), libdevice.sin(0.5 * angle))
+    angle = libdevice.acos(x.to(tl.float64))
+    inside = true_divide(libdevice.sin((degree.to(tl.float64) + 0.5) * angle), libdevice.sin(0.5 * angle))
     return _chebyshev(x, degree, x + x + 1.0, inside, at_ends, threshold)
 
 

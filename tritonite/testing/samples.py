@@ -128,6 +128,9 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: str | None, bo
         tensor = tensors.pop(0) if len(tensors) > 1 else tensors[0]
         if argument.name in ("mask", "condition"):
             return tensor.nan_to_num() > 0 if tensor.is_floating_point() else tensor > 0
+        if argument.name == "n" and tensor.is_floating_point():
+            # A degree: ATen's CUDA kernels take 2^63 steps for an infinite one. In place, for the layout's sake.
+            return tensor.clamp_(max=1000)
         if argument.name == "value":
             return torch.tensor(2, dtype=tensor.dtype, device=tensor.device)
         return tensor
