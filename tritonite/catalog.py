@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -90,6 +90,14 @@ class Op:
         packet = self.overload.partition(".")[0]
         return packet if packet.endswith("__") else packet.removesuffix("_")
 
+    @functools.cached_property
+    def slots(self) -> dict[int, int]:
+        """The numbers that a kernel takes as they are, so that no plan holds them: argument by the value's position."""
+        if self.declaration.hosted or self.declaration.prepare is not None:
+            return {}
+        roles = list(self.declaration.kernels[0].parameters.values())
+        return {i: j for i, j in enumerate(self.positions) if j is not None and roles[i] != "static"}
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
         given = len(args)
@@ -146,7 +154,7 @@ def has_kernel(overload: str, dispatch_key: str) -> bool:
     )
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def overloads() -> dict[str, Op]:
     """Every overload that `enable()` would install, by name."""
     from tritonite import ops  # noqa: F401 - importing the families declares their operators

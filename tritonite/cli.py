@@ -1,4 +1,4 @@
-"""The command line: `tritonite info`, `demo`, `explain`, `verify`."""
+"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import tritonite
+from tritonite.dispatch import native
 from tritonite.errors import TritoniteError
 
 app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
@@ -24,6 +25,10 @@ console = Console()
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1 runs kernels in the interpreter, 0 forbids it; set by Tritonite where there is no GPU",
     "TRITON_CACHE_DIR": "where Triton keeps compiled kernels",
+    "TRITONITE_CACHE": "where the native dispatcher is built; by default tritonite in the user's cache folder",
+    "TRITONITE_NATIVE": "0 keeps calls on the Python path, 1 takes the native one in the interpreter too",
+    "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
+    "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
 }
 
@@ -38,6 +43,12 @@ def main() -> None:
 
 
 @app.command()
+def build() -> None:
+    """Build the native dispatcher, if it is not yet built, and say where it is."""
+    console.print(str(native.build()), highlight=False, soft_wrap=True)
+
+
+@app.command()
 def info() -> None:
     """Versions, device, mode, operators and environment variables."""
     table = Table(show_header=False, box=None)
@@ -49,7 +60,7 @@ def info() -> None:
     table.add_row("device", f"{tritonite.device} ({name})")
     table.add_row("backend", tritonite.backend.kind)
     table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
-    table.add_row("call path", "Python")
+    table.add_row("call path", "native dispatcher" if native.wanted() and native.library().exists() else "Python")
     families = Counter(op.family for op in tritonite.overloads().values())
     table.add_row("overloads", f"{len(tritonite.overloads())}")
     for family, count in sorted(families.items()):

@@ -43,6 +43,10 @@ class InvalidSetting(TritoniteError):
     template = "environment variable {name}={value!r} is not valid: expected {expected}"
 
 
+class BuildFailed(TritoniteError):
+    template = "the native dispatcher cannot be built: {reason}"
+
+
 class Unsupported(TritoniteError):
     """Raised by a direct call of an operator that has no ATen kernel to fall back to."""
 
@@ -50,8 +54,12 @@ class Unsupported(TritoniteError):
 
 
 class Decline(Exception):
-    """Raised by a host function, before it launches anything, when ATen must serve the call."""
+    """Raised by a host function, before it launches anything, when ATen must serve the call.
 
-    def __init__(self, reason: str) -> None:
+    `lasting` where every call of the same key would be declined too; not where a number's value or the moment decided.
+    """
+
+    def __init__(self, reason: str, lasting: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.lasting = lasting

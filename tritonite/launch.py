@@ -6,13 +6,14 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import triton
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
@@ -23,7 +24,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.errors import InvalidDeclaration
+from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
 _lock = threading.RLock()
@@ -32,6 +33,7 @@ _compiled: dict[tuple[object, ...], CompiledKernel] = {}
 
 class _Local(threading.local):
     inside_kernel = False
+    recorder: Any = None
 
 
 _local = _Local()
@@ -42,11 +44,30 @@ def inside_kernel() -> bool:
     return _local.inside_kernel
 
 
+def recorder() -> Any:
+    """What is told of this thread's launches (see `dispatch.plan`), or None."""
+    return _local.recorder
+
+
+@contextlib.contextmanager
+def recording(recorder: Any) -> Iterator[None]:
+    outer, _local.recorder = _local.recorder, recorder
+    try:
+        yield
+    finally:
+        _local.recorder = outer
+
+
+# What else wants to know when this thread enters and leaves the interpreter: called with True, then with the old value.
+inside_kernel_observers: list[Callable[[bool], bool]] = []
+
+
 @contextlib.contextmanager
 def _interpreting() -> Iterator[None]:
     """The interpreter keeps its state in module globals, so one kernel runs at a time.
 
-    Overflow checks go off: integer operators wrap around, in the interpreter as on a GPU.
+    It calls ATen, which is neither overridden nor recorded then. Overflow checks go off: integer operators wrap around,
+    in the interpreter as on a GPU.
     """
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
@@ -58,13 +79,17 @@ def _interpreting() -> Iterator[None]:
     }
     with _lock:
         outer, _local.inside_kernel = _local.inside_kernel, True
+        for observer in inside_kernel_observers:
+            observer(True)
         saved = dict(vars(interpreter_builder))
         vars(interpreter_builder).update(changes)
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), _disable_current_modes():
                 yield
         finally:
             _local.inside_kernel = outer
+            for observer in inside_kernel_observers:
+                observer(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
 
@@ -115,24 +140,34 @@ class Launch:
             self._run = self.compiled.run
             self._packed = (self.compiled.function, self.compiled.packed_metadata)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], slots: Any = None) -> None:
+        """Launch on the current stream. A recorder takes `slots`: numbers by their place among the operands."""
+        if _local.recorder is not None:
+            values = (*self._leading, tuple(operands), tuple(outs), *self._fixed)
+            size = (self.specialization.grid, 1, 1)
+            _local.recorder.add(self.specialization.signature, values, size, self.compiled, self._interpret, slots)
         if self.compiled is None:
-            with _interpreting():
-                launcher = self.specialization.kernel[(self.specialization.grid,)]
-                launcher(*self._leading, *arguments, *self._fixed)
+            self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
         grid = self.specialization.grid
-        arguments = (*self._leading, *arguments, *self._fixed)
+        pointers = tuple([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in operands])
+        arguments = (*self._leading, pointers, tuple([out.data_ptr() for out in outs]), *self._fixed)
         metadata = None if enter is None else self.compiled.launch_metadata((grid, 1, 1), stream, *arguments)
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
+
+    def _interpret(self, values: tuple[Any, ...]) -> None:
+        with _interpreting():
+            self.specialization.kernel[(self.specialization.grid,)](*values)
 
 
 def _compile_for(specialization: Specialization, device_index: int) -> CompiledKernel:
     key = (device_index, *specialization.key())
     kernel = _compiled.get(key)
     if kernel is None:
+        if torch.cuda.is_current_stream_capturing():
+            raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with torch.cuda.device(device_index):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
@@ -186,8 +221,10 @@ class LibEntry(KernelInterface):
             bound, _, hooks = self._bind(args, kwargs)
             for hook in hooks:
                 hook({**bound})
+            given = {name: value for name, value in bound.items() if value is not inspect.Parameter.empty}
+            if _local.recorder is not None:
+                self._tell_recorder(given, grid, None)
             with _interpreting():
-                given = {name: value for name, value in bound.items() if value is not inspect.Parameter.empty}
                 return self.jit.run(grid=grid, warmup=warmup, **given)
         found = None if warmup else self._resolve(args, kwargs)
         if found is None:
@@ -200,6 +237,8 @@ class LibEntry(KernelInterface):
             hook({**bound})
         for hook in self.jit.pre_run_hooks:
             hook(**bound)
+        if _local.recorder is not None:
+            self._tell_recorder(bound, grid, kernel)
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)
         stream = driver.active.get_current_stream(key[0])
         enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -209,7 +248,7 @@ class LibEntry(KernelInterface):
         return kernel
 
     def _first(self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
-        with self._tuning:
+        with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
                 return kernel
@@ -219,7 +258,19 @@ class LibEntry(KernelInterface):
             found = self._resolve(args, kwargs)
             if found is not None:
                 _remember(self._kernels, found[0], kernel)
+        if _local.recorder is not None:
+            self._tell_recorder(self._bind(args, kwargs)[0], grid, kernel)
         return kernel
+
+    def _tell_recorder(self, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
+        size = (*(grid(bound) if callable(grid) else grid), 1, 1)[:3]
+        signature = {name: _kind(bound[name]) for name in bound} if kernel is None else kernel.src.signature
+
+        def interpret(values: tuple[Any, ...]) -> None:
+            with _interpreting():
+                self.jit.run(grid=size, warmup=False, **dict(zip(bound, values, strict=True)))
+
+        _local.recorder.add(signature, [bound[name] for name in signature], size, kernel, interpret)
 
     def _tuning_key(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
@@ -286,6 +337,13 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     if isinstance(value, TensorDescriptor):
         return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding
     return value if isinstance(value, (str, triton.language.dtype, JITFunction)) else None
+
+
+def _kind(value: Any) -> Any:
+    """A stand-in for a Triton type in the interpreter, which has none: whether a plan takes it from the call."""
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    return "*" if isinstance(value, torch.Tensor) else "constexpr"
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import functools
 import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op
-from tritonite.errors import Decline, NoDevice, UnknownOperator
+from tritonite.dispatch import native, python
+from tritonite.errors import NoDevice, UnknownOperator
 
 Names = str | Iterable[str] | None
 
@@ -23,7 +26,8 @@ _lock = threading.RLock()
 _scope_ids = itertools.count(1)
 # The selections in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
 _layers: dict[int, frozenset[str]] = {}
-_installed: dict[str, Any] = {}
+# How to take out each overload that is installed.
+_installed: dict[str, Callable[[], None]] = {}
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
@@ -57,19 +61,40 @@ def _apply() -> None:
     """Make what is installed equal to the last layer's selection."""
     wanted = _layers[max(_layers)] if _layers else frozenset()
     for name in _installed.keys() - wanted:
-        _installed.pop(name).reset()
+        _installed.pop(name)()
     missing = sorted(wanted - _installed.keys())
     if not missing:
         return
     key = devices.current.dispatch_key
     table = catalog.overloads()
+    dispatcher = _dispatcher()
+    if dispatcher is not None:
+        for name in missing:
+            dispatcher.install(name)
+            _installed[name] = functools.partial(dispatcher.uninstall, name)
+        return
     with warnings.catch_warnings():
         # torch warns once in a process that a kernel is overridden, which is what was asked for.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
         for name in missing:
             library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
             library.impl(name, key, _function_for(table[name], key), False)
-            _installed[name] = library
+            _installed[name] = library.reset
+
+
+@functools.lru_cache(maxsize=1)
+def _dispatcher() -> ModuleType | None:
+    """The native dispatcher, told of every operator there is, or None."""
+    module = native.module()
+    if module is not None:
+        for name, op in catalog.overloads().items():
+            arguments = op.schema.arguments
+            written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
+            slots = [i in op.slots.values() for i in range(len(arguments))]
+            module.declare(name, devices.current.dispatch_key, written, slots, python.recording(op))
+        launch.inside_kernel_observers.append(module.set_inside_kernel)
+        stats.read_native(module.counts, module.reset_counts)
+    return module
 
 
 _functions: dict[str, Callable[..., Any]] = {}
@@ -82,51 +107,11 @@ def _function_for(op: Op, key: str) -> Callable[..., Any]:
     """
     name = op.overload
     if f"aten/{name}/{key}" in torch.library._impls:
-        return _override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
+        return python.override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
     if name not in _functions:
         kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
-        _functions[name] = _override(op, kernel)
+        _functions[name] = python.override(op, kernel)
     return _functions[name]
-
-
-def _override(op: Op, kernel: Any) -> Callable[..., Any]:
-    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, devices.current.dispatch_key))
-    counts = stats.counts_of(op.overload)
-    count_launch, count_decline = counts.count_launch, counts.count_decline
-    interpreted = devices.current.interpreted
-    tensor_arguments = [i for i, argument in enumerate(op.schema.arguments) if "Tensor" in str(argument.type)]
-    inside_kernel = launch.inside_kernel
-
-    def aten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for i in tensor_arguments:
-            # The dispatcher hands numbers in tensor arguments to Python as numbers, and wants tensors back.
-            if i < len(args) and type(args[i]) in (bool, int, float, complex):
-                args = (*args[:i], _number_tensor(args[i], args), *args[i + 1 :])
-        return kernel.call_boxed(keyset, *args, **kwargs)
-
-    def override(*args: Any, **kwargs: Any) -> Any:
-        if interpreted and inside_kernel():
-            return aten(args, kwargs)
-        try:
-            result = op(*args, **kwargs)
-        except Decline as decline:
-            count_decline(decline.reason)
-            return aten(args, kwargs)
-        count_launch()
-        return result
-
-    return override
-
-
-def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
-    """A 0-d tensor that promotes with the other arguments as the bare number does."""
-    tensor = torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
-    others = [value for value in args if isinstance(value, torch.Tensor)]
-    for other in others:
-        as_number = torch.result_type(other, number)
-        if as_number != torch.result_type(other, tensor):
-            tensor = tensor.to(as_number)
-    return tensor
 
 
 def _require_device() -> None:

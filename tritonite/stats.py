@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _lock = threading.Lock()
@@ -12,27 +13,39 @@ _REASONS = 64
 
 @dataclass(frozen=True)
 class Counts:
-    """Calls of one overload: replayed from a recorded plan, launched from Python, or declined, by reason."""
+    """Calls of one overload: replayed from a recorded plan, launched from Python, or declined, by reason.
+
+    `unrecordable` counts those of the launched that no plan could be made of, by reason.
+    """
 
     replayed: int = 0
     launched: int = 0
     declined: dict[str, int] = field(default_factory=dict)
+    unrecordable: dict[str, int] = field(default_factory=dict)
 
 
 class _Counter:
     def __init__(self) -> None:
         self.launched = 0
         self.declined: Counter[str] = Counter()
+        self.unrecordable: Counter[str] = Counter()
 
     def count_launch(self) -> None:
         with _lock:
             self.launched += 1
 
     def count_decline(self, reason: str) -> None:
-        with _lock:
-            if reason not in self.declined and len(self.declined) >= _REASONS:
-                reason = "other reasons"
-            self.declined[reason] += 1
+        _count(self.declined, reason)
+
+    def count_unrecordable(self, reason: str) -> None:
+        _count(self.unrecordable, reason)
+
+
+def _count(reasons: Counter[str], reason: str) -> None:
+    with _lock:
+        if reason not in reasons and len(reasons) >= _REASONS:
+            reason = "other reasons"
+        reasons[reason] += 1
 
 
 _counters: dict[str, _Counter] = {}
@@ -43,14 +56,33 @@ def counts_of(overload: str) -> _Counter:
         return _counters.setdefault(overload, _Counter())
 
 
+# The native dispatcher's (replayed, declined by reason, plans) of an overload, and how to set them to zero.
+_native: list[tuple[Callable[[str], tuple[int, dict[str, int], int]], Callable[[str], None]]] = []
+
+
+def read_native(counts: Callable[[str], tuple[int, dict[str, int], int]], reset: Callable[[str], None]) -> None:
+    """Add the native dispatcher's counts to those of Python's path."""
+    _native.append((counts, reset))
+
+
 def stats() -> dict[str, Counts]:
     """Counts of every overload called since the process began or `reset_stats()`."""
     with _lock:
-        return {
-            name: Counts(launched=counter.launched, declined=dict(counter.declined))
-            for name, counter in sorted(_counters.items())
-            if counter.launched or counter.declined
-        }
+        names = sorted(_counters)
+    found = {}
+    for name in names:
+        replayed, declined = 0, Counter[str]()
+        for counts, _ in _native:
+            more, reasons, _plans = counts(name)
+            replayed += more
+            declined.update(reasons)
+        with _lock:
+            counter = _counters[name]
+            declined.update(counter.declined)
+            entry = Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
+        if entry != Counts():
+            found[name] = entry
+    return found
 
 
 def reset_stats() -> None:
@@ -59,3 +91,8 @@ def reset_stats() -> None:
         for counter in _counters.values():
             counter.launched = 0
             counter.declined.clear()
+            counter.unrecordable.clear()
+        names = list(_counters)
+    for _, reset in _native:
+        for name in names:
+            reset(name)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite import devices, dtypes
 from tritonite.errors import Decline
-from tritonite.launch import Launch, Specialization
+from tritonite.launch import Launch, Specialization, recorder
 
 _TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
 _PLANS_PER_OPERATOR = 1024
@@ -430,7 +430,7 @@ class Pointwise:
         if plan.bounds:
             for position, low, high in plan.bounds:
                 if not low <= values[position] <= high:
-                    raise Decline("number does not fit the dtype")
+                    raise Decline("number does not fit the dtype", lasting=False)
         if not outs:
             device = plan.device
             outs = tuple([torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) for f in plan.fresh])
@@ -460,6 +460,8 @@ class Pointwise:
                 if plan.specialization is not None:
                     plan.launch = Launch(plan.specialization, plan.device)
             except Decline as decline:
+                if not decline.lasting:
+                    raise
                 plan = decline.reason
             with self._lock:
                 while len(self._plans) >= _PLANS_PER_OPERATOR:
@@ -485,17 +487,22 @@ class Pointwise:
     @staticmethod
     def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         assert plan.launch is not None
-        interpreted = devices.current.interpreted
         operands: list[Any] = []
         for position, how in plan.operands:
             value = values[position]
-            if how == "tensor":
-                operands.append(value if interpreted else value.data_ptr())
-            else:
-                if how == "item":
-                    value = value.item()
-                operands.append(int(value) if type(value) is bool else value)
-        plan.launch(tuple(operands), tuple(outs) if interpreted else tuple([out.data_ptr() for out in outs]))
+            if how == "item":
+                value = value.item()
+            operands.append(int(value) if type(value) is bool else value)
+        if recorder() is None:
+            plan.launch(operands, outs)
+            return
+        limits = {position: (low, high) for position, low, high in plan.bounds}
+        numbers = {
+            place: (position, limits.get(position))
+            for place, (position, how) in enumerate(plan.operands)
+            if how != "tensor"
+        }
+        plan.launch(operands, outs, numbers)
 
     def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
         plan = Plan()

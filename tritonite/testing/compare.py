@@ -10,6 +10,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tritonite.dispatch import native
 
 # A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
 RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
@@ -113,8 +116,17 @@ def poisoned() -> Iterator[None]:
         if result.device.type == "cpu":
             ctypes.memset(result.data_ptr(), 0xFF, nbytes)
         else:
-            result.untyped_storage().fill_(0xFF)
+            # A recorder would take it for a part of the operator.
+            with _disable_current_modes():
+                result.untyped_storage().fill_(0xFF)
         return result
 
+    dispatcher = native.module()
     with mock.patch.object(torch, "empty_strided", poison):
-        yield
+        if dispatcher is not None:
+            dispatcher.set_poison(True)
+        try:
+            yield
+        finally:
+            if dispatcher is not None:
+                dispatcher.set_poison(False)

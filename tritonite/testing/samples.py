@@ -94,16 +94,17 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
     for label, tensors in _layouts(make):
         if op.inplace and label == "broadcast":
             tensors[0] = tensors[0].clone()
-        yield from _calls(op, label, tensors)
+        yield from calls(op, label, tensors)
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]
         line = torch.tensor(extremes, dtype=torch.float64).to(device, dtype)
         grid = [line[:, None].repeat(1, len(line)), line[None, :].repeat(len(line), 1)]
-        yield from _calls(op, "extreme", [*grid, grid[0].flip(0).contiguous(), grid[1].flip(1).contiguous()])
+        yield from calls(op, "extreme", [*grid, grid[0].flip(0).contiguous(), grid[1].flip(1).contiguous()])
 
 
-def _calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
+def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
+    """The calls of an overload that take `tensors` for its tensor arguments, in order, for every string and flag."""
     choices = next((_STRINGS[name] for name in op.names if name in _STRINGS), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
     for choice in choices:

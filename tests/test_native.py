@@ -1,0 +1,343 @@
+"""The native dispatcher: keys, plans, declines; where there is no GPU, on CPU tensors and in the interpreter."""
+
+import gc
+import os
+import threading
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonite
+from tritonite import launch, override
+from tritonite.dispatch import native, plan
+from tritonite.testing.compare import poisoned
+
+
+@pytest.fixture(scope="module", autouse=True)
+def through_native():
+    """This module's calls go through the native dispatcher, where the others' go through Python."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TRITONITE_NATIVE", "1")
+    native.module.cache_clear()
+    override._dispatcher.cache_clear()
+    assert override._dispatcher() is not None
+    yield
+    patch.undo()
+    native.module.cache_clear()
+    override._dispatcher.cache_clear()
+
+
+@pytest.fixture
+def dispatcher():
+    return override._dispatcher()
+
+
+@pytest.fixture(autouse=True)
+def no_plans(dispatcher):
+    for name in tritonite.overloads():
+        dispatcher.clear(name)
+
+
+def check(overload, *calls, replayed):
+    """Make the calls, compare each with ATen's, and count how many were replayed."""
+    for call in calls:
+        with tritonite.use_gems():
+            actual = call()
+        expected = call()
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
+    counts = tritonite.stats()[overload]
+    assert counts.replayed == replayed, counts
+    assert counts.replayed + counts.launched + sum(counts.declined.values()) == len(calls)
+
+
+def test_the_second_call_replays(device):
+    x, y = torch.randn(4, 6, device=device), torch.randn(4, 6, device=device)
+    check("add.Tensor", *[lambda: x + y] * 3, replayed=2)
+
+
+def test_sizes_are_in_the_key(device):
+    x = torch.randn(8, 6, device=device)
+    check("exp", lambda: x.exp(), lambda: x[:4].exp(), lambda: x[:, :1].exp(), replayed=0)
+
+
+def test_strides_are_in_the_key(device):
+    x, y = torch.randn(6, 6, device=device), torch.randn(6, 6, device=device)
+    check("add.Tensor", lambda: x + y, lambda: x + y.t(), lambda: x.t() + y.t(), replayed=0)
+
+
+def test_dtypes_are_in_the_key(device):
+    x = torch.ones(5, dtype=torch.int32, device=device)
+    check("add.Tensor", lambda: x + x, lambda: x.float() + x, lambda: x + x.float(), replayed=0)
+
+
+def test_alignment_is_in_the_key(device):
+    x = torch.randn(33, device=device)
+    check("exp", lambda: x[:32].exp(), lambda: x[1:].exp(), lambda: x[1:].exp(), replayed=1)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_devices_are_in_the_key():
+    x, y = (torch.ones(5, device=f"cuda:{i}") for i in (0, 1))
+    check("exp", lambda: x.exp(), lambda: y.exp(), lambda: y.exp(), replayed=1)
+
+
+def test_what_shares_memory_is_in_the_key(device):
+    x, y = torch.randn(6, device=device), torch.randn(6, device=device)
+    check("add_.Tensor", lambda: x.clone().add_(y), lambda: (z := x.clone()).add_(z), replayed=0)
+    tritonite.reset_stats()
+    buffer = torch.arange(12.0, device=device)
+    with tritonite.use_gems():
+        for by in (6, 6, 3, 3, 6):
+            if by == 6:
+                assert torch.add(buffer[:6], 1, out=buffer[by : by + 6]).tolist() == [1, 2, 3, 4, 5, 6]
+                continue
+            with pytest.raises(RuntimeError, match=r"overlap|memory location"):
+                torch.add(buffer[:6], 1, out=buffer[by : by + 6])
+    counts = tritonite.stats()["add.out"]
+    assert (counts.replayed, counts.launched, counts.declined) == (2, 1, {"output overlaps an input": 2})
+
+
+def test_numbers_types_are_in_the_key_and_their_values_are_not(device):
+    x, i = torch.randn(6, device=device), torch.arange(6, device=device)
+    check("mul.Tensor", *[lambda s=s: x * s for s in (0.1, 0.2, -3.5)], replayed=2)
+    check("add.Tensor", *[lambda a=a: torch.add(x, x, alpha=a) for a in (0.5, 2.5, 7.0)], replayed=2)
+    tritonite.reset_stats()
+    check("mul.Tensor", lambda: i * 2, lambda: i * 2.0, lambda: i * True, lambda: i * 5, replayed=1)
+
+
+def test_numbers_that_decide_the_kernel_are_in_the_key(device):
+    x = torch.randn(6, device=device)
+    check("polygamma", lambda: torch.polygamma(1, x), lambda: torch.polygamma(2, x), replayed=0)
+    check("div.Tensor_mode", *[lambda m=m: torch.div(x, 0.3, rounding_mode=m) for m in ("floor", "trunc")], replayed=0)
+    check("clamp", lambda: x.clamp(0.0, 1.0), lambda: x.clamp(0.0), lambda: x.clamp(max=0.5), replayed=0)
+
+
+def test_numbers_that_do_not_fit_go_to_aten(device):
+    i = torch.arange(6, dtype=torch.int8, device=device)
+    check("add.Tensor", lambda: i + 1, lambda: i + 1000, lambda: i + 2, replayed=1)
+    assert tritonite.stats()["add.Tensor"].declined == {"number does not fit the dtype": 1}
+
+
+def test_ambient_settings_are_in_the_key(device):
+    i = torch.arange(1, 6, device=device)
+    with tritonite.use_gems():
+        assert (i / 2).dtype is torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert (i / 2).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert (i / 2).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert tritonite.stats()["div.Tensor"].replayed == 0
+
+
+def test_declines_are_remembered(device):
+    x = torch.randn(4, dtype=torch.complex64, device=device)
+    check("add.Tensor", *[lambda: x + x] * 3, replayed=0)
+    assert tritonite.stats()["add.Tensor"].declined == {"dtype torch.complex64": 3}
+    sparse = torch.eye(3, device=device).to_sparse()
+    with tritonite.use_gems():
+        assert torch.equal((sparse * 2).to_dense(), torch.eye(3, device=device) * 2)
+
+
+def test_several_outputs_and_given_ones(device):
+    x = torch.randn(5, device=device)
+    expected = torch.frexp(x)
+    mantissa, exponent = torch.empty_like(x), torch.empty(5, dtype=torch.int32, device=device)
+    for _ in range(2):
+        mantissa.zero_(), exponent.zero_()
+        with tritonite.use_gems():
+            fresh, given = torch.frexp(x), torch.frexp(x, out=(mantissa, exponent))
+            assert x.add_(0) is x
+        assert given[0] is mantissa and given[1] is exponent
+        for actual in (fresh, given):
+            assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    counts = tritonite.stats()
+    assert [counts[name].replayed for name in ("frexp.Tensor", "frexp.Tensor_out", "add_.Tensor")] == [1, 1, 1]
+
+
+def test_empty_and_zero_dim(device):
+    x = torch.randn(0, 3, device=device)
+    check("exp", *[lambda: x.exp()] * 2, replayed=1)
+    y = torch.randn((), device=device)
+    check("sin", *[lambda: y.sin()] * 2, replayed=1)
+
+
+def test_replayed_outputs_are_written(device):
+    x = torch.randn(40, 50, device=device)[:, ::3]
+    with poisoned():
+        check("exp", *[lambda: x.exp()] * 2, replayed=1)
+
+
+def test_plans_are_few_and_the_least_used_goes_first(device, dispatcher):
+    dispatcher.set_most_plans(3)
+    try:
+        sizes = (1, 2, 3, 1, 4)
+        check("exp", *[lambda n=n: torch.ones(n, device=device).exp() for n in sizes], replayed=1)
+        assert dispatcher.counts("exp")[2] == 3
+        tritonite.reset_stats()
+        check("exp", *[lambda n=n: torch.ones(n, device=device).exp() for n in (1, 3, 4, 2)], replayed=3)
+    finally:
+        dispatcher.set_most_plans(1024)
+
+
+def test_a_failure_leaves_the_cache_sound(device, dispatcher, monkeypatch):
+    x = torch.ones(5, device=device)
+
+    def fail(*_):
+        raise MemoryError("full")
+
+    with tritonite.use_gems():
+        with monkeypatch.context() as patch:
+            patch.setattr(launch.Launch, "__call__", fail)
+            with pytest.raises(MemoryError, match="full"):
+                x.exp()
+        for _ in range(2):
+            torch.testing.assert_close(x.exp(), torch.full_like(x, 2.718281828))
+    assert tritonite.stats()["exp"].replayed == 1
+
+
+def test_many_threads(device):
+    ops = (torch.add, torch.mul, torch.maximum, torch.sub)
+    failures = []
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(12):
+            n = int(torch.randint(1, 5, (), generator=generator))
+            x, y = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
+            op = ops[int(torch.randint(len(ops), (), generator=generator))]
+            expected = getattr(x.numpy(), f"__{op.__name__}__", None)
+            actual = op(x.to(device), y.to(device)).cpu()
+            wanted = torch.from_numpy(expected(y.numpy())) if expected else torch.where(x > y, x, y)
+            if not torch.equal(actual, wanted):
+                failures.append((op, x, y))
+
+    with tritonite.use_gems(include=["add", "mul", "maximum", "sub"]):
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert sum(counts.replayed for counts in tritonite.stats().values()) > 0
+
+
+def test_scopes_come_and_go_while_others_call(device):
+    x, stop, failures = torch.ones(4, device=device), threading.Event(), []
+
+    def work():
+        while not stop.is_set():
+            if not torch.equal(x + x, torch.full_like(x, 2.0)):
+                failures.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(60):
+        with tritonite.use_gems(include="add"), tritonite.use_gems(include="mul"):
+            pass
+    stop.set()
+    thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(tritonite.device != "cpu", reason="a GPU's context does not survive a fork")
+def test_a_forked_child_replays():
+    x = torch.ones(4)
+    with tritonite.use_gems(include="add"):
+        _ = x + x
+        child = os.fork()
+        if not child:
+            os._exit(0 if (x + x).tolist() == [2.0] * 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_plans_hold_no_tensors(device):
+    before = len([o for o in gc.get_objects() if type(o) is torch.Tensor])
+    with tritonite.use_gems(include="exp"):
+        for n in range(1, 9):
+            torch.ones(n, device=device).exp()
+    gc.collect()
+    assert len([o for o in gc.get_objects() if type(o) is torch.Tensor]) <= before + 1
+
+
+@tritonite.libentry()
+@triton.jit
+def _scale(source, target, factor, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + offsets, mask=offsets < n) * factor, mask=offsets < n)
+
+
+def _twice_the_tail(xs):
+    """A host function: a temporary, views, two launches, a view as its result, a list as its argument."""
+    temporary = torch.empty_like(xs[1])
+    _scale[(1,)](xs[1], temporary, 2.0, xs[1].numel(), BLOCK=16)
+    result = torch.empty(xs[1].numel(), device=xs[1].device)
+    _scale[(1,)](temporary[2:], result.view(-1, 1)[2:], 1.0, xs[1].numel() - 2, BLOCK=16)
+    return result[2:]
+
+
+def _recorded(run, *leaves):
+    return plan.record(lambda: (run(),), leaves, {})
+
+
+def test_a_host_function_is_recorded(device):
+    xs = [torch.zeros(2, device=device), torch.arange(8.0, device=device)]
+    results, made, reason = _recorded(lambda: _twice_the_tail(xs), *xs)
+    assert results[0].tolist() == [4.0, 6.0, 8.0, 10.0, 12.0, 14.0] and not reason
+    assert [len(step.parameters) for step in made.launches] == ([2, 2] if tritonite.device == "cpu" else [6, 6])
+    sources = [[p[1] for p in step.parameters if p[0] == "pointer"] for step in made.launches]
+    assert sources == [[(False, 1, 0), (True, 0, 0)], [(True, 0, 8), (True, 1, 8)]]
+    assert made.results == [((True, 1, 8), ((6,), (1,)))]
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (lambda x: x.t().reshape(-1), "aten.clone"),
+        (lambda x: torch.zeros_like(x), "it calls"),
+        (lambda x: torch.ones(2, device=x.device), "it calls"),
+    ],
+)
+def test_what_no_plan_repeats_is_told(device, run, reason):
+    x = torch.randn(3, 4, device=device)
+    results, made, told = _recorded(lambda: run(x), x)
+    assert made is None and reason in told and len(results) == 1
+
+
+def test_lists_views_and_temporaries_replay(device, dispatcher):
+    """aten::cat stands in for an operator with a list: what replays is the host function above."""
+    calls = []
+
+    def host(values):
+        calls.append(values)
+        results, made, _ = _recorded(lambda: _twice_the_tail(values[0]), *values[0])
+        return "ran", results, made
+
+    dispatcher.declare("cat", "CPU" if tritonite.device == "cpu" else "CUDA", [False, False], [False, False], host)
+    dispatcher.install("cat")
+    try:
+        for start in (0.0, 3.0):
+            xs = [torch.zeros(2, device=device), torch.arange(8.0, device=device) + start]
+            assert torch.cat(xs).tolist() == [2 * (start + i) for i in range(2, 8)]
+        assert len(calls) == 1 and dispatcher.counts("cat")[0] == 1
+        assert torch.cat(xs[:1] + xs).tolist() != torch.cat(xs).tolist()
+        assert len(calls) == 2
+    finally:
+        dispatcher.uninstall("cat")
+
+
+def test_no_compiler_means_the_python_path(monkeypatch, tmp_path, device):
+    monkeypatch.setenv("TRITONITE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    native.module.cache_clear()
+    with pytest.warns(UserWarning, match="slower Python path"):
+        assert native.module() is None
+    native.module.cache_clear()

@@ -1,0 +1,106 @@
+"""The native dispatcher: built once for a torch and a source, loaded when an operator is first overridden."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from tritonite import devices
+from tritonite.errors import BuildFailed
+
+_NAME = "tritonite_dispatcher"
+_SOURCE = Path(__file__).with_name("dispatcher.cpp")
+
+
+def wanted() -> bool:
+    """Whether calls should go through it: on a GPU, unless TRITONITE_NATIVE=0; elsewhere if TRITONITE_NATIVE=1."""
+    setting = os.environ.get("TRITONITE_NATIVE", "")
+    if setting not in ("", "0", "1"):
+        warnings.warn(f"TRITONITE_NATIVE={setting} is neither 0 nor 1; it is ignored", stacklevel=2)
+        setting = ""
+    return setting == "1" if setting else devices.current.type != "cpu"
+
+
+def flags() -> tuple[str, ...]:
+    """Flags for the compiler beyond the usual, from TRITONITE_NATIVE_FLAGS: sanitizers, for example."""
+    return tuple(os.environ.get("TRITONITE_NATIVE_FLAGS", "").split())
+
+
+def library() -> Path:
+    """Where the built library is, or would be."""
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = Path(os.environ.get("TRITONITE_CACHE", home / "tritonite"))
+    return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+
+
+def build(notice: bool = True) -> Path:
+    """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
+    target = library()
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildFailed(reason="there is no C++ compiler; install one, or set CXX")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
+        if notice:
+            sys.stderr.write("tritonite: building the native dispatcher, once for this torch (half a minute)\n")
+        unfinished = target.with_suffix(f".{os.getpid()}")
+        done = subprocess.run(
+            _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            raise BuildFailed(reason=f"{compiler} says: {done.stderr.strip()[-2000:]}")
+        unfinished.rename(target)
+    return target
+
+
+def _command(compiler: str, target: Path) -> list[str]:
+    root = Path(torch.__file__).parent
+    includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    return [
+        *compiler.split(),
+        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *flags(),
+        *(f"-I{folder}" for folder in includes),
+        str(_SOURCE),
+        *("-o", str(target)),
+        *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-ltorch", "-ldl"),
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def module() -> ModuleType | None:
+    """The dispatcher, built first where it has to be; None where it is not wanted or, with a warning, cannot be."""
+    if not wanted():
+        return None
+    try:
+        path = str(build())
+        loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
+        spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+        assert spec is not None
+        loaded = importlib.util.module_from_spec(spec)
+        loader.exec_module(loaded)
+    except (BuildFailed, ImportError, OSError) as error:
+        warnings.warn(f"calls take the slower Python path: {error}", stacklevel=2)
+        return None
+    return loaded

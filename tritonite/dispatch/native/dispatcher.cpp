@@ -1,0 +1,835 @@
+// One boxed kernel for every overridden operator. It keys the call, finds the plan recorded for that key and replays it:
+// allocations, launches, results. Python runs when there is no plan yet; ATen's own kernel where the plan says so.
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+
+namespace {
+
+namespace py = pybind11;
+using c10::IValue;
+using torch::jit::Stack;
+
+// ---- The driver, loaded at run time ----------------------------------------------------------------------------------
+
+struct LaunchAttribute {
+  int id;
+  int padding;
+  union {
+    unsigned words[16];
+    char bytes[64];
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+enum AttributeId { kCooperative = 2, kCluster = 4, kClusterScheduling = 5, kProgrammaticSerialization = 6 };
+
+struct Driver {
+  int (*launch)(const LaunchConfig*, void*, void**, void**) = nullptr;
+  int (*error_string)(int, const char**) = nullptr;
+  int (*fill)(uintptr_t, unsigned char, size_t, void*) = nullptr;
+  // c10::cuda::getCurrentCUDAStream and c10::cuda::CUDAStream::stream, whose headers want CUDA's.
+  struct Stream {
+    int64_t words[2];
+  };
+  Stream (*current_stream)(c10::DeviceIndex) = nullptr;
+  void* (*raw_stream)(const Stream*) = nullptr;
+
+  void* stream(c10::DeviceIndex device) const {
+    Stream current = current_stream(device);
+    return raw_stream(&current);
+  }
+
+  std::string describe(int code) const {
+    const char* text = nullptr;
+    return error_string && error_string(code, &text) == 0 && text ? text : "error " + std::to_string(code);
+  }
+};
+
+template <typename T>
+void find(void* library, const char* name, T& function) {
+  function = reinterpret_cast<T>(dlsym(library, name));
+  TORCH_CHECK(function, "tritonite: ", name, " is not in the driver's libraries");
+}
+
+const Driver& driver() {
+  static const Driver loaded = [] {
+    Driver found;
+    void* cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    void* torch_cuda = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    TORCH_CHECK(cuda && torch_cuda, "tritonite: the CUDA driver cannot be loaded: ", dlerror());
+    find(cuda, "cuLaunchKernelEx", found.launch);
+    find(cuda, "cuGetErrorString", found.error_string);
+    find(cuda, "cuMemsetD8Async", found.fill);
+    find(torch_cuda, "_ZN3c104cuda20getCurrentCUDAStreamEa", found.current_stream);
+    find(torch_cuda, "_ZNK3c104cuda10CUDAStream6streamEv", found.raw_stream);
+    return found;
+  }();
+  return loaded;
+}
+
+// ---- Plans -----------------------------------------------------------------------------------------------------------
+
+// Where a pointer or a result comes from: a tensor argument, counted over lists, or a buffer that the plan allocates.
+struct Source {
+  bool buffer = false;
+  size_t index = 0;
+  int64_t offset = 0;
+};
+
+struct Parameter {
+  enum Kind { kPointer, kConstant, kSlot } kind = kConstant;
+  Source source;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  size_t slot = 0;
+  uint64_t bits = 0;
+};
+
+// A number among the arguments that plans do not hold.
+struct Slot {
+  size_t argument = 0;
+  bool floating = false;
+  bool bounded = false;
+  int64_t low = 0, high = 0;
+};
+
+struct Launch {
+  void* function = nullptr;
+  LaunchConfig config{};
+  std::vector<LaunchAttribute> attributes;
+  std::vector<Parameter> parameters;
+  // The host driver's: called with tensors and numbers instead of a launch. Never destroyed without the GIL.
+  PyObject* host = nullptr;
+};
+
+struct Buffer {
+  c10::SmallVector<int64_t, 6> sizes, strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  c10::Allocator* allocator = nullptr;
+  c10::DispatchKeySet keys;
+};
+
+struct Result {
+  Source source;
+  bool whole = true;
+  c10::SmallVector<int64_t, 6> sizes, strides;
+};
+
+struct Plan {
+  std::atomic<uint64_t>* declined = nullptr;
+  c10::Device device = c10::kCPU;
+  std::vector<Slot> slots;
+  std::vector<Buffer> buffers;
+  std::vector<Launch> launches;
+  std::vector<Result> results;
+
+  ~Plan() {
+    bool any = false;
+    for (const Launch& launch : launches) any |= launch.host != nullptr;
+    if (!any || !Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    for (const Launch& launch : launches) Py_XDECREF(launch.host);
+  }
+};
+
+using Words = c10::SmallVector<uint64_t, 64>;
+
+struct Entry {
+  uint64_t hash;
+  Words words;
+  std::shared_ptr<const Plan> plan;
+};
+
+// All that is known of an overridden operator. Made once and never freed: calls may be under way at any time.
+struct State {
+  State(c10::OperatorHandle handle, std::string name) : handle(std::move(handle)), name(std::move(name)) {}
+
+  c10::OperatorHandle handle;
+  std::string name;
+  c10::DispatchKey key = c10::DispatchKey::CUDA;
+  std::vector<bool> written, slot;
+  PyObject* record = nullptr;
+  std::shared_ptr<c10::SafeKernelFunction> kernel;
+  std::unique_ptr<torch::Library> library;
+  std::list<Entry> plans;
+  std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> found;
+  std::atomic<uint64_t> replayed{0};
+  std::unordered_map<std::string, std::unique_ptr<std::atomic<uint64_t>>> reasons;
+};
+
+// Guards the plans of all operators; held for a look-up or an insertion.
+std::mutex plans_mutex;
+size_t most_plans = 1024;
+std::atomic<bool> poison{false};
+thread_local bool inside_kernel = false;
+
+std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<State>>& states() {
+  static auto* all = new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<State>>();
+  return *all;
+}
+
+std::atomic<uint64_t>* reason_counter(State& state, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  auto& counter = state.reasons[state.reasons.size() < 64 || state.reasons.count(reason) ? reason : "other reasons"];
+  if (!counter) counter = std::make_unique<std::atomic<uint64_t>>(0);
+  return counter.get();
+}
+
+// ---- Keys ------------------------------------------------------------------------------------------------------------
+
+// A tensor argument as keying and replaying see it.
+struct Leaf {
+  const at::Tensor* tensor;
+  bool strided;
+  bool written;
+};
+
+struct Call {
+  Words words;
+  uint64_t hash = 0;
+  c10::SmallVector<Leaf, 8> leaves;
+};
+
+enum Tag : uint64_t {
+  kNone = 1,
+  kUndefined,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kList,
+  kDevice,
+  kNumberTensor,
+  kOpaqueTensor,
+  kTensor,
+  kSlotNumber,
+};
+
+uint64_t bits_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+bool is_number(const State& state, const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && impl->is_cpu() && tensor.dim() == 0);
+}
+
+struct Number {
+  bool floating = false, known = true;
+  int64_t integer = 0;
+  double real = 0;
+};
+
+Number number_of(const c10::Scalar& scalar) {
+  if (scalar.isFloatingPoint()) return {true, true, 0, scalar.toDouble()};
+  if (scalar.isBoolean()) return {false, true, scalar.toBool(), 0};
+  if (scalar.isIntegral(false) && scalar.type() != c10::ScalarType::UInt64) return {false, true, scalar.toLong(), 0};
+  return {false, false, 0, 0};
+}
+
+Number number_of(const at::Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double: return {true, true, 0, *static_cast<const double*>(data)};
+    case c10::ScalarType::Long: return {false, true, *static_cast<const int64_t*>(data), 0};
+    case c10::ScalarType::Bool: return {false, true, *static_cast<const bool*>(data), 0};
+    case c10::ScalarType::Float: return {true, true, 0, *static_cast<const float*>(data)};
+    default: return number_of(tensor.item());
+  }
+}
+
+// Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
+bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool written, Call& call) {
+  Words& words = call.words;
+  call.leaves.push_back({&tensor, false, written});
+  if (!tensor.defined()) {
+    words.push_back(kUndefined);
+    return true;
+  }
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const uint64_t dtype = static_cast<uint64_t>(tensor.scalar_type()) << 8;
+  if (is_number(state, tensor)) {
+    words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
+    if (slot) return true;
+    const Number number = number_of(tensor);
+    words.push_back(number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+    return number.known;
+  }
+  const c10::Device device = tensor.device();
+  const uint64_t place = static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
+  if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
+      impl->is_python_dispatch() || impl->key_set().has(c10::DispatchKey::NestedTensorCUDA) ||
+      impl->key_set().has(c10::DispatchKey::NestedTensorCPU)) {
+    words.push_back(kOpaqueTensor | dtype | place | static_cast<uint64_t>(impl->layout()) << 32);
+    return !impl->is_python_dispatch() && !impl->has_symbolic_sizes_strides();
+  }
+  call.leaves.back().strided = true;
+  const auto pointer = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  words.push_back(
+      kTensor | dtype | place | static_cast<uint64_t>((pointer & 15) != 0) << 32 |
+      static_cast<uint64_t>(impl->dim()) << 40);
+  const auto sizes = impl->sizes(), strides = impl->strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    words.push_back(sizes[i]);
+    words.push_back(strides[i]);
+  }
+  return true;
+}
+
+bool key_value(const State& state, const IValue& value, size_t argument, Call& call) {
+  Words& words = call.words;
+  const bool slot = state.slot[argument];
+  if (value.isTensor()) return key_tensor(state, value.toTensor(), slot, state.written[argument], call);
+  if (value.isNone()) {
+    words.push_back(kNone);
+  } else if (value.isInt()) {
+    words.push_back(slot ? kSlotNumber | kInt << 8 : kInt);
+    if (!slot) words.push_back(value.toInt());
+  } else if (value.isDouble()) {
+    words.push_back(slot ? kSlotNumber | kDouble << 8 : kDouble);
+    if (!slot) words.push_back(bits_of(value.toDouble()));
+  } else if (value.isBool()) {
+    words.push_back(slot ? kSlotNumber | kBool << 8 : kBool);
+    if (!slot) words.push_back(value.toBool());
+  } else if (value.isComplexDouble()) {
+    words.push_back(kComplex);
+    words.push_back(bits_of(value.toComplexDouble().real()));
+    words.push_back(bits_of(value.toComplexDouble().imag()));
+  } else if (value.isDevice()) {
+    words.push_back(kDevice | static_cast<uint64_t>(value.toDevice().type()) << 8);
+    words.push_back(value.toDevice().index());
+  } else if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    words.push_back(kString | text.size() << 8);
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      words.push_back(word);
+    }
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    words.push_back(kList | list.size() << 8);
+    for (const IValue& item : list) {
+      if (!key_value(state, item, argument, call)) return false;
+    }
+  } else {
+    return false;
+  }
+  return true;
+}
+
+struct Extent {
+  uintptr_t begin, end;
+};
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.sizes()[i] == 0) return {begin, begin};
+    last += (tensor.sizes()[i] - 1) * tensor.strides()[i];
+  }
+  return {begin, begin + (last + 1) * tensor.element_size()};
+}
+
+// Which arguments are at one address, and by how much a written one overlaps another.
+void key_aliases(Call& call) {
+  uint64_t same = 0, bit = 1;
+  for (size_t i = 1; i < call.leaves.size(); ++i) {
+    const Leaf& later = call.leaves[i];
+    if (!later.strided) continue;
+    for (size_t j = 0; j < i; ++j) {
+      const Leaf& earlier = call.leaves[j];
+      if (!earlier.strided) continue;
+      const void *a = earlier.tensor->const_data_ptr(), *b = later.tensor->const_data_ptr();
+      if (a == b) {
+        same |= bit;
+      } else if (later.written || earlier.written) {
+        const Extent x = extent_of(*earlier.tensor), y = extent_of(*later.tensor);
+        if (x.begin < y.end && y.begin < x.end) {
+          call.words.push_back(kUndefined | i << 8 | j << 32);
+          call.words.push_back(y.begin - x.begin);
+        }
+      }
+      bit <<= 1;
+      if (bit == 0) {
+        call.words.push_back(same);
+        same = 0;
+        bit = 1;
+      }
+    }
+  }
+  call.words.push_back(same);
+}
+
+// The settings of torch that results may depend on.
+uint64_t ambient() {
+  const at::Context& context = at::globalContext();
+  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) |
+      static_cast<uint64_t>(context.deterministicAlgorithms()) << 8 |
+      static_cast<uint64_t>(context.deterministicFillUninitializedMemory()) << 9 |
+      static_cast<uint64_t>(context.float32MatmulPrecision()) << 16;
+}
+
+bool key_call(const State& state, const Stack& stack, size_t arguments, Call& call) {
+  call.words.push_back(ambient());
+  const IValue* first = stack.data() + (stack.size() - arguments);
+  for (size_t i = 0; i < arguments; ++i) {
+    if (!key_value(state, first[i], i, call)) return false;
+  }
+  if (call.leaves.size() > 1) key_aliases(call);
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const uint64_t word : call.words) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  call.hash = hash;
+  return true;
+}
+
+std::shared_ptr<const Plan> look_up(State& state, const Call& call) {
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  if (!state.plans.empty() && state.plans.front().hash == call.hash && state.plans.front().words == call.words) {
+    return state.plans.front().plan;
+  }
+  const auto bucket = state.found.find(call.hash);
+  if (bucket == state.found.end()) return nullptr;
+  for (const auto& entry : bucket->second) {
+    if (entry->words == call.words) {
+      state.plans.splice(state.plans.begin(), state.plans, entry);
+      return entry->plan;
+    }
+  }
+  return nullptr;
+}
+
+void insert(State& state, const Call& call, std::shared_ptr<const Plan> plan) {
+  // What is dropped is destroyed after the lock is released: a plan of the host driver's takes the GIL for it.
+  std::vector<std::shared_ptr<const Plan>> dropped;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  auto& bucket = state.found[call.hash];
+  for (const auto& entry : bucket) {
+    if (entry->words == call.words) {
+      dropped.push_back(std::exchange(entry->plan, std::move(plan)));
+      return;
+    }
+  }
+  state.plans.push_front({call.hash, call.words, std::move(plan)});
+  bucket.push_back(state.plans.begin());
+  while (state.plans.size() > most_plans) {
+    const auto last = std::prev(state.plans.end());
+    auto& others = state.found[last->hash];
+    others.erase(std::find(others.begin(), others.end(), last));
+    if (others.empty()) state.found.erase(last->hash);
+    dropped.push_back(std::move(last->plan));
+    state.plans.pop_back();
+  }
+}
+
+// ---- Replay ----------------------------------------------------------------------------------------------------------
+
+at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, c10::ScalarType dtype) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), c10::scalarTypeToTypeMeta(dtype));
+  result.unsafeGetTensorImpl()->set_storage_offset(offset);
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return result;
+}
+
+// Bytes into `base`'s storage for a source at `offset` bytes from where `base` begins, in elements of `dtype`.
+int64_t element_offset(const at::Tensor& base, int64_t offset, c10::ScalarType dtype) {
+  return (base.storage_offset() * static_cast<int64_t>(base.element_size()) + offset) /
+      static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+struct Replay {
+  const State& state;
+  const Plan& plan;
+  const Call& call;
+  c10::SmallVector<at::Tensor, 4> buffers;
+  c10::SmallVector<Number, 8> numbers;
+
+  const at::Tensor& base(const Source& source) const {
+    return source.buffer ? buffers[source.index] : *call.leaves[source.index].tensor;
+  }
+
+  // False where a number does not fit what the kernel was made for.
+  bool read_slots(const Stack& stack, size_t arguments) {
+    const IValue* first = stack.data() + (stack.size() - arguments);
+    for (const Slot& slot : plan.slots) {
+      const IValue& value = first[slot.argument];
+      const Number number = value.isTensor() ? number_of(value.toTensor()) : number_of(value.toScalar());
+      if (!number.known || (slot.bounded && (number.integer < slot.low || number.integer > slot.high))) return false;
+      numbers.push_back(number);
+    }
+    return true;
+  }
+
+  void allocate() {
+    for (const Buffer& buffer : plan.buffers) {
+      buffers.emplace_back(
+          at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype));
+      if (poison.load(std::memory_order_relaxed)) fill(buffers.back());
+    }
+  }
+
+  void fill(const at::Tensor& tensor) const {
+    void* data = tensor.mutable_data_ptr();
+    const size_t bytes = tensor.storage().nbytes();
+    if (plan.device.is_cpu()) {
+      std::memset(data, 0xff, bytes);
+    } else if (bytes) {
+      driver().fill(reinterpret_cast<uintptr_t>(data), 0xff, bytes, driver().stream(plan.device.index()));
+    }
+  }
+
+  uint64_t bits_of_slot(const Parameter& parameter) const {
+    const Number& number = numbers[parameter.slot];
+    if (!plan.slots[parameter.slot].floating) return static_cast<uint64_t>(number.integer);
+    return bits_of(number.floating ? number.real : static_cast<double>(number.integer));
+  }
+
+  void launch(const Launch& launch) const {
+    c10::SmallVector<uint64_t, 48> values;
+    c10::SmallVector<void*, 48> pointers;
+    values.resize(launch.parameters.size());
+    pointers.resize(launch.parameters.size());
+    for (size_t i = 0; i < launch.parameters.size(); ++i) {
+      const Parameter& parameter = launch.parameters[i];
+      switch (parameter.kind) {
+        case Parameter::kPointer:
+          values[i] = reinterpret_cast<uintptr_t>(base(parameter.source).const_data_ptr()) + parameter.source.offset;
+          break;
+        case Parameter::kConstant: values[i] = parameter.bits; break;
+        case Parameter::kSlot: values[i] = bits_of_slot(parameter); break;
+      }
+      pointers[i] = &values[i];
+    }
+    LaunchConfig config = launch.config;
+    config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
+    config.attribute_count = launch.attributes.size();
+    config.stream = driver().stream(plan.device.index());
+    const int code = driver().launch(&config, launch.function, pointers.data(), nullptr);
+    TORCH_CHECK(code == 0, "tritonite: launching the kernel of aten::", state.name, " failed: ", driver().describe(code));
+  }
+
+  void launch_on_host(const Launch& launch) const {
+    py::gil_scoped_acquire gil;
+    py::list values;
+    for (const Parameter& parameter : launch.parameters) {
+      if (parameter.kind == Parameter::kPointer) {
+        const at::Tensor& from = base(parameter.source);
+        const int64_t offset = element_offset(from, parameter.source.offset, parameter.dtype);
+        values.append(py::cast(view_of(from, {1}, {1}, offset, parameter.dtype)));
+      } else if (parameter.kind == Parameter::kSlot) {
+        const Number& number = numbers[parameter.slot];
+        const double real = number.floating ? number.real : static_cast<double>(number.integer);
+        if (plan.slots[parameter.slot].floating) values.append(py::float_(real));
+        else values.append(py::int_(number.integer));
+      }
+    }
+    py::handle(launch.host)(values);
+  }
+
+  void run(Stack* stack, size_t arguments) {
+    c10::OptionalDeviceGuard guard;
+    if (!plan.device.is_cpu()) guard.reset_device(plan.device);
+    allocate();
+    for (const Launch& each : plan.launches) {
+      if (each.host) launch_on_host(each);
+      else launch(each);
+    }
+    c10::SmallVector<IValue, 4> results;
+    for (const Result& result : plan.results) {
+      const at::Tensor& from = base(result.source);
+      if (result.whole) {
+        results.emplace_back(from);
+        continue;
+      }
+      const int64_t offset = element_offset(from, result.source.offset, from.scalar_type());
+      results.emplace_back(view_of(from, result.sizes, result.strides, offset, from.scalar_type()));
+    }
+    torch::jit::drop(*stack, arguments);
+    for (IValue& result : results) stack->push_back(std::move(result));
+  }
+};
+
+// ---- Recording -------------------------------------------------------------------------------------------------------
+
+py::object to_python(const IValue& value) {
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+    return torch::jit::toPyObject(value.toTensor().item());
+  }
+  if (value.isTensor() && !value.toTensor().defined()) return py::none();
+  return torch::jit::toPyObject(value);
+}
+
+c10::SmallVector<int64_t, 6> integers(const py::handle& values) {
+  c10::SmallVector<int64_t, 6> result;
+  for (const py::handle value : values) result.push_back(value.cast<int64_t>());
+  return result;
+}
+
+Source source_of(const py::handle& described) {
+  const auto parts = described.cast<py::tuple>();
+  return {parts[0].cast<bool>(), parts[1].cast<size_t>(), parts[2].cast<int64_t>()};
+}
+
+Launch launch_of(const py::handle& described) {
+  Launch launch;
+  const py::object function = described.attr("function");
+  launch.function = function.is_none() ? nullptr : reinterpret_cast<void*>(function.cast<uintptr_t>());
+  const auto grid = described.attr("grid").cast<py::tuple>();
+  const auto clusters = described.attr("clusters").cast<unsigned>();
+  for (size_t i = 0; i < 3; ++i) {
+    launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
+    launch.config.block[i] = i == 0 ? described.attr("threads").cast<unsigned>() : 1;
+  }
+  launch.config.shared = described.attr("shared").cast<unsigned>();
+  const auto attribute = [&](int id, std::initializer_list<unsigned> words) {
+    LaunchAttribute added{};
+    added.id = id;
+    std::copy(words.begin(), words.end(), added.value.words);
+    launch.attributes.push_back(added);
+  };
+  if (described.attr("programmatic").cast<bool>()) attribute(kProgrammaticSerialization, {1});
+  if (described.attr("cooperative").cast<bool>()) attribute(kCooperative, {1});
+  if (clusters != 1) {
+    attribute(kCluster, {clusters, 1, 1});
+    attribute(kClusterScheduling, {1});
+  }
+  for (const py::handle item : described.attr("parameters")) {
+    const auto parts = item.cast<py::tuple>();
+    const auto kind = parts[0].cast<std::string>();
+    Parameter parameter;
+    if (kind == "pointer") {
+      parameter.kind = Parameter::kPointer;
+      parameter.source = source_of(parts[1]);
+      parameter.dtype = reinterpret_cast<THPDtype*>(parts[2].ptr())->scalar_type;
+    } else if (kind == "slot") {
+      parameter.kind = Parameter::kSlot;
+      parameter.slot = parts[1].cast<size_t>();
+    } else {
+      parameter.bits = parts[1].cast<uint64_t>();
+    }
+    launch.parameters.push_back(parameter);
+  }
+  const py::object host = described.attr("host");
+  if (!host.is_none()) launch.host = py::object(host).release().ptr();
+  return launch;
+}
+
+std::shared_ptr<const Plan> plan_of(const py::handle& described) {
+  auto plan = std::make_shared<Plan>();
+  plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
+  for (const py::handle item : described.attr("slots")) {
+    const auto parts = item.cast<py::tuple>();
+    Slot slot{parts[0].cast<size_t>(), parts[1].cast<bool>(), !parts[2].is_none(), 0, 0};
+    if (slot.bounded) {
+      const auto limits = parts[2].cast<py::tuple>();
+      slot.low = limits[0].cast<int64_t>();
+      slot.high = limits[1].cast<int64_t>();
+    }
+    plan->slots.push_back(slot);
+  }
+  for (const py::handle item : described.attr("buffers")) {
+    const auto like = item.cast<at::Tensor>();
+    Buffer buffer;
+    buffer.sizes.assign(like.sizes().begin(), like.sizes().end());
+    buffer.strides.assign(like.strides().begin(), like.strides().end());
+    buffer.dtype = like.scalar_type();
+    buffer.allocator = like.storage().allocator();
+    TORCH_CHECK(buffer.allocator, "tritonite: a buffer without an allocator");
+    buffer.keys = c10::DispatchKeySet(c10::computeDispatchKey(buffer.dtype, c10::kStrided, like.device()));
+    plan->buffers.push_back(std::move(buffer));
+  }
+  for (const py::handle item : described.attr("launches")) plan->launches.push_back(launch_of(item));
+  for (const py::handle item : described.attr("results")) {
+    const auto parts = item.cast<py::tuple>();
+    Result result{source_of(parts[0]), parts[1].is_none(), {}, {}};
+    if (!result.whole) {
+      const auto layout = parts[1].cast<py::tuple>();
+      result.sizes = integers(layout[0]);
+      result.strides = integers(layout[1]);
+    }
+    plan->results.push_back(std::move(result));
+  }
+  return plan;
+}
+
+void call_kernel(const State& state, c10::DispatchKeySet keys, Stack* stack) {
+  const auto kernel = std::atomic_load(&state.kernel);
+  kernel->callBoxed(state.handle, keys, stack);
+}
+
+// Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
+bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
+  py::gil_scoped_acquire gil;
+  py::list values;
+  for (size_t i = stack->size() - arguments; i < stack->size(); ++i) values.append(to_python((*stack)[i]));
+  const auto outcome = py::handle(state.record)(values).cast<py::tuple>();
+  const auto kind = outcome[0].cast<std::string>();
+  if (kind == "declined") {
+    auto* counter = reason_counter(state, outcome[1].cast<std::string>());
+    counter->fetch_add(1, std::memory_order_relaxed);
+    if (call && outcome[2].cast<bool>()) {
+      auto plan = std::make_shared<Plan>();
+      plan->declined = counter;
+      insert(state, *call, plan);
+    }
+    return false;
+  }
+  if (call && !outcome[2].is_none()) insert(state, *call, plan_of(outcome[2]));
+  const auto& returns = state.handle.schema().returns();
+  const auto results = outcome[1].cast<py::tuple>();
+  std::vector<IValue> converted;
+  for (size_t i = 0; i < returns.size(); ++i) converted.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
+  torch::jit::drop(*stack, arguments);
+  for (IValue& result : converted) stack->push_back(std::move(result));
+  return true;
+}
+
+void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
+  State& state = *states().find(&handle.schema())->second;
+  if (inside_kernel) return call_kernel(state, keys, stack);
+  const size_t arguments = handle.schema().arguments().size();
+  Call call;
+  const bool keyed = key_call(state, *stack, arguments, call);
+  if (const auto plan = keyed ? look_up(state, call) : nullptr) {
+    if (plan->declined) {
+      plan->declined->fetch_add(1, std::memory_order_relaxed);
+      return call_kernel(state, keys, stack);
+    }
+    Replay replay{state, *plan, call, {}, {}};
+    if (!replay.read_slots(*stack, arguments)) {
+      reason_counter(state, "number does not fit the dtype")->fetch_add(1, std::memory_order_relaxed);
+      return call_kernel(state, keys, stack);
+    }
+    replay.run(stack, arguments);
+    state.replayed.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  if (!record(state, keyed ? &call : nullptr, stack, arguments)) call_kernel(state, keys, stack);
+}
+
+// ---- What Python calls -----------------------------------------------------------------------------------------------
+
+std::unordered_map<std::string, State*>& by_name() {
+  static auto* all = new std::unordered_map<std::string, State*>();
+  return *all;
+}
+
+State& state_of(const std::string& name) {
+  return *by_name().at(name);
+}
+
+void declare(const std::string& name, const std::string& key, py::list written, py::list slots, py::object callable) {
+  if (by_name().count(name)) return;
+  const size_t dot = name.find('.');
+  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
+  auto state = std::make_unique<State>(handle, name);
+  state->key = c10::parseDispatchKey(key);
+  for (const py::handle value : written) state->written.push_back(value.cast<bool>());
+  for (const py::handle value : slots) state->slot.push_back(value.cast<bool>());
+  state->record = callable.release().ptr();
+  by_name()[name] = state.get();
+  states()[&handle.schema()] = std::move(state);
+}
+
+// torch warns of every kernel that is overridden, which is what was asked for.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void install(const std::string& name) {
+  State& state = state_of(name);
+  if (state.library) return;
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  std::atomic_store(
+      &state.kernel,
+      std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(state.key)));
+  state.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", state.key, "tritonite", 0);
+  state.library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+}
+
+void uninstall(const std::string& name) {
+  state_of(name).library.reset();
+}
+
+void clear(const std::string& name) {
+  State& state = state_of(name);
+  std::list<Entry> dropped;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  state.found.clear();
+  dropped.swap(state.plans);
+}
+
+py::tuple counts(const std::string& name) {
+  State& state = state_of(name);
+  py::dict declined;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  for (const auto& reason : state.reasons) {
+    if (const uint64_t count = reason.second->load()) declined[py::str(reason.first)] = count;
+  }
+  return py::make_tuple(state.replayed.load(), declined, state.plans.size());
+}
+
+void reset_counts(const std::string& name) {
+  State& state = state_of(name);
+  state.replayed = 0;
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  for (const auto& reason : state.reasons) reason.second->store(0);
+}
+
+bool set_inside_kernel(bool inside) {
+  return std::exchange(inside_kernel, inside);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(tritonite_dispatcher, module) {
+  // A child that is forked while another thread holds the lock would wait for ever.
+  pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
+  module.def("declare", &declare);
+  module.def("install", &install);
+  module.def("uninstall", &uninstall);
+  module.def("clear", &clear);
+  module.def("counts", &counts);
+  module.def("reset_counts", &reset_counts);
+  module.def("set_inside_kernel", &set_inside_kernel);
+  module.def("set_poison", [](bool on) { poison = on; });
+  module.def("set_most_plans", [](size_t most) { most_plans = most; });
+}
