@@ -28,7 +28,6 @@ from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
 _lock = threading.RLock()
-_compiled: dict[tuple[object, ...], CompiledKernel] = {}
 
 
 class _Local(threading.local):
@@ -99,7 +98,8 @@ class Specialization:
     """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
 
     `signature` names every parameter's Triton type (nested tuples for tuple parameters, "constexpr" for constants),
-    `constants` and `attributes` are keyed by parameter path, `fixed` are the arguments after the run-time ones.
+    `constants` and `attributes` are keyed by parameter path. A launch passes the `leading` arguments, operands,
+    outputs, and `fixed`, which ends with the `trailing` ones. `types` are those of its arguments but constexprs, flat.
     """
 
     kernel: Any
@@ -107,17 +107,27 @@ class Specialization:
     constants: dict[tuple[int, ...], Any]
     attributes: dict[tuple[int, ...], Any]
     leading: tuple[Any, ...]
-    fixed: tuple[Any, ...]
-    grid: int
+    trailing: tuple[Any, ...]
+    fixed: tuple[Any, ...] = ()
+    grid: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[int, CompiledKernel] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
 
-    def key(self) -> tuple[object, ...]:
-        return (
+    def over(self, sized: tuple[Any, ...], grid: int) -> Specialization:
+        """The same kernel, and what has been compiled of it, over an iteration space of its own."""
+        return Specialization(
             self.kernel,
-            tuple(self.signature.values()),
-            tuple(sorted(self.constants.items(), key=lambda item: item[0])),
-            tuple(self.attributes),
-            tuple(self.options.items()),
+            self.signature,
+            self.constants,
+            self.attributes,
+            self.leading,
+            self.trailing,
+            (*sized, *self.trailing),
+            grid,
+            self.options,
+            self.compiled,
+            self.types,
         )
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
@@ -143,9 +153,12 @@ class Launch:
     def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], slots: Any = None) -> None:
         """Launch on the current stream. A recorder takes `slots`: numbers by their place among the operands."""
         if _local.recorder is not None:
-            values = (*self._leading, tuple(operands), tuple(outs), *self._fixed)
-            size = (self.specialization.grid, 1, 1)
-            _local.recorder.add(self.specialization.signature, values, size, self.compiled, self._interpret, slots)
+            specialization = self.specialization
+            values = [*operands, *outs]
+            for sized in self._fixed[: len(self._fixed) - len(specialization.trailing)]:
+                _flatten_into(sized, values)
+            size = (specialization.grid, 1, 1)
+            _local.recorder.add(specialization.types, values, size, self.compiled, self._replay, slots)
         if self.compiled is None:
             self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return
@@ -157,21 +170,49 @@ class Launch:
         metadata = None if enter is None else self.compiled.launch_metadata((grid, 1, 1), stream, *arguments)
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
 
+    def _replay(self, values: list[Any]) -> None:
+        kinds, trailing = tuple(self.specialization.signature.values()), self.specialization.trailing
+        between = [None] * (len(kinds) - len(self._leading) - len(trailing))
+        self._interpret(nest(kinds, (*self._leading, *between, *trailing), iter(values)))
+
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with _interpreting():
             self.specialization.kernel[(self.specialization.grid,)](*values)
 
 
+def _flatten_into(value: Any, flat: list[Any]) -> None:
+    if type(value) is tuple:
+        for item in value:
+            _flatten_into(item, flat)
+    else:
+        flat.append(value)
+
+
+def flatten(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> Iterator[Any]:
+    """The leaves of a launch's arguments that are not constexpr by their kinds, Triton's types in nested tuples."""
+    for kind, value in zip(kinds, values, strict=True):
+        if type(kind) is tuple:
+            yield from flatten(kind, value)
+        elif kind != "constexpr":
+            yield value
+
+
+def nest(kinds: Any, constants: Any, leaves: Iterator[Any]) -> Any:
+    """The reverse of `flatten`; `constants` has the constexprs in their places."""
+    if type(kinds) is not tuple:
+        return constants if kinds == "constexpr" else next(leaves)
+    return tuple([nest(kind, constants and constants[i], leaves) for i, kind in enumerate(kinds)])
+
+
 def _compile_for(specialization: Specialization, device_index: int) -> CompiledKernel:
-    key = (device_index, *specialization.key())
-    kernel = _compiled.get(key)
+    kernel = specialization.compiled.get(device_index)
     if kernel is None:
         if torch.cuda.is_current_stream_capturing():
             raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with torch.cuda.device(device_index):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
-        _remember(_compiled, key, kernel)
+        specialization.compiled[device_index] = kernel
     return kernel
 
 
@@ -264,13 +305,17 @@ class LibEntry(KernelInterface):
 
     def _tell_recorder(self, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)[:3]
-        signature = {name: _kind(bound[name]) for name in bound} if kernel is None else kernel.src.signature
+        names = list(bound) if kernel is None else list(kernel.src.signature)
+        values = tuple([bound[name] for name in names])
+        kinds = tuple(map(_kind, values)) if kernel is None else tuple(kernel.src.signature.values())
 
-        def interpret(values: tuple[Any, ...]) -> None:
+        def interpret(leaves: list[Any]) -> None:
+            given = nest(kinds, values, iter(leaves))
             with _interpreting():
-                self.jit.run(grid=size, warmup=False, **dict(zip(bound, values, strict=True)))
+                self.jit.run(grid=size, warmup=False, **dict(zip(names, given, strict=True)))
 
-        _local.recorder.add(signature, [bound[name] for name in signature], size, kernel, interpret)
+        types = tuple(flatten(kinds, kinds))
+        _local.recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
 
     def _tuning_key(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}

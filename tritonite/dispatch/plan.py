@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,25 +21,18 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 _PACKED = {"fp32": "<f", "fp64": "<d"}
-_HOLE = object()
 # Where a pointer or result comes from: whether from a buffer, else an argument; its number; an offset in bytes.
 Source = tuple[bool, int, int]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A number that a launch takes from the call: the argument it is, how the kernel takes it, and what fits."""
-
-    argument: int
-    floating: bool
-    bounds: tuple[int, int] | None = None
+# Of a launch: the bits of a constant, (number of a slot,), or a pointer: (*source, dtype).
+Parameter = int | tuple[int] | tuple[bool, int, int, torch.dtype]
 
 
-@dataclass(frozen=True)
-class LaunchStep:
-    """A launch, with its parameters as ("pointer", source, dtype), ("constant", bits) or ("slot", number)."""
+class LaunchStep(NamedTuple):
+    """A launch: on a GPU all its parameters; in the interpreter those that come from the call, for `host` to take."""
 
-    parameters: tuple[tuple[Any, ...], ...]
+    parameters: list[Parameter]
     grid: tuple[int, int, int]
     function: int | None = None
     threads: int = 0
@@ -53,6 +47,7 @@ class LaunchStep:
 class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
+    `slots` are numbers that launches take from the call: the argument, whether as floating point, and bounds to keep;
     `buffers` are tensors to allocate the like of; `results` are sources, with (sizes, strides) for views.
     """
 
@@ -67,94 +62,88 @@ class Unrecordable(Exception):
     """A call did what no plan can repeat."""
 
 
-class Recorder(TorchDispatchMode):
-    """Watches a host function: allocations and views here, launches through `launch`.
+class Recorder:
+    """Notes what a host function allocates, launches and returns.
 
     `leaves` are the call's tensor arguments in order, counted over lists, None for those not given; `arguments` maps
     the positions of a pointwise formula's values to the arguments that they are, for numbers that plans do not hold.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor | None], arguments: dict[int, int]) -> None:
-        super().__init__()
         self.arguments = arguments
         self.reason = ""
         self._leaves = leaves
         self._plan = Plan(torch.device("cpu"))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _ALLOCATIONS:
-            result = func(*args, **kwargs)
-            self._plan.buffers.append(result)
-            return result
-        if not func.is_view:
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            self.reason = self.reason or f"it calls {func}"
-        return func(*args, **kwargs)
+    def allocated(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note fresh tensors, unless they have been noted."""
+        for tensor in tensors:
+            if not any(tensor is known for known in self._plan.buffers):
+                self._plan.buffers.append(tensor)
 
     def add(
         self,
-        signature: dict[str, Any],
+        types: Sequence[str],
         values: Sequence[Any],
         grid: tuple[int, int, int],
         compiled: Any,
-        host: Callable[[tuple[Any, ...]], None],
-        slots: dict[int, tuple[int, tuple[int, int] | None]] | None = None,
+        host: Callable[[list[Any]], None],
+        numbers: dict[int, tuple[int, tuple[int, int] | None]] | None = None,
     ) -> None:
-        """Note a launch of `values`, which `signature` has the types of. `host` launches in the interpreter.
+        """Note a launch of `values`, flat and without constexprs, of Triton's `types`.
 
-        `slots` are numbers by their place among the leaves of the values that are not constexpr: their position among
-        the values of a pointwise formula, and the bounds they have to keep.
+        `host` launches such values in the interpreter. `numbers` are those of a pointwise formula, by their place among
+        the values: their position among the formula's, and the bounds they have to keep.
         """
         try:
-            self._add(signature, values, grid, compiled, host, slots or {})
+            self._add(types, values, grid, compiled, host, numbers or {})
         except Unrecordable as error:
             self.reason = self.reason or str(error)
 
-    def _add(self, signature: Any, values: Any, grid: Any, compiled: Any, host: Any, numbers: dict[int, Any]) -> None:
-        flat = [pair for pair in _flatten(tuple(signature.values()), tuple(values)) if pair[0] != "constexpr"]
-        slots = {
-            place: Slot(self.arguments[position], flat[place][0].startswith("fp"), bounds)
-            for place, (position, bounds) in numbers.items()
-            if position in self.arguments
-        }
-        parameters: list[tuple[Any, ...]] = []
-        for place, (kind, value) in enumerate(flat):
-            if isinstance(value, torch.Tensor):
-                parameters.append(("pointer", self._source(value), value.dtype))
-            elif place in slots:
-                slot = slots[place]
-                parameters.append(("slot", len(self._plan.slots)))
-                self._plan.slots.append((slot.argument, slot.floating, slot.bounds))
+    def _add(
+        self, types: Sequence[str], values: Sequence[Any], grid: Any, compiled: Any, host: Any, numbers: dict[int, Any]
+    ) -> None:
+        holes: list[int] = []
+        parameters: list[Parameter] = []
+        for place, value in enumerate(values):
+            if place in numbers and numbers[place][0] in self.arguments:
+                position, bounds = numbers[place]
+                holes.append(place)
+                parameters.append((len(self._plan.slots),))
+                self._plan.slots.append((self.arguments[position], types[place].startswith("fp"), bounds))
+            elif type(value) is int and value >= 0:
+                parameters.append(value)
+            elif isinstance(value, torch.Tensor):
+                holes.append(place)
+                parameters.append((*self._source(value), value.dtype))
             else:
-                parameters.append(("constant", _bits(kind, value)))
+                parameters.append(_bits(types[place], value))
         if compiled is None:
-            template = _hollow(tuple(signature.values()), tuple(values), slots, iter(range(len(flat))))
+            template = [None if place in holes else value for place, value in enumerate(values)]
 
             def run(given: list[Any]) -> None:
-                host(_refill(template, iter(given)))
+                filled = list(template)
+                for place, value in zip(holes, given, strict=True):
+                    filled[place] = value
+                host(filled)
 
-            kept = tuple(parameter for parameter in parameters if parameter[0] != "constant")
-            self._plan.launches.append(LaunchStep(kept, grid, host=run))
+            self._plan.launches.append(LaunchStep([parameters[place] for place in holes], grid, host=run))
             return
         metadata = compiled.metadata
         if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
             raise Unrecordable("its kernel wants scratch memory")
-        parameters += [("constant", 0), ("constant", 0)]
-        step = LaunchStep(
-            parameters=tuple(parameters),
-            grid=grid,
-            function=compiled.function,
-            threads=32 * metadata.num_warps,
-            shared=metadata.shared,
-            clusters=getattr(metadata, "num_ctas", 1),
-            cooperative=bool(getattr(metadata, "launch_cooperative_grid", False)),
-            programmatic=bool(getattr(metadata, "launch_pdl", False)),
+        self._plan.launches.append(
+            LaunchStep(
+                [*parameters, 0, 0],
+                grid,
+                compiled.function,
+                32 * metadata.num_warps,
+                metadata.shared,
+                getattr(metadata, "num_ctas", 1),
+                bool(getattr(metadata, "launch_cooperative_grid", False)),
+                bool(getattr(metadata, "launch_pdl", False)),
+            )
         )
-        self._plan.launches.append(step)
 
     def _source(self, tensor: torch.Tensor) -> Source:
         pointer = tensor.data_ptr()
@@ -199,37 +188,42 @@ class Recorder(TorchDispatchMode):
         return self._plan
 
 
+class Watch(TorchDispatchMode):
+    """Tells a recorder what a host function calls of ATen: allocations and views; all else makes it unrecordable."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ALLOCATIONS:
+            result = func(*args, **kwargs)
+            self._recorder.allocated([result])
+            return result
+        if not func.is_view:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            self._recorder.reason = self._recorder.reason or f"it calls {func}"
+        return func(*args, **kwargs)
+
+
 def record(
-    run: Callable[[], tuple[torch.Tensor, ...]], leaves: Sequence[torch.Tensor | None], arguments: dict[int, int]
+    run: Callable[[], tuple[torch.Tensor, ...]],
+    leaves: Sequence[torch.Tensor | None],
+    arguments: dict[int, int],
+    watch: bool = True,
 ) -> tuple[tuple[torch.Tensor, ...], Plan | None, str]:
-    """(results, plan or None, why there is none) of a call of a host function."""
+    """(results, plan or None, why there is none) of a call of a host function.
+
+    `watch` unless the function is an engine's, which tells of its allocations itself and calls nothing else.
+    """
     recorder = Recorder(leaves, arguments)
-    with recorder, launch.recording(recorder):
+    with Watch(recorder) if watch else contextlib.nullcontext(), launch.recording(recorder):
         results = run()
     return results, recorder.plan(results), recorder.reason
-
-
-def _flatten(kinds: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(kinds, tuple):
-        for kind, item in zip(kinds, value, strict=True):
-            yield from _flatten(kind, item)
-    else:
-        yield kinds, value
-
-
-def _hollow(kinds: Any, value: Any, slots: dict[int, Slot], places: Iterator[int]) -> Any:
-    """The values with holes for what comes from the call."""
-    if isinstance(kinds, tuple):
-        return tuple(_hollow(kind, item, slots, places) for kind, item in zip(kinds, value, strict=True))
-    if kinds == "constexpr":
-        return value
-    return _HOLE if next(places) in slots or isinstance(value, torch.Tensor) else value
-
-
-def _refill(template: Any, given: Iterator[Any]) -> Any:
-    if isinstance(template, tuple):
-        return tuple(_refill(item, given) for item in template)
-    return next(given) if template is _HOLE else template
 
 
 def _bits(kind: str, value: Any) -> int:

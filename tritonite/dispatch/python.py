@@ -64,7 +64,7 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
     keywords = [i for i, argument in enumerate(arguments) if argument.kwarg_only]
     positional = len(arguments) - len(keywords)
     counts = stats.counts_of(op.overload)
-    slots = op.slots
+    slots, watch = op.slots, op.declaration.hosted
 
     def call(values: list[Any]) -> tuple[Any, ...]:
         leaves: list[torch.Tensor | None] = []
@@ -79,7 +79,7 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
             return result if isinstance(result, tuple) else (result,)
 
         try:
-            results, plan, reason = record(run, leaves, slots)
+            results, plan, reason = record(run, leaves, slots, watch)
         except Decline as decline:
             return "declined", decline.reason, decline.lasting
         counts.count_launch()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,15 +15,15 @@ import triton.language as tl
 
 from tritonite import devices, dtypes
 from tritonite.errors import Decline
-from tritonite.launch import Launch, Specialization, recorder
+from tritonite.launch import Launch, Specialization, flatten, recorder
 
 _TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
 _PLANS_PER_OPERATOR = 1024
+_VARIANTS = 8192
 _INT32_LIMIT = 2**31 - 2**20
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """How the kernels treat a parameter of the formula, or one of its results.
 
     `kinds` holds a stride kind for each dimension, fastest first: 0 broadcast, 1 unit stride, 2 a stride known at run
@@ -237,8 +238,7 @@ def elementwise_tile(
     _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False)
 
 
-@dataclass(frozen=True)
-class Fresh:
+class Fresh(NamedTuple):
     """The metadata of an output to allocate."""
 
     shape: tuple[int, ...]
@@ -434,6 +434,8 @@ class Pointwise:
         if not outs:
             device = plan.device
             outs = tuple([torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) for f in plan.fresh])
+            if (active := recorder()) is not None:
+                active.allocated(outs)
         elif plan.extents:
             self._check_overlap(plan, values, outs)
         if plan.launch is not None:
@@ -442,6 +444,9 @@ class Pointwise:
 
     def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Plan:
         """The plan for these arguments, from the cache where one like it has been made. Raises Decline."""
+        if recorder() is not None:
+            # What records keeps plans of its own.
+            return self._ready(values, outs)
         key: list[object] = [torch.get_default_dtype()]
         for value, role in zip(values, self._roles, strict=True):
             if isinstance(value, torch.Tensor):
@@ -456,9 +461,7 @@ class Pointwise:
         plan = self._plans.get(hashed)
         if plan is None:
             try:
-                plan = self._make_plan(values, outs)
-                if plan.specialization is not None:
-                    plan.launch = Launch(plan.specialization, plan.device)
+                plan = self._ready(values, outs)
             except Decline as decline:
                 if not decline.lasting:
                     raise
@@ -503,6 +506,12 @@ class Pointwise:
             if how != "tensor"
         }
         plan.launch(operands, outs, numbers)
+
+    def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
+        plan = self._make_plan(values, outs)
+        if plan.specialization is not None:
+            plan.launch = Launch(plan.specialization, plan.device)
+        return plan
 
     def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
         plan = Plan()
@@ -709,8 +718,7 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tupl
     return max(1, min(device.tile_elements // columns, most_rows)), columns
 
 
-@dataclass(frozen=True)
-class _Space:
+class _Space(NamedTuple):
     """A collapsed iteration space and its operands, fastest dimension first; strides are () for a number."""
 
     sizes: tuple[int, ...]
@@ -752,42 +760,18 @@ def _specialize(
     sizes, strides, out_strides = space.sizes, space.strides, space.out_strides
     n = math.prod(sizes)
     wide = n >= _INT32_LIMIT or any(_bounds(sizes, own) >= _INT32_LIMIT for own in space.every())
-    integer, index = ("i64", tl.int64) if wide else ("i32", tl.int32)
-    dims = (integer,) * len(sizes)
-    signature: dict[str, Any] = {
-        "fn": "constexpr",
-        "operands": types[0],
-        "outs": types[1],
-        "strides": tuple(dims if own else () for own in strides),
-        "out_strides": tuple(dims for _ in out_strides),
-        "shape": dims,
-    }
     tile = _choose_tile(sizes, space.every())
     if tile is None:
         block = device.flat_bytes // max(itemsize, 2)
         block = min(block, _power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
-        kernel, grid, elements = elementwise_flat, triton.cdiv(n, block), block
-        signature["n"] = integer
-        constants: dict[str, Any] = {"INDEX": index, "MASK": mask, "BLOCK": block}
+        blocks = (("MASK", mask), ("BLOCK", block))
+        masks, grid, sized = (True, False), -(-n // block), (sizes, n)
     else:
         rows, columns = tile
-        kernel, elements = elementwise_tile, rows * columns
-        grid = triton.cdiv(sizes[0], columns) * triton.cdiv(sizes[1], rows) * math.prod(sizes[2:])
-        constants = {"INDEX": index, "ROWS": rows, "COLUMNS": columns}
-    layout = Layout(
-        parameters=tuple(
-            replace(own, kinds=_kinds_of(strides[own.position])) if own.kinds is not None else own for own in parameters
-        ),
-        results=tuple(replace(own, kinds=_kinds_of(out_strides[own.position])) for own in results),
-        column_mask=tile is None or sizes[0] % columns != 0,
-        row_mask=tile is not None and sizes[1] % rows != 0,
-        flat=tile is None,
-    )
-    constants = {"LAYOUT": layout, **constants}
-    runtime = list(signature)
-    signature |= dict.fromkeys(constants, "constexpr")
-    names = list(signature)
+        blocks = (("ROWS", rows), ("COLUMNS", columns))
+        masks = (sizes[0] % columns != 0, sizes[1] % rows != 0)
+        grid, sized = -(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]), (sizes,)
     # Only what lets accesses be vectorised is told apart, so that few kernels serve all shapes.
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
@@ -800,15 +784,74 @@ def _specialize(
             for i, own in enumerate(owners):
                 if all(stride % 16 == 0 for stride in own if stride > 1):
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
+    variant = _variant(
+        formula,
+        tuple(parameters),
+        # Among constants, 1, 1.0 and True are equal.
+        tuple([type(own.dtype) for own in parameters]),
+        tuple(results),
+        tuple([_kinds_of(own) for own in strides]),
+        tuple([_kinds_of(own) for own in out_strides]),
+        types,
+        wide,
+        blocks,
+        masks,
+        tuple(paths),
+    )
+    return variant.over((strides, out_strides, *sized), grid)
+
+
+@functools.lru_cache(maxsize=_VARIANTS)
+def _variant(
+    formula: Any,
+    parameters: tuple[Operand, ...],
+    constant_types: tuple[type, ...],
+    results: tuple[Operand, ...],
+    kinds: tuple[tuple[int, ...], ...],
+    out_kinds: tuple[tuple[int, ...], ...],
+    types: tuple[tuple[str, ...], tuple[str, ...]],
+    wide: bool,
+    blocks: tuple[tuple[str, int], ...],
+    masks: tuple[bool, bool],
+    divisible: tuple[tuple[int, ...], ...],
+) -> Specialization:
+    """The kernel for every iteration space of a kind, without the space's sizes and strides."""
+    device = devices.current
+    integer, index = ("i64", tl.int64) if wide else ("i32", tl.int32)
+    flat = blocks[0][0] == "MASK"
+    dims = (integer,) * len(out_kinds[0])
+    signature: dict[str, Any] = {
+        "fn": "constexpr",
+        "operands": types[0],
+        "outs": types[1],
+        "strides": tuple(dims if own else () for own in kinds),
+        "out_strides": tuple(dims for _ in out_kinds),
+        "shape": dims,
+    }
+    if flat:
+        signature["n"] = integer
+    layout = Layout(
+        parameters=tuple(
+            own._replace(kinds=kinds[own.position]) if own.kinds is not None else own for own in parameters
+        ),
+        results=tuple(own._replace(kinds=out_kinds[own.position]) for own in results),
+        column_mask=masks[0],
+        row_mask=masks[1],
+        flat=flat,
+    )
+    constants: dict[str, Any] = {"LAYOUT": layout, "INDEX": index, **dict(blocks)}
+    signature |= dict.fromkeys(constants, "constexpr")
+    names = list(signature)
+    elements = blocks[1][1] * (1 if flat else blocks[0][1])
     return Specialization(
-        kernel=kernel,
+        kernel=elementwise_flat if flat else elementwise_tile,
         signature=signature,
         constants={(0,): formula} | {(names.index(name),): value for name, value in constants.items()},
-        attributes={path: [["tt.divisibility", 16]] for path in paths},
+        attributes={path: [["tt.divisibility", 16]] for path in divisible},
         leading=(formula,),
-        fixed=(strides, out_strides, sizes, *((n,) if "n" in runtime else ()), *constants.values()),
-        grid=grid,
+        trailing=tuple(constants.values()),
         options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1), **device.options},
+        types=tuple(flatten(tuple(signature.values()), tuple(signature.values()))),
     )
 
 

@@ -600,52 +600,54 @@ c10::SmallVector<int64_t, 6> integers(const py::handle& values) {
   return result;
 }
 
-Source source_of(const py::handle& described) {
-  const auto parts = described.cast<py::tuple>();
+Source source_of(const py::tuple& parts) {
   return {parts[0].cast<bool>(), parts[1].cast<size_t>(), parts[2].cast<int64_t>()};
 }
 
+Parameter parameter_of(const py::handle& described) {
+  Parameter parameter;
+  if (PyLong_Check(described.ptr())) {
+    parameter.bits = described.cast<uint64_t>();
+    return parameter;
+  }
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  if (parts.size() == 1) {
+    parameter.kind = Parameter::kSlot;
+    parameter.slot = parts[0].cast<size_t>();
+    return parameter;
+  }
+  parameter.kind = Parameter::kPointer;
+  parameter.source = source_of(parts);
+  parameter.dtype = reinterpret_cast<THPDtype*>(py::object(parts[3]).ptr())->scalar_type;
+  return parameter;
+}
+
+// From a LaunchStep of plan.py.
 Launch launch_of(const py::handle& described) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
   Launch launch;
-  const py::object function = described.attr("function");
-  launch.function = function.is_none() ? nullptr : reinterpret_cast<void*>(function.cast<uintptr_t>());
-  const auto grid = described.attr("grid").cast<py::tuple>();
-  const auto clusters = described.attr("clusters").cast<unsigned>();
+  if (!py::object(parts[2]).is_none()) launch.function = reinterpret_cast<void*>(parts[2].cast<uintptr_t>());
+  const py::tuple grid = parts[1];
+  const auto clusters = parts[5].cast<unsigned>();
   for (size_t i = 0; i < 3; ++i) {
     launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
-    launch.config.block[i] = i == 0 ? described.attr("threads").cast<unsigned>() : 1;
+    launch.config.block[i] = i == 0 ? parts[3].cast<unsigned>() : 1;
   }
-  launch.config.shared = described.attr("shared").cast<unsigned>();
+  launch.config.shared = parts[4].cast<unsigned>();
   const auto attribute = [&](int id, std::initializer_list<unsigned> words) {
     LaunchAttribute added{};
     added.id = id;
     std::copy(words.begin(), words.end(), added.value.words);
     launch.attributes.push_back(added);
   };
-  if (described.attr("programmatic").cast<bool>()) attribute(kProgrammaticSerialization, {1});
-  if (described.attr("cooperative").cast<bool>()) attribute(kCooperative, {1});
+  if (parts[7].cast<bool>()) attribute(kProgrammaticSerialization, {1});
+  if (parts[6].cast<bool>()) attribute(kCooperative, {1});
   if (clusters != 1) {
     attribute(kCluster, {clusters, 1, 1});
     attribute(kClusterScheduling, {1});
   }
-  for (const py::handle item : described.attr("parameters")) {
-    const auto parts = item.cast<py::tuple>();
-    const auto kind = parts[0].cast<std::string>();
-    Parameter parameter;
-    if (kind == "pointer") {
-      parameter.kind = Parameter::kPointer;
-      parameter.source = source_of(parts[1]);
-      parameter.dtype = reinterpret_cast<THPDtype*>(parts[2].ptr())->scalar_type;
-    } else if (kind == "slot") {
-      parameter.kind = Parameter::kSlot;
-      parameter.slot = parts[1].cast<size_t>();
-    } else {
-      parameter.bits = parts[1].cast<uint64_t>();
-    }
-    launch.parameters.push_back(parameter);
-  }
-  const py::object host = described.attr("host");
-  if (!host.is_none()) launch.host = py::object(host).release().ptr();
+  for (const py::handle item : py::list(parts[0])) launch.parameters.push_back(parameter_of(item));
+  if (!py::object(parts[8]).is_none()) launch.host = py::object(parts[8]).release().ptr();
   return launch;
 }
 
@@ -676,7 +678,7 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described) {
   for (const py::handle item : described.attr("launches")) plan->launches.push_back(launch_of(item));
   for (const py::handle item : described.attr("results")) {
     const auto parts = item.cast<py::tuple>();
-    Result result{source_of(parts[0]), parts[1].is_none(), {}, {}};
+    Result result{source_of(parts[0].cast<py::tuple>()), parts[1].is_none(), {}, {}};
     if (!result.whole) {
       const auto layout = parts[1].cast<py::tuple>();
       result.sizes = integers(layout[0]);
