@@ -2,7 +2,9 @@
 
 import gc
 import os
+import struct
 import threading
+import types
 
 import pytest
 import torch
@@ -113,6 +115,18 @@ def test_numbers_that_decide_the_kernel_are_in_the_key(device):
     check("polygamma", lambda: torch.polygamma(1, x), lambda: torch.polygamma(2, x), replayed=0)
     check("div.Tensor_mode", *[lambda m=m: torch.div(x, 0.3, rounding_mode=m) for m in ("floor", "trunc")], replayed=0)
     check("clamp", lambda: x.clamp(0.0, 1.0), lambda: x.clamp(0.0), lambda: x.clamp(max=0.5), replayed=0)
+
+
+def test_tensors_not_given_keep_their_place(device):
+    x, low, high = (torch.randn(6, device=device) for _ in range(3))
+    for replayed in (3, 6):
+        tritonite.reset_stats()
+        calls = [lambda: torch.clamp(x, low), lambda: torch.clamp(x, max=high), lambda: torch.clamp(x, low, high)]
+        check("clamp.Tensor", *calls, *calls, replayed=replayed)
+        out = torch.empty_like(x)
+        with tritonite.use_gems():
+            torch.clamp(x, max=high, out=out)
+        assert torch.equal(out, torch.clamp(x, max=high))
 
 
 def test_numbers_that_do_not_fit_go_to_aten(device):
@@ -298,6 +312,16 @@ def test_a_host_function_is_recorded(device):
     assert made.results == [((True, 1, 8), ((6,), (1,)))]
 
 
+def test_constants_have_their_parameters_types(device):
+    recorder = plan.Recorder([], {})
+    metadata = types.SimpleNamespace(num_warps=4, shared=0)
+    compiled = types.SimpleNamespace(metadata=metadata, function=1)
+    recorder.add(["fp64", "i32", "fp32", "i64", "i1"], [1, 7, 2, -1, True], (1, 1, 1), compiled, print)
+    made = recorder.plan([])
+    expected = [struct.unpack("<Q", struct.pack("<d", 1.0))[0], 7, 0x40000000, 2**64 - 1, 1, 0, 0]
+    assert made.launches[0].parameters == expected
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -321,7 +345,9 @@ def test_lists_views_and_temporaries_replay(device, dispatcher):
         results, made, _ = _recorded(lambda: _twice_the_tail(values[0]), *values[0])
         return "ran", results, made
 
-    dispatcher.declare("cat", "CPU" if tritonite.device == "cpu" else "CUDA", [False, False], [False, False], host)
+    dispatcher.declare(
+        "cat", "CPU" if tritonite.device == "cpu" else "CUDA", [True, False], [False, False], [False, False], host
+    )
     dispatcher.install("cat")
     try:
         for start in (0.0, 3.0):

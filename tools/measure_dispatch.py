@@ -1,6 +1,6 @@
 """Host time of overridden calls against ATen's, alternating in one process; shapes never seen; declines; a model.
 
-    python tools/measure_dispatch.py [--json FILE] [--every N]
+    TRITONITE_NATIVE=1 python tools/measure_dispatch.py [--json FILE] [--every N]
 
 Needs a GPU. Times are of the host alone, on 64x64 operands, without synchronising inside a round.
 """

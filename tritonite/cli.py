@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1 runs kernels in the interpreter, 0 forbids it; set by Tritonite where there is no GPU",
     "TRITON_CACHE_DIR": "where Triton keeps compiled kernels",
     "TRITONITE_CACHE": "where the native dispatcher is built; by default tritonite in the user's cache folder",
-    "TRITONITE_NATIVE": "0 keeps calls on the Python path, 1 takes the native one in the interpreter too",
+    "TRITONITE_NATIVE": "1 sends calls through the native dispatcher, 0 (the default) through Python",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
     "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",

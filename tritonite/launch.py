@@ -57,8 +57,13 @@ def recording(recorder: Any) -> Iterator[None]:
         _local.recorder = outer
 
 
-# What else wants to know when this thread enters and leaves the interpreter: called with True, then with the old value.
-inside_kernel_observers: list[Callable[[bool], bool]] = []
+# What else has to know when this thread enters and leaves the interpreter: called with True, then with the old value.
+_observers: list[Callable[[bool], bool]] = []
+
+
+def observe_inside_kernel(observer: Callable[[bool], bool]) -> None:
+    """Have the native dispatcher told."""
+    _observers[:] = [observer]
 
 
 @contextlib.contextmanager
@@ -78,7 +83,7 @@ def _interpreting() -> Iterator[None]:
     }
     with _lock:
         outer, _local.inside_kernel = _local.inside_kernel, True
-        for observer in inside_kernel_observers:
+        for observer in _observers:
             observer(True)
         saved = dict(vars(interpreter_builder))
         vars(interpreter_builder).update(changes)
@@ -87,7 +92,7 @@ def _interpreting() -> Iterator[None]:
                 yield
         finally:
             _local.inside_kernel = outer
-            for observer in inside_kernel_observers:
+            for observer in _observers:
                 observer(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)

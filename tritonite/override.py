@@ -91,9 +91,10 @@ def _dispatcher() -> ModuleType | None:
             arguments = op.schema.arguments
             written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
             slots = [i in op.slots.values() for i in range(len(arguments))]
-            module.declare(name, devices.current.dispatch_key, written, slots, python.recording(op))
-        launch.inside_kernel_observers.append(module.set_inside_kernel)
-        stats.read_native(module.counts, module.reset_counts)
+            tensors = ["Tensor" in str(a.type) for a in arguments]
+            module.declare(name, devices.current.dispatch_key, tensors, written, slots, python.recording(op))
+        launch.observe_inside_kernel(module.set_inside_kernel)
+        stats.read_native(module)
     return module
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 _lock = threading.Lock()
 _REASONS = 64
@@ -56,13 +56,13 @@ def counts_of(overload: str) -> _Counter:
         return _counters.setdefault(overload, _Counter())
 
 
-# The native dispatcher's (replayed, declined by reason, plans) of an overload, and how to set them to zero.
-_native: list[tuple[Callable[[str], tuple[int, dict[str, int], int]], Callable[[str], None]]] = []
+# The native dispatcher, once it is in use.
+_native: list[Any] = []
 
 
-def read_native(counts: Callable[[str], tuple[int, dict[str, int], int]], reset: Callable[[str], None]) -> None:
+def read_native(dispatcher: Any) -> None:
     """Add the native dispatcher's counts to those of Python's path."""
-    _native.append((counts, reset))
+    _native[:] = [dispatcher]
 
 
 def stats() -> dict[str, Counts]:
@@ -72,8 +72,8 @@ def stats() -> dict[str, Counts]:
     found = {}
     for name in names:
         replayed, declined = 0, Counter[str]()
-        for counts, _ in _native:
-            more, reasons, _plans = counts(name)
+        for dispatcher in _native:
+            more, reasons, _ = dispatcher.counts(name)
             replayed += more
             declined.update(reasons)
         with _lock:
@@ -93,6 +93,6 @@ def reset_stats() -> None:
             counter.declined.clear()
             counter.unrecordable.clear()
         names = list(_counters)
-    for _, reset in _native:
+    for dispatcher in _native:
         for name in names:
-            reset(name)
+            dispatcher.reset_counts(name)

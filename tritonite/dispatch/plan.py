@@ -111,7 +111,7 @@ class Recorder:
                 holes.append(place)
                 parameters.append((len(self._plan.slots),))
                 self._plan.slots.append((self.arguments[position], types[place].startswith("fp"), bounds))
-            elif type(value) is int and value >= 0:
+            elif type(value) is int and value >= 0 and types[place][0] == "i":
                 parameters.append(value)
             elif isinstance(value, torch.Tensor):
                 holes.append(place)

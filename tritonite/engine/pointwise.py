@@ -518,9 +518,15 @@ class Pointwise:
         tensors = {i: value for i, value in enumerate(values) if isinstance(value, torch.Tensor)}
         plan.device, scalars = _common_device(tensors.values(), outs)
         common, compute, results = self._promote(values, tensors)
-        items = {i for i, value in tensors.items() if any(value is scalar for scalar in scalars)}
+        items = {i for i, value in tensors.items() if any(value is scalar for scalar in scalars)} if scalars else set()
         strided = {i: value for i, value in tensors.items() if i not in items}
-        shape = broadcast_shape([value.shape for value in tensors.values()])
+        every = [*strided.values(), *outs]
+        shape = tuple(every[0].shape)
+        row_major = contiguous_strides(shape)
+        # Most calls: contiguous tensors of one shape. What follows gives them the same plan, only later.
+        plain = not items and all([value.shape == shape and value.stride() == row_major for value in every])
+        if not plain:
+            shape = broadcast_shape([value.shape for value in tensors.values()])
         plan.summary = {"common": common, "compute": compute, "results": results, "shape": shape}
 
         if outs:
@@ -528,18 +534,25 @@ class Pointwise:
         else:
             given = zip(values, self._roles, strict=True)
             numbers = len(strided) < sum(role == "promoted" and value is not None for value, role in given)
-            layout = [(value.shape, value.stride()) for value in strided.values()]
-            strides = output_strides(shape, layout, numbers or bool(items))
-            if self._contiguous:
+            if plain and (not numbers or 1 not in shape):
+                strides = row_major
+            elif self._contiguous:
                 strides = contiguous_strides(shape)
+            else:
+                layout = [(value.shape, value.stride()) for value in strided.values()]
+                strides = output_strides(shape, layout, numbers or bool(items))
             plan.fresh = tuple(Fresh(shape, strides, dtype) for dtype in results)
         if 0 in shape:
             return plan
 
         out_dtypes = [out.dtype for out in outs] or list(results)
         out_strides = [list(out.stride()) for out in outs] or [list(fresh.strides) for fresh in plan.fresh]
-        in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
-        sizes, merged = collapse(shape, out_strides + in_strides)
+        n = math.prod(shape)
+        if plain and n > 1 and all([tuple(own) == row_major for own in out_strides]):
+            sizes, merged = [n], [[1]] * (len(out_strides) + len(strided))
+        else:
+            in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
+            sizes, merged = collapse(shape, out_strides + in_strides)
         merged_of = dict(zip(strided, merged[len(out_strides) :], strict=True))
 
         operands: list[tuple[int, str]] = []

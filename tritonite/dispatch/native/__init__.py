@@ -18,20 +18,18 @@ from types import ModuleType
 
 import torch
 
-from tritonite import devices
-from tritonite.errors import BuildFailed
+from tritonite.errors import BuildFailed, InvalidSetting
 
 _NAME = "tritonite_dispatcher"
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 
 
 def wanted() -> bool:
-    """Whether calls should go through it: on a GPU, unless TRITONITE_NATIVE=0; elsewhere if TRITONITE_NATIVE=1."""
+    """Whether calls should go through it: if TRITONITE_NATIVE=1, on a GPU or in the interpreter."""
     setting = os.environ.get("TRITONITE_NATIVE", "")
     if setting not in ("", "0", "1"):
-        warnings.warn(f"TRITONITE_NATIVE={setting} is neither 0 nor 1; it is ignored", stacklevel=2)
-        setting = ""
-    return setting == "1" if setting else devices.current.type != "cpu"
+        raise InvalidSetting(name="TRITONITE_NATIVE", value=setting, expected="0 or 1")
+    return setting == "1"
 
 
 def flags() -> tuple[str, ...]:

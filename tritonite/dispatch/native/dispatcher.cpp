@@ -174,7 +174,8 @@ struct State {
   c10::OperatorHandle handle;
   std::string name;
   c10::DispatchKey key = c10::DispatchKey::CUDA;
-  std::vector<bool> written, slot;
+  // By argument: whether it is a tensor or a list of them, is written, is a number that plans do not hold.
+  std::vector<bool> tensor, written, slot;
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
   std::unique_ptr<torch::Library> library;
@@ -204,7 +205,7 @@ std::atomic<uint64_t>* reason_counter(State& state, const std::string& reason) {
 
 // ---- Keys ------------------------------------------------------------------------------------------------------------
 
-// A tensor argument as keying and replaying see it.
+// A tensor argument as keying and replaying see it; null where None is given.
 struct Leaf {
   const at::Tensor* tensor;
   bool strided;
@@ -312,6 +313,7 @@ bool key_value(const State& state, const IValue& value, size_t argument, Call& c
   if (value.isTensor()) return key_tensor(state, value.toTensor(), slot, state.written[argument], call);
   if (value.isNone()) {
     words.push_back(kNone);
+    if (state.tensor[argument]) call.leaves.push_back({nullptr, false, false});
   } else if (value.isInt()) {
     words.push_back(slot ? kSlotNumber | kInt << 8 : kInt);
     if (!slot) words.push_back(value.toInt());
@@ -756,15 +758,28 @@ State& state_of(const std::string& name) {
   return *by_name().at(name);
 }
 
-void declare(const std::string& name, const std::string& key, py::list written, py::list slots, py::object callable) {
+std::vector<bool> flags(const py::list& values) {
+  std::vector<bool> result;
+  for (const py::handle value : values) result.push_back(value.cast<bool>());
+  return result;
+}
+
+void declare(
+    const std::string& name,
+    const std::string& key,
+    const py::list& tensors,
+    const py::list& written,
+    const py::list& slots,
+    py::object callable) {
   if (by_name().count(name)) return;
   const size_t dot = name.find('.');
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
   auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
   auto state = std::make_unique<State>(handle, name);
   state->key = c10::parseDispatchKey(key);
-  for (const py::handle value : written) state->written.push_back(value.cast<bool>());
-  for (const py::handle value : slots) state->slot.push_back(value.cast<bool>());
+  state->tensor = flags(tensors);
+  state->written = flags(written);
+  state->slot = flags(slots);
   state->record = callable.release().ptr();
   by_name()[name] = state.get();
   states()[&handle.schema()] = std::move(state);
