@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full test-gpu test-versions check docs format clean
+.PHONY: demo test test-full test-gpu test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
 	@echo "making $(VENV) (PyTorch and Triton take a few minutes to arrive)"
@@ -38,6 +38,15 @@ test-gpu:
 	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
 		TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
 		--ignore tests/test_compile.py
+
+# The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
+test-native-asan: $(VENV)/test
+	@LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		TRITONITE_NATIVE_FLAGS="-fsanitize=address -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
+
+test-native-tsan: $(VENV)/test
+	@LD_PRELOAD="$$(c++ -print-file-name=libtsan.so) $$(c++ -print-file-name=libstdc++.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
+		TRITONITE_NATIVE_FLAGS="-fsanitize=thread -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
 
 # The oldest and the newest Triton there is, on the quick tests.
 test-versions: $(VENV)/test

@@ -106,6 +106,9 @@ def test_numbers_types_are_in_the_key_and_their_values_are_not(device):
     x, i = torch.randn(6, device=device), torch.arange(6, device=device)
     check("mul.Tensor", *[lambda s=s: x * s for s in (0.1, 0.2, -3.5)], replayed=2)
     check("add.Tensor", *[lambda a=a: torch.add(x, x, alpha=a) for a in (0.5, 2.5, 7.0)], replayed=2)
+    check("sub.Tensor", *[lambda a=a: x - a for a in (0.5, 2.5, 7.0)], replayed=2)
+    check("clamp", *[lambda a=a: x.clamp(-a, a) for a in (0.5, 0.25, 1.0)], replayed=2)
+    check("rsub.Scalar", *[lambda a=a: torch.rsub(x, a, alpha=a + 1) for a in (0.5, 2.5, 7.0)], replayed=2)
     tritonite.reset_stats()
     check("mul.Tensor", lambda: i * 2, lambda: i * 2.0, lambda: i * True, lambda: i * 5, replayed=1)
 

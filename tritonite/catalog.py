@@ -93,10 +93,15 @@ class Op:
     @functools.cached_property
     def slots(self) -> dict[int, int]:
         """The numbers that a kernel takes as they are, so that no plan holds them: argument by the value's position."""
-        if self.declaration.hosted or self.declaration.prepare is not None:
+        prepare = self.declaration.prepare
+        if self.declaration.hosted or not (prepare is None or getattr(prepare, "by_type", False)):
             return {}
-        roles = list(self.declaration.kernels[0].parameters.values())
-        return {i: j for i, j in enumerate(self.positions) if j is not None and roles[i] != "static"}
+        found = {}
+        for i, (name, role) in enumerate(self.declaration.kernels[0].parameters.items()):
+            position = self.positions[self.declaration.arguments.index(name)]
+            if role != "static" and position is not None:
+                found[i] = position
+        return found
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
@@ -254,6 +259,15 @@ def pointwise(
         return kernel
 
     return declare
+
+
+def by_type(prepare: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """Mark a `prepare` that decides by types alone and hands the arguments on, so that plans need not hold numbers.
+
+    What it returns are its arguments, those that the formula has the names of.
+    """
+    prepare.by_type = True  # type: ignore[attr-defined]
+    return prepare
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:

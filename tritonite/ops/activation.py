@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
 from tritonite.dtypes import FLOATS, NUMBERS
 from tritonite.engine.pointwise import broadcast_shape
 from tritonite.errors import Decline
@@ -28,7 +28,7 @@ def threshold(self, threshold, value):
 @pointwise(
     "threshold_backward",
     accepts=NUMBERS,
-    prepare=lambda grad_output, self, threshold: (self, grad_output, threshold),
+    prepare=by_type(lambda grad_output, self, threshold: (self, grad_output, threshold)),
 )
 def threshold_backward(self, grad_output, threshold):
     return tl.where(self <= threshold, tl.zeros_like(grad_output), grad_output)

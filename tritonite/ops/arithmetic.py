@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
+from tritonite.catalog import by_type, pointwise
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -13,6 +13,7 @@ from tritonite.language.math import maximum_nan, minimum_nan, multiply_add, real
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
 
+@by_type
 def _refuse_bool(self, other, alpha):
     for value in (self, other):
         if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
@@ -38,7 +39,7 @@ def sub(self, other, alpha):
     return multiply_add(other, 0 - alpha, self)
 
 
-@pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _refuse_bool(other, self, alpha))
+@pointwise("rsub", accepts=NUMBERS, prepare=by_type(lambda self, other, alpha: _refuse_bool(other, self, alpha)))
 def rsub(other, self, alpha):
     return multiply_add(self, 0 - alpha, other)
 
@@ -90,6 +91,7 @@ def _broadcast_pair(x, y):
     return x, y
 
 
+@by_type
 def _rounding(self, other, rounding_mode):
     kinds = [v.dtype if isinstance(v, torch.Tensor) else type(v) for v in (self, other)]
     floating = any(kind is float or getattr(kind, "is_floating_point", False) for kind in kinds)
@@ -169,7 +171,7 @@ def addcdiv(self, tensor1, tensor2, value):
     return multiply_add(value, true_divide(tensor1, tensor2), self)
 
 
-@pointwise("lerp", accepts=FLOATS, prepare=lambda self, end, weight: _same_dtypes(self, end, weight))
+@pointwise("lerp", accepts=FLOATS, prepare=by_type(lambda self, end, weight: _same_dtypes(self, end, weight)))
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
@@ -352,6 +354,6 @@ def fmin(self, other):
     return tl.where(y != y, x, tl.where(x != x, y, minimum_nan(x, y)))
 
 
-@pointwise("heaviside", accepts=ALL, prepare=lambda self, values: _same_dtypes(self, values))
+@pointwise("heaviside", accepts=ALL, prepare=by_type(lambda self, values: _same_dtypes(self, values)))
 def heaviside(self, values):
     return tl.where(self == 0, values, (self > 0).to(self.dtype))

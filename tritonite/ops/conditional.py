@@ -5,13 +5,14 @@ import math
 import torch
 import triton.language as tl
 
-from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
 from tritonite.dtypes import NUMBERS, category
 from tritonite.engine.pointwise import broadcast_shape, contiguous_strides
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 
 
+@by_type
 def _check_condition(condition, self, other):
     if condition.dtype is not torch.bool:
         raise Decline(f"condition of dtype {condition.dtype}")
@@ -23,6 +24,7 @@ def where(condition, self, other):
     return tl.where(condition, self, other)
 
 
+@by_type
 def _check_bounds(self, min, max):
     if min is None and max is None:
         raise Decline("no bound")
