@@ -23,17 +23,17 @@ def through_native():
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITONITE_NATIVE", "1")
     native.module.cache_clear()
-    override._dispatcher.cache_clear()
-    assert override._dispatcher() is not None
+    override.native_dispatcher.cache_clear()
+    assert override.native_dispatcher() is not None
     yield
     patch.undo()
     native.module.cache_clear()
-    override._dispatcher.cache_clear()
+    override.native_dispatcher.cache_clear()
 
 
 @pytest.fixture
 def dispatcher():
-    return override._dispatcher()
+    return override.native_dispatcher()
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +162,20 @@ def test_declines_are_remembered(device):
     sparse = torch.eye(3, device=device).to_sparse()
     with tritonite.use_gems():
         assert torch.equal((sparse * 2).to_dense(), torch.eye(3, device=device) * 2)
+
+
+def test_explain_tells_what_is_kept(device):
+    x = torch.randn(4, device=device)
+    for call, arguments in ((lambda: x * 0.5, (x, 0.5)), (lambda: x + x, (x, x))):
+        name = "mul.Tensor" if arguments[1] is not x else "add.Tensor"
+        assert "next call is recorded" in tritonite.explain(name, *arguments)
+        with tritonite.use_gems():
+            call()
+            assert "replayed from a plan" in tritonite.explain(name, *arguments)
+    z = x.to(torch.complex64)
+    with tritonite.use_gems():
+        z * z
+    assert "remembered" in tritonite.explain("mul.Tensor", z, z)
 
 
 def test_several_outputs_and_given_ones(device):

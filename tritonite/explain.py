@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from tritonite import catalog, devices
+from tritonite.catalog import Op
 from tritonite.engine.pointwise import Plan
 from tritonite.errors import Decline, UnknownOperator
-from tritonite.override import installed
+from tritonite.override import installed, native_dispatcher
 
 
 def explain(name: str, *args: Any, **kwargs: Any) -> str:
@@ -25,24 +26,38 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     lines = [f"{name}{_describe(args, kwargs)}"]
     state = "overridden now" if name in installed() else "not overridden now: ATen serves it"
     lines.append(f"state      {state}")
+    kept = _kept(op, args, kwargs)
     try:
         values, outs = op.bind(args, kwargs)
         plan = op.declaration.plan(values, outs)
     except Decline as decline:
-        lines.append(f"path       ATen: {decline.reason}")
+        lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
         return "\n".join(lines)
+    path = {"plan": "native: replayed from a plan", "nothing": "native: the next call is recorded"}.get(kept, "Python")
     if plan is None:
-        lines.append("path       Python: a host function of its own; run it and look at tritonite.stats()")
+        lines.append(f"path       {path}: a host function of its own; run it and look at tritonite.stats()")
         return "\n".join(lines)
-    lines += _explain_plan(plan)
+    lines += _explain_plan(plan, path)
     return "\n".join(lines)
 
 
-def _explain_plan(plan: Plan) -> list[str]:
+def _kept(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the native dispatcher keeps for such a call; "" where calls go through Python."""
+    dispatcher = native_dispatcher()
+    if dispatcher is None:
+        return ""
+    values = list(args)
+    for argument in op.schema.arguments[len(args) :]:
+        values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
+    kept: str = dispatcher.kept(op.overload, values)
+    return kept
+
+
+def _explain_plan(plan: Plan, path: str) -> list[str]:
     summary = plan.summary
     results = ", ".join(map(_short, summary["results"]))
     lines = [
-        f"path       Python: Triton {'interpreter' if devices.current.interpreted else 'kernel'}",
+        f"path       {path}: Triton {'interpreter' if devices.current.interpreted else 'kernel'}",
         f"promotion  common {_short(summary['common'])}, computed in {_short(summary['compute'])}, result {results}",
         f"result     shape {tuple(summary['shape'])}" + "".join(f", strides {fresh.strides}" for fresh in plan.fresh),
     ]

@@ -67,7 +67,7 @@ def _apply() -> None:
         return
     key = devices.current.dispatch_key
     table = catalog.overloads()
-    dispatcher = _dispatcher()
+    dispatcher = native_dispatcher()
     if dispatcher is not None:
         for name in missing:
             dispatcher.install(name)
@@ -83,8 +83,8 @@ def _apply() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _dispatcher() -> ModuleType | None:
-    """The native dispatcher, told of every operator there is, or None."""
+def native_dispatcher() -> ModuleType | None:
+    """The native dispatcher, told of every operator there is; None where calls go through Python."""
     module = native.module()
     if module is not None:
         for name, op in catalog.overloads().items():

@@ -15,6 +15,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceGuard.h>
@@ -814,6 +815,27 @@ void clear(const std::string& name) {
   dropped.swap(state.plans);
 }
 
+// What is kept for a call with these arguments: "plan", "decline", or "nothing".
+std::string kept(const std::string& name, const py::list& values) {
+  State& state = state_of(name);
+  Stack stack;
+  const auto& arguments = state.handle.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const py::handle value = values[i];
+    const bool number = PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr());
+    if (number && arguments[i].real_type()->kind() == c10::TypeKind::TensorType) {
+      at::Tensor wrapped = at::scalar_to_tensor(torch::jit::toIValue(value, c10::NumberType::get()).toScalar());
+      wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+      stack.emplace_back(std::move(wrapped));
+    } else {
+      stack.push_back(torch::jit::toIValue(value, arguments[i].real_type()));
+    }
+  }
+  Call call;
+  const auto plan = key_call(state, stack, stack.size(), call) ? look_up(state, call) : nullptr;
+  return !plan ? "nothing" : plan->declined ? "decline" : "plan";
+}
+
 py::tuple counts(const std::string& name) {
   State& state = state_of(name);
   py::dict declined;
@@ -844,6 +866,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("install", &install);
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
+  module.def("kept", &kept);
   module.def("counts", &counts);
   module.def("reset_counts", &reset_counts);
   module.def("set_inside_kernel", &set_inside_kernel);
