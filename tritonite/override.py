@@ -70,7 +70,7 @@ def _apply() -> None:
     dispatcher = native_dispatcher()
     if dispatcher is not None:
         for name in missing:
-            dispatcher.install(name)
+            dispatcher.install(name, f"aten/{name}/{key}" in torch.library._impls)
             _installed[name] = functools.partial(dispatcher.uninstall, name)
         return
     with warnings.catch_warnings():

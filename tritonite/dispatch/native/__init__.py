@@ -18,9 +18,12 @@ from types import ModuleType
 
 import torch
 
+from tritonite import devices
 from tritonite.errors import BuildFailed, InvalidSetting
 
 _NAME = "tritonite_dispatcher"
+# The kinds of device that it has a driver for.
+_DRIVERS = ("nvidia", "interpreter")
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 
 
@@ -90,6 +93,9 @@ def _command(compiler: str, target: Path) -> list[str]:
 def module() -> ModuleType | None:
     """The dispatcher, built first where it has to be; None where it is not wanted or, with a warning, cannot be."""
     if not wanted():
+        return None
+    if devices.current.kind not in _DRIVERS:
+        warnings.warn(f"calls take the slower Python path: no native driver for {devices.current.kind}", stacklevel=2)
         return None
     try:
         path = str(build())

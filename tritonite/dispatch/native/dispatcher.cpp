@@ -179,6 +179,7 @@ struct State {
   std::vector<bool> tensor, written, slot;
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
+  bool provisional = false;
   std::unique_ptr<torch::Library> library;
   std::list<Entry> plans;
   std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> found;
@@ -791,14 +792,18 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-void install(const std::string& name) {
+// The kernel that was there is fetched anew only where it may have changed: torch keeps a note of every fetch.
+void install(const std::string& name, bool changed) {
   State& state = state_of(name);
   if (state.library) return;
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  std::atomic_store(
-      &state.kernel,
-      std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(state.key)));
+  if (changed || state.provisional || !state.kernel) {
+    std::atomic_store(
+        &state.kernel,
+        std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(state.key)));
+    state.provisional = changed;
+  }
   state.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", state.key, "tritonite", 0);
   state.library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
@@ -838,12 +843,19 @@ std::string kept(const std::string& name, const py::list& values) {
 
 py::tuple counts(const std::string& name) {
   State& state = state_of(name);
-  py::dict declined;
-  std::lock_guard<std::mutex> lock(plans_mutex);
-  for (const auto& reason : state.reasons) {
-    if (const uint64_t count = reason.second->load()) declined[py::str(reason.first)] = count;
+  std::vector<std::pair<std::string, uint64_t>> reasons;
+  size_t plans = 0;
+  {
+    // Making Python objects may run a collection, and that any code.
+    std::lock_guard<std::mutex> lock(plans_mutex);
+    for (const auto& reason : state.reasons) reasons.emplace_back(reason.first, reason.second->load());
+    plans = state.plans.size();
   }
-  return py::make_tuple(state.replayed.load(), declined, state.plans.size());
+  py::dict declined;
+  for (const auto& reason : reasons) {
+    if (reason.second) declined[py::str(reason.first)] = reason.second;
+  }
+  return py::make_tuple(state.replayed.load(), declined, plans);
 }
 
 void reset_counts(const std::string& name) {
