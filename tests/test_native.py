@@ -115,6 +115,7 @@ def test_numbers_types_are_in_the_key_and_their_values_are_not(device):
 
 def test_numbers_that_decide_the_kernel_are_in_the_key(device):
     x = torch.randn(6, device=device)
+    check("softshrink", *[lambda a=a: torch.nn.functional.softshrink(x, a) for a in (0.1, 0.7)], replayed=0)
     check("polygamma", lambda: torch.polygamma(1, x), lambda: torch.polygamma(2, x), replayed=0)
     check("div.Tensor_mode", *[lambda m=m: torch.div(x, 0.3, rounding_mode=m) for m in ("floor", "trunc")], replayed=0)
     check("clamp", lambda: x.clamp(0.0, 1.0), lambda: x.clamp(0.0), lambda: x.clamp(max=0.5), replayed=0)
