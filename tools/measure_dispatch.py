@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from measure_pointwise import compare, host_time
 
 import tritonite
 from tritonite.testing.samples import Sample, calls
@@ -24,30 +25,6 @@ from tritonite.testing.samples import Sample, calls
 ROUNDS = 9
 CALLS = 300
 COMMON = ("add.Tensor", "mul.Tensor", "gelu", "where.self", "add_.Tensor", "exp", "div.Tensor", "add.out", "sigmoid")
-
-
-def per_call(call: Callable[[], Any], times: int = CALLS) -> float:
-    """Microseconds a call on the host."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    elapsed = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return elapsed / times * 1e6
-
-
-def alternate(call: Callable[[], Any], **scope: Any) -> tuple[float, float]:
-    """Medians of ATen's and Tritonite's time, in rounds by turns."""
-    aten, ours = [], []
-    call()
-    with tritonite.use_gems(**scope):
-        call(), call()
-    for _ in range(ROUNDS):
-        aten.append(per_call(call))
-        with tritonite.use_gems(**scope):
-            ours.append(per_call(call))
-    return statistics.median(aten), statistics.median(ours)
 
 
 def _python_function(overload: str) -> Callable[..., Any]:
@@ -105,7 +82,7 @@ def overload_times(every: int) -> dict[str, Any]:
             if call is None:
                 continue
             tritonite.reset_stats()
-            aten, ours = alternate(call, include=[name])
+            aten, ours = compare(call, host_time, ROUNDS, CALLS, include=[name])
             counts = tritonite.stats().get(name)
             if counts is None or not counts.replayed:
                 print(f"{name}: not replayed: {counts}")
@@ -131,7 +108,7 @@ def new_shapes() -> float:
 
 def declined() -> tuple[float, float]:
     x = torch.rand(64, 64, dtype=torch.complex64, device="cuda")
-    return alternate(lambda: x + x, include="add")
+    return compare(lambda: x + x, host_time, ROUNDS, CALLS, include="add")
 
 
 def numbers_replay() -> dict[str, int]:
@@ -204,17 +181,13 @@ def model() -> tuple[float, float]:
     bert = BertModel(config).eval().to("cuda")
     ids = torch.randint(0, 30000, (1, 16), device="cuda")
     mask = torch.ones_like(ids)
+
+    def settled(run: Callable[[], Any], calls: int) -> float:
+        run()
+        return host_time(run, calls)
+
     with torch.no_grad():
-        aten, ours = [], []
-        with tritonite.use_gems():
-            bert(input_ids=ids, attention_mask=mask)
-        for _ in range(4 * ROUNDS):
-            bert(input_ids=ids, attention_mask=mask)
-            aten.append(per_call(lambda: bert(input_ids=ids, attention_mask=mask), 10))
-            with tritonite.use_gems():
-                bert(input_ids=ids, attention_mask=mask)
-                ours.append(per_call(lambda: bert(input_ids=ids, attention_mask=mask), 10))
-    return statistics.median(aten), statistics.median(ours)
+        return compare(lambda: bert(input_ids=ids, attention_mask=mask), settled, 4 * ROUNDS, 10)
 
 
 def graph() -> float:

@@ -49,15 +49,17 @@ def host_time(run: Callable[[], Any], calls: int = 300) -> float:
     return taken / calls * 1e6
 
 
-def compare(run: Callable[[], Any], timer: Callable[..., float], rounds: int, *args: int) -> tuple[float, float]:
-    """Medians of (ATen, Tritonite), alternating."""
+def compare(
+    run: Callable[[], Any], timer: Callable[..., float], rounds: int, *args: int, **scope: Any
+) -> tuple[float, float]:
+    """Medians of (ATen, Tritonite), alternating; `scope` goes to `use_gems`."""
     aten, ours = [], []
     run()
-    with tritonite.use_gems():
+    with tritonite.use_gems(**scope):
         run()
     for _ in range(rounds):
         aten.append(timer(run, *args))
-        with tritonite.use_gems():
+        with tritonite.use_gems(**scope):
             ours.append(timer(run, *args))
     return statistics.median(aten), statistics.median(ours)
 

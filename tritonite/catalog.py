@@ -91,6 +91,11 @@ class Op:
         return packet if packet.endswith("__") else packet.removesuffix("_")
 
     @functools.cached_property
+    def takes_tensors(self) -> tuple[bool, ...]:
+        """For each argument of the schema whether it is a tensor, an optional one or a list of them."""
+        return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
+
+    @functools.cached_property
     def slots(self) -> dict[int, int]:
         """The numbers that a kernel takes as they are, so that no plan holds them: argument by the value's position."""
         prepare = self.declaration.prepare
@@ -120,9 +125,12 @@ class Op:
         return [None if i is None else values[i] for i in self.positions], outs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values, outs = self.bind(args, kwargs)
-        results = self.declaration.implementation(values, outs)
+        results = self.results(args, kwargs)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
+        """What a call returns, as a sequence also where it is one tensor."""
+        return self.declaration.implementation(*self.bind(args, kwargs))
 
 
 def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:

@@ -70,7 +70,7 @@ def _apply() -> None:
     dispatcher = native_dispatcher()
     if dispatcher is not None:
         for name in missing:
-            dispatcher.install(name, f"aten/{name}/{key}" in torch.library._impls)
+            dispatcher.install(name, _may_go(name, key))
             _installed[name] = functools.partial(dispatcher.uninstall, name)
         return
     with warnings.catch_warnings():
@@ -91,8 +91,8 @@ def native_dispatcher() -> ModuleType | None:
             arguments = op.schema.arguments
             written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
             slots = [i in op.slots.values() for i in range(len(arguments))]
-            tensors = ["Tensor" in str(a.type) for a in arguments]
-            module.declare(name, devices.current.dispatch_key, tensors, written, slots, python.recording(op))
+            key = devices.current.dispatch_key
+            module.declare(name, key, list(op.takes_tensors), written, slots, python.recording(op))
         launch.observe_inside_kernel(module.set_inside_kernel)
         stats.read_native(module)
     return module
@@ -101,13 +101,18 @@ def native_dispatcher() -> ModuleType | None:
 _functions: dict[str, Callable[..., Any]] = {}
 
 
+def _may_go(name: str, key: str) -> bool:
+    """Whether the kernel now in place is of Python code, which may take it back."""
+    return f"aten/{name}/{key}" in torch.library._impls
+
+
 def _function_for(op: Op, key: str) -> Callable[..., Any]:
     """The override over the kernel now in place.
 
     It is remembered, which halves the time a scope takes, unless Python code has registered a kernel, which may go.
     """
     name = op.overload
-    if f"aten/{name}/{key}" in torch.library._impls:
+    if _may_go(name, key):
         return python.override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
     if name not in _functions:
         kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)

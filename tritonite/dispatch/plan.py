@@ -95,6 +95,9 @@ class Recorder:
         `host` launches such values in the interpreter. `numbers` are those of a pointwise formula, by their place among
         the values: their position among the formula's, and the bounds they have to keep.
         """
+        if 0 in grid:
+            # Triton launches nothing then, and the driver refuses it.
+            return
         try:
             self._add(types, values, grid, compiled, host, numbers or {})
         except Unrecordable as error:

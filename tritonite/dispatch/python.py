@@ -19,7 +19,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
     counts = stats.counts_of(op.overload)
     count_launch, count_decline = counts.count_launch, counts.count_decline
     interpreted = devices.current.interpreted
-    tensor_arguments = [i for i, argument in enumerate(op.schema.arguments) if "Tensor" in str(argument.type)]
+    tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
     inside_kernel = launch.inside_kernel
 
     def aten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,7 +60,6 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
     Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key).
     """
     arguments = op.schema.arguments
-    kinds = [str(argument.type) for argument in arguments]
     keywords = [i for i, argument in enumerate(arguments) if argument.kwarg_only]
     positional = len(arguments) - len(keywords)
     counts = stats.counts_of(op.overload)
@@ -68,18 +67,13 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
 
     def call(values: list[Any]) -> tuple[Any, ...]:
         leaves: list[torch.Tensor | None] = []
-        for kind, value in zip(kinds, values, strict=True):
-            if "Tensor" in kind:
+        for takes, value in zip(op.takes_tensors, values, strict=True):
+            if takes:
                 for item in value if isinstance(value, (list, tuple)) else (value,):
                     leaves.append(item if isinstance(item, torch.Tensor) else None)
-        kwargs = {arguments[i].name: values[i] for i in keywords}
-
-        def run() -> tuple[torch.Tensor, ...]:
-            result = op(*values[:positional], **kwargs)
-            return result if isinstance(result, tuple) else (result,)
-
+        args, kwargs = tuple(values[:positional]), {arguments[i].name: values[i] for i in keywords}
         try:
-            results, plan, reason = record(run, leaves, slots, watch)
+            results, plan, reason = record(lambda: tuple(op.results(args, kwargs)), leaves, slots, watch)
         except Decline as decline:
             return "declined", decline.reason, decline.lasting
         counts.count_launch()

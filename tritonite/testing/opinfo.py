@@ -56,11 +56,15 @@ def infos() -> dict[str, Any]:
     return found
 
 
+@lru_cache(maxsize=1)
+def _packets() -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in catalog.overloads())
+
+
 def packet(info: Any) -> str | None:
     """The name of the catalog's operator that an OpInfo is about; some give ATen's name, some only Python's."""
-    packets = {name.partition(".")[0] for name in catalog.overloads()}
     python = info.name.replace("nn.functional.", "").replace("special.polygamma", "polygamma")
-    return next((name for name in (info.aten_name, python, python.replace(".", "_")) if name in packets), None)
+    return next((name for name in (info.aten_name, python, python.replace(".", "_")) if name in _packets()), None)
 
 
 def supported(info: Any, dtype: torch.dtype) -> bool:
@@ -86,7 +90,7 @@ def refine(info: Any, x: Any, reference: Any) -> Any:
         return reference
     import mpmath
 
-    name, order = bessel
-    far = (x.cpu().abs() > 1e4) & x.cpu().isfinite() & reference.isfinite()
-    values = [float(getattr(mpmath, name)(order, value)) for value in x.cpu()[far].tolist()]
+    (name, order), x = bessel, x.cpu()
+    far = (x.abs() > 1e4) & x.isfinite() & reference.isfinite()
+    values = [float(getattr(mpmath, name)(order, value)) for value in x[far].tolist()]
     return reference.masked_scatter(far, torch.tensor(values, dtype=torch.float64))

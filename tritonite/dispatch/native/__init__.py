@@ -49,7 +49,7 @@ def library() -> Path:
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
-def build(notice: bool = True) -> Path:
+def build() -> Path:
     """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
     target = library()
     if target.exists():
@@ -62,8 +62,7 @@ def build(notice: bool = True) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return target
-        if notice:
-            sys.stderr.write("tritonite: building the native dispatcher, once for this torch (half a minute)\n")
+        sys.stderr.write("tritonite: building the native dispatcher, once for this torch (half a minute)\n")
         unfinished = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
             _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <list>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -35,10 +37,7 @@ using torch::jit::Stack;
 struct LaunchAttribute {
   int id;
   int padding;
-  union {
-    unsigned words[16];
-    char bytes[64];
-  } value;
+  unsigned value[16];
 };
 
 struct LaunchConfig {
@@ -70,7 +69,7 @@ struct Driver {
 
   std::string describe(int code) const {
     const char* text = nullptr;
-    return error_string && error_string(code, &text) == 0 && text ? text : "error " + std::to_string(code);
+    return error_string(code, &text) == 0 && text ? text : "error " + std::to_string(code);
   }
 };
 
@@ -251,6 +250,10 @@ struct Number {
   bool floating = false, known = true;
   int64_t integer = 0;
   double real = 0;
+
+  double as_real() const {
+    return floating ? real : static_cast<double>(integer);
+  }
 };
 
 Number number_of(const c10::Scalar& scalar) {
@@ -520,7 +523,7 @@ struct Replay {
   uint64_t bits_of_slot(const Parameter& parameter) const {
     const Number& number = numbers[parameter.slot];
     if (!plan.slots[parameter.slot].floating) return static_cast<uint64_t>(number.integer);
-    return bits_of(number.floating ? number.real : static_cast<double>(number.integer));
+    return bits_of(number.as_real());
   }
 
   void launch(const Launch& launch) const {
@@ -557,8 +560,7 @@ struct Replay {
         values.append(py::cast(view_of(from, {1}, {1}, offset, parameter.dtype)));
       } else if (parameter.kind == Parameter::kSlot) {
         const Number& number = numbers[parameter.slot];
-        const double real = number.floating ? number.real : static_cast<double>(number.integer);
-        if (plan.slots[parameter.slot].floating) values.append(py::float_(real));
+        if (plan.slots[parameter.slot].floating) values.append(py::float_(number.as_real()));
         else values.append(py::int_(number.integer));
       }
     }
@@ -641,7 +643,7 @@ Launch launch_of(const py::handle& described) {
   const auto attribute = [&](int id, std::initializer_list<unsigned> words) {
     LaunchAttribute added{};
     added.id = id;
-    std::copy(words.begin(), words.end(), added.value.words);
+    std::copy(words.begin(), words.end(), added.value);
     launch.attributes.push_back(added);
   };
   if (parts[7].cast<bool>()) attribute(kProgrammaticSerialization, {1});
