@@ -2,6 +2,7 @@
 PYTHON ?= python3
 WORKERS ?= 8
 VENV := .venv
+CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
@@ -33,11 +34,13 @@ test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 tests
 
 # In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
-# where pytest-xdist is there too. Compiling for other targets needs no GPU and is left to the other two.
+# where pytest-xdist is there too, and then what depends on the call path through Python. Compiling for other targets
+# needs no GPU and is left to the other two.
 test-gpu:
 	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
-		TRITONITE_TEST_FULL=1 PYTHONPATH=. $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
-		--ignore tests/test_compile.py
+		PYTHONPATH=. TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
+		--ignore tests/test_compile.py && \
+		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
 test-native-asan: $(VENV)/test

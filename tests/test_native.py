@@ -1,5 +1,6 @@
 """The native dispatcher: keys, plans, declines; where there is no GPU, on CPU tensors and in the interpreter."""
 
+import contextlib
 import gc
 import os
 import struct
@@ -10,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import launch, override
@@ -177,6 +179,16 @@ def test_explain_tells_what_is_kept(device):
     with tritonite.use_gems():
         z * z
     assert "remembered" in tritonite.explain("mul.Tensor", z, z)
+
+
+def test_lazy_clones_are_written_apart(device):
+    x = torch.zeros(6, device=device)
+    with tritonite.use_gems(include="add"):
+        for _ in range(3):
+            clone = torch._lazy_clone(x)
+            clone.add_(1)
+            assert clone.tolist() == [1.0] * 6 and x.tolist() == [0.0] * 6
+    assert tritonite.stats()["add_.Tensor"].replayed == 2
 
 
 def test_several_outputs_and_given_ones(device):
@@ -367,28 +379,219 @@ def test_what_no_plan_repeats_is_told(device, run, reason):
     assert made is None and reason in told and len(results) == 1
 
 
-def test_lists_views_and_temporaries_replay(device, dispatcher):
-    """aten::cat stands in for an operator with a list: what replays is the host function above."""
+@contextlib.contextmanager
+def standing_in(dispatcher, name, host):
+    """A host function in the place of an ATen operator, recorded and replayed as the catalog's are.
+
+    Yields a list that each call of it, which is each call not replayed, makes longer.
+    """
     calls = []
 
-    def host(values):
+    def record(values):
         calls.append(values)
-        results, made, _ = _recorded(lambda: _twice_the_tail(values[0]), *values[0])
+        leaves = [leaf for value in values for leaf in (value if isinstance(value, list) else [value])]
+        results, made, reason = _recorded(lambda: host(*values), *[x for x in leaves if isinstance(x, torch.Tensor)])
+        assert made is not None, reason
         return "ran", results, made
 
-    dispatcher.declare(
-        "cat", "CPU" if tritonite.device == "cpu" else "CUDA", [True, False], [False, False], [False, False], host
-    )
-    dispatcher.install("cat", False)
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    tensors = ["Tensor" in str(argument.type) for argument in arguments]
+    none = [False] * len(tensors)
+    hosts[name] = record
+    key = "CPU" if tritonite.device == "cpu" else "CUDA"
+    dispatcher.declare(name, key, tensors, none, none, lambda values: hosts[name](values))
+    dispatcher.clear(name)
+    dispatcher.install(name, False)
     try:
+        yield calls
+    finally:
+        dispatcher.uninstall(name)
+
+
+# The dispatcher keeps what it is first told of an operator.
+hosts = {}
+
+
+def test_lists_views_and_temporaries_replay(device, dispatcher):
+    with standing_in(dispatcher, "cat", lambda xs, dim: _twice_the_tail(xs)) as calls:
         for start in (0.0, 3.0):
             xs = [torch.zeros(2, device=device), torch.arange(8.0, device=device) + start]
             assert torch.cat(xs).tolist() == [2 * (start + i) for i in range(2, 8)]
         assert len(calls) == 1 and dispatcher.counts("cat")[0] == 1
         assert torch.cat(xs[:1] + xs).tolist() != torch.cat(xs).tolist()
         assert len(calls) == 2
-    finally:
-        dispatcher.uninstall("cat")
+
+
+@tritonite.libentry()
+@triton.jit(do_not_specialize=["seed", "offset"])
+def _noise(target, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
+    counters = tl.arange(0, BLOCK)
+    tl.store(target + counters, tl.rand(seed, offset.to(tl.int32) + counters))
+
+
+def _drawn(x, generator):
+    target = torch.empty_like(x)
+    _noise[(1,)](target, *launch.random_state(x.device, 4, generator), BLOCK=8)
+    return target
+
+
+def test_random_numbers_are_drawn_anew(device, dispatcher):
+    x = torch.zeros(8, device=device)
+    with standing_in(dispatcher, "bernoulli", _drawn) as calls:
+        torch.manual_seed(5)
+        first = [torch.bernoulli(x) for _ in range(3)]
+        torch.manual_seed(5)
+        again = [torch.bernoulli(x) for _ in range(3)]
+        assert len(calls) == 1 and not torch.equal(first[0], first[1])
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        own = [torch.bernoulli(x, generator=torch.Generator(device).manual_seed(5)) for _ in range(2)]
+        assert len(calls) == 2 and torch.equal(*own) and torch.equal(own[0], first[0])
+
+
+@tritonite.libentry()
+@triton.jit
+def _through_descriptor(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    offsets = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(target + offsets, source.load([0, 0]) * 2)
+
+
+def _doubled(x):
+    target = torch.empty_like(x)
+    _through_descriptor[(1,)](TensorDescriptor.from_tensor(x, [16, 16]), target, ROWS=16, COLUMNS=16)
+    return target
+
+
+@tritonite.libentry()
+@triton.jit
+def _with_scratch(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    descriptor = tl.make_tensor_descriptor(source, [ROWS, COLUMNS], [COLUMNS, 1], [ROWS, COLUMNS])
+    offsets = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(target + offsets, descriptor.load([0, 0]) * 2)
+
+
+def _doubled_with_scratch(x):
+    target = torch.empty_like(x)
+    _with_scratch[(1,)](x, target, ROWS=16, COLUMNS=16)
+    return target
+
+
+def _doubled_by(**options):
+    def host(x):
+        target = torch.empty_like(x)
+        _scale[(1,)](x, target, 2.0, x.numel(), BLOCK=256, **options)
+        return target
+
+    return host
+
+
+@pytest.mark.parametrize(
+    "host",
+    [_doubled, _doubled_with_scratch, _doubled_by(num_ctas=2), _doubled_by(launch_cooperative_grid=True)],
+    ids=["descriptor", "scratch", "cluster", "cooperative"],
+)
+def test_what_launches_may_need(device, dispatcher, host):
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
+    # Of several sizes, so that later tensors lie elsewhere.
+    xs = [torch.randn(16 + n, 16, device=device)[n:] for n in range(4)]
+    with standing_in(dispatcher, "tril", lambda x, diagonal: host(x)) as calls:
+        for x in xs:
+            assert torch.equal(torch.tril(x), 2 * x)
+        assert len(calls) == 1
+
+
+def test_a_failed_launch_names_the_operator(device, dispatcher):
+    def fail(values):
+        raise OSError("no kernel")
+
+    def host(x, diagonal):
+        return _doubled_by()(x)
+
+    x = torch.randn(16, 16, device=device)
+    with standing_in(dispatcher, "triu", host) as calls:
+        record = hosts["triu"]
+
+        def recorded_to_fail(values):
+            ran, results, made = record(values)
+            change = {"owner": fail} if tritonite.device == "cpu" else {"threads": 4096}
+            made.launches = [step._replace(**change) for step in made.launches]
+            return ran, results, made
+
+        hosts["triu"] = recorded_to_fail
+        assert torch.equal(torch.triu(x), 2 * x)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="kernel of aten::triu failed: "):
+                torch.triu(x)
+        hosts["triu"] = record
+        for _ in range(2):
+            assert torch.equal(torch.triu(x[1:]), 2 * x[1:])
+        assert len(calls) == 2
+
+
+def test_launches_that_are_watched_are_not_replayed(device):
+    x, seen = torch.ones(4, device=device), []
+
+    def watch(metadata):
+        seen.append(metadata.get()["name"])
+
+    with tritonite.use_gems(include="exp"):
+        x.exp(), x.exp()
+        triton.knobs.runtime.launch_enter_hook.add(watch)
+        try:
+            x.exp(), x.exp()
+        finally:
+            triton.knobs.runtime.launch_enter_hook.remove(watch)
+        x.exp()
+    assert tritonite.stats()["exp"].replayed == 2
+    assert seen == ([] if tritonite.device == "cpu" else ["elementwise_flat"] * 2)
+
+
+on_a_gpu = pytest.mark.skipif(tritonite.device == "cpu", reason="streams and graphs are a GPU's")
+
+
+@on_a_gpu
+def test_replays_follow_the_current_stream():
+    x = torch.zeros(1 << 20, device="cuda")
+    side = torch.cuda.Stream()
+    with tritonite.use_gems(include="add"):
+        _ = x + x
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100_000_000)
+            x.copy_(torch.ones(1 << 20).pin_memory(), non_blocking=True)
+            y = x + x
+        side.synchronize()
+    assert tritonite.stats()["add.Tensor"].replayed == 1
+    assert torch.equal(y.cpu(), torch.full((1 << 20,), 2.0))
+
+
+@on_a_gpu
+def test_numbers_on_the_device_go_to_aten():
+    """ATen's pow of a number makes a tensor of it on the device, which still counts as a number."""
+    z = torch.randn(5, dtype=torch.complex64, device="cuda")
+    check("pow.Scalar", *[lambda: torch.pow(2, z)] * 3, replayed=0)
+    assert tritonite.stats()["pow.Tensor_Tensor_out"].declined == {"a number on the device": 3}
+
+
+@on_a_gpu
+def test_graphs_capture_replays():
+    x, y = torch.randn(64, device="cuda"), torch.randn(64, device="cuda")
+
+    def run():
+        return torch.sigmoid(x * 2.0 + y).clamp(0.25, 0.75) - y
+
+    with tritonite.use_gems():
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+            declined = (x.double() * 3.0).float()
+    assert all(tritonite.stats()[name].replayed for name in ("mul.Tensor", "add.Tensor", "sigmoid", "clamp"))
+    for _ in range(2):
+        x.copy_(torch.randn(64)), y.copy_(torch.randn(64))
+        graph.replay()
+        torch.testing.assert_close(captured, run())
+        torch.testing.assert_close(declined, x * 3.0)
 
 
 def test_no_compiler_means_the_python_path(monkeypatch, tmp_path, device):

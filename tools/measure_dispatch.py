@@ -112,7 +112,7 @@ def declined() -> tuple[float, float]:
 
 
 def numbers_replay() -> dict[str, int]:
-    x, y = torch.rand(64, 64, device="cuda"), torch.rand(64, 64, device="cuda")
+    x, y = torch.rand(48, 48, device="cuda"), torch.rand(48, 48, device="cuda")
     tritonite.reset_stats()
     with tritonite.use_gems():
         for i in range(100):
@@ -187,7 +187,7 @@ def model() -> tuple[float, float]:
         return host_time(run, calls)
 
     with torch.no_grad():
-        return compare(lambda: bert(input_ids=ids, attention_mask=mask), settled, 4 * ROUNDS, 10)
+        return compare(lambda: bert(input_ids=ids, attention_mask=mask), settled, 12 * ROUNDS, 5)
 
 
 def graph() -> float:

@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1 runs kernels in the interpreter, 0 forbids it; set by Tritonite where there is no GPU",
     "TRITON_CACHE_DIR": "where Triton keeps compiled kernels",
     "TRITONITE_CACHE": "where the native dispatcher is built; by default tritonite in the user's cache folder",
-    "TRITONITE_NATIVE": "1 sends calls through the native dispatcher, 0 (the default) through Python",
+    "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (the default on NVIDIA's GPUs)",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
     "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
@@ -60,7 +60,8 @@ def info() -> None:
     table.add_row("device", f"{tritonite.device} ({name})")
     table.add_row("backend", tritonite.backend.kind)
     table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
-    table.add_row("call path", "native dispatcher" if native.wanted() and native.library().exists() else "Python")
+    built = "native dispatcher" if native.library().exists() else "native dispatcher, to be built at first use"
+    table.add_row("call path", built if native.wanted() else "Python")
     families = Counter(op.family for op in tritonite.overloads().values())
     table.add_row("overloads", f"{len(tritonite.overloads())}")
     for family, count in sorted(families.items()):

@@ -27,6 +27,7 @@ from tritonite import devices
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
+_SEVERAL = torch.cuda.device_count() > 1
 _lock = threading.RLock()
 
 
@@ -98,6 +99,54 @@ def _interpreting() -> Iterator[None]:
             vars(interpreter_builder).update(saved)
 
 
+class Drawn(int):
+    """A seed or an offset: an int that tells a recorder of which draw it is, and which of the two."""
+
+    draw: int
+    which: int
+
+
+def _state(generator: torch.Generator, advance: int) -> tuple[int, int]:
+    if generator.device.type == "cpu":
+        # Such a generator has no offset: each draw is a seed.
+        with _disable_current_modes():
+            return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+    with _lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + advance)
+        return generator.initial_seed(), offset
+
+
+_draw: Callable[[torch.Generator, int], tuple[int, int]] = _state
+
+
+def draw_by(draw: Callable[[torch.Generator, int], tuple[int, int]]) -> None:
+    """Have the native dispatcher move generators on, which then excludes its own calls."""
+    global _draw
+    _draw = draw
+
+
+def random_state(device: torch.device, advance: int, generator: torch.Generator | None = None) -> tuple[int, int]:
+    """(seed, offset) for a kernel that draws random numbers, from `generator` or else the device's own.
+
+    The generator moves on by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel takes both as
+    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline while a CUDA graph
+    is captured, whose replays would repeat the numbers.
+    """
+    if device.type == "cpu":
+        source = torch.default_generator if generator is None else generator
+    elif torch.cuda.is_current_stream_capturing():
+        raise Decline("random numbers while a CUDA graph is captured", lasting=False)
+    else:
+        source = torch.cuda.default_generators[device.index or 0] if generator is None else generator
+    seed, offset = _draw(source, advance)
+    if _local.recorder is not None:
+        number = _local.recorder.draw(advance)
+        seed, offset = Drawn(seed), Drawn(offset)
+        seed.draw, seed.which, offset.draw, offset.which = number, 0, number, 1
+    return seed, offset
+
+
 @dataclass(frozen=True)
 class Specialization:
     """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
@@ -157,6 +206,9 @@ class Launch:
 
     def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], slots: Any = None) -> None:
         """Launch on the current stream. A recorder takes `slots`: numbers by their place among the operands."""
+        if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
+            with torch.cuda.device(self.device_index):
+                return self(operands, outs, slots)
         if _local.recorder is not None:
             specialization = self.specialization
             values = [*operands, *outs]
@@ -168,7 +220,7 @@ class Launch:
             self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        enter, exit_ = _hooks()
         grid = self.specialization.grid
         pointers = tuple([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in operands])
         arguments = (*self._leading, pointers, tuple([out.data_ptr() for out in outs]), *self._fixed)
@@ -183,6 +235,18 @@ class Launch:
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with _interpreting():
             self.specialization.kernel[(self.specialization.grid,)](*values)
+
+
+def _hooks() -> tuple[Any, Any]:
+    """What Triton is to call before and after a launch; None where nobody asked, which spares it the preparation."""
+    enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return enter if getattr(enter, "calls", enter) else None, exit_ if getattr(exit_, "calls", exit_) else None
+
+
+def hook_lists() -> list[list[Any]]:
+    """Where Triton keeps what it is to call at launches."""
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return [hook.calls for hook in hooks if hasattr(hook, "calls")]
 
 
 def _flatten_into(value: Any, flat: list[Any]) -> None:
@@ -263,6 +327,9 @@ class LibEntry(KernelInterface):
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, from the cache where a call like this one has been compiled."""
+        if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
+            with torch.cuda.device(index):
+                return self.run(*args, grid=grid, warmup=warmup, **kwargs)
         if not self._compiles:
             bound, _, hooks = self._bind(args, kwargs)
             for hook in hooks:
@@ -287,7 +354,7 @@ class LibEntry(KernelInterface):
             self._tell_recorder(bound, grid, kernel)
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)
         stream = driver.active.get_current_stream(key[0])
-        enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        enter, exit_ = _hooks()
         values = bound.values()
         metadata = None if enter is None else kernel.launch_metadata(size[:3], stream, *values)
         kernel.run(*size[:3], stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
@@ -319,6 +386,9 @@ class LibEntry(KernelInterface):
             with _interpreting():
                 self.jit.run(grid=size, warmup=False, **dict(zip(names, given, strict=True)))
 
+        for parameter in self.jit.params if kernel is not None else ():
+            if isinstance(bound.get(parameter.name), Drawn) and not parameter.do_not_specialize:
+                _local.recorder.unrecordable("a seed or an offset that its kernel is specialised for")
         types = tuple(flatten(kinds, kinds))
         _local.recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
 
@@ -370,6 +440,12 @@ class LibEntry(KernelInterface):
         return tuple(key), bound, hooks
 
 
+def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Where the first tensor is that is on a GPU."""
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return next((tensor.device.index for tensor in tensors if tensor.device.type == "cuda"), None)
+
+
 def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     """What Triton compiles anew for in an argument: never the value of an int beyond 1, multiples of 16 and width."""
     if isinstance(value, torch.Tensor):
@@ -393,7 +469,7 @@ def _kind(value: Any) -> Any:
     """A stand-in for a Triton type in the interpreter, which has none: whether a plan takes it from the call."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
-    return "*" if isinstance(value, torch.Tensor) else "constexpr"
+    return "*" if isinstance(value, (torch.Tensor, TensorDescriptor, Drawn)) else "constexpr"
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:

@@ -94,6 +94,8 @@ def native_dispatcher() -> ModuleType | None:
             key = devices.current.dispatch_key
             module.declare(name, key, list(op.takes_tensors), written, slots, python.recording(op))
         launch.observe_inside_kernel(module.set_inside_kernel)
+        module.set_launch_hooks(launch.hook_lists())
+        launch.draw_by(module.draw)
         stats.read_native(module)
     return module
 

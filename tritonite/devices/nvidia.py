@@ -1,5 +1,11 @@
 """NVIDIA GPUs, sm_80 and later."""
 
+from __future__ import annotations
+
+import ctypes
+import inspect
+from typing import Any
+
 from tritonite.devices import Device
 
 RECORD = Device(
@@ -13,3 +19,25 @@ RECORD = Device(
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
 )
+
+
+_MAP_BYTES = 128
+
+
+def descriptor_parameters(descriptor: Any, metadata: dict[str, Any] | None) -> list[Any]:
+    """The kernel parameters that Triton's launcher makes of a tensor descriptor, in order.
+
+    `metadata` is the compiled kernel's of it. An encoded CUtensorMap comes as its bytes, which stand at the end of the
+    object that Triton keeps it in.
+    """
+    from triton.backends.nvidia import driver
+
+    # Triton 3.9 hands on one argument more, for what its other backends need.
+    more = len(inspect.signature(driver.make_tensordesc_arg).parameters) - 2
+    parts = driver.make_tensordesc_arg(descriptor, metadata, *[None] * more)
+    return [
+        ctypes.string_at(id(part) + type(part).__basicsize__ - _MAP_BYTES, _MAP_BYTES)
+        if type(part).__name__ == "PyCUtensorMap"
+        else part
+        for part in parts
+    ]

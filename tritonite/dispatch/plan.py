@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import launch
+from tritonite.devices import nvidia
 
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
@@ -25,12 +29,16 @@ _PACKED = {"fp32": "<f", "fp64": "<d"}
 Source = tuple[bool, int, int]
 
 
-# Of a launch: the bits of a constant, (number of a slot,), or a pointer: (*source, dtype).
-Parameter = int | tuple[int] | tuple[bool, int, int, torch.dtype]
+# Of a launch: the bits of a constant, (number of a slot,), (number of a draw, 0 for its seed or 1 for its offset), a
+# pointer: (*source, dtype), or a tensor descriptor: (*source, CUDA's encoding of it).
+Parameter = int | tuple[int] | tuple[int, int] | tuple[bool, int, int, torch.dtype | bytes]
 
 
 class LaunchStep(NamedTuple):
-    """A launch: on a GPU all its parameters; in the interpreter those that come from the call, for `host` to take."""
+    """A launch: on a GPU all its parameters; in the interpreter those that come from the call.
+
+    `owner` is the compiled kernel that `function` belongs to, or what takes the parameters in the interpreter.
+    """
 
     parameters: list[Parameter]
     grid: tuple[int, int, int]
@@ -40,7 +48,7 @@ class LaunchStep(NamedTuple):
     clusters: int = 1
     cooperative: bool = False
     programmatic: bool = False
-    host: Callable[[list[Any]], None] | None = None
+    owner: Any = None
 
 
 @dataclass
@@ -48,11 +56,13 @@ class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
     `slots` are numbers that launches take from the call: the argument, whether as floating point, and bounds to keep;
-    `buffers` are tensors to allocate the like of; `results` are sources, with (sizes, strides) for views.
+    `draws` says how far each draw moves the generator on; `buffers` are tensors to allocate the like of; `results` are
+    sources, with (sizes, strides) for views.
     """
 
     device: torch.device
     slots: list[tuple[int, bool, tuple[int, int] | None]] = field(default_factory=list)
+    draws: list[int] = field(default_factory=list)
     buffers: list[torch.Tensor] = field(default_factory=list)
     launches: list[LaunchStep] = field(default_factory=list)
     results: list[tuple[Source, tuple[Sequence[int], Sequence[int]] | None]] = field(default_factory=list)
@@ -101,24 +111,36 @@ class Recorder:
         try:
             self._add(types, values, grid, compiled, host, numbers or {})
         except Unrecordable as error:
-            self.reason = self.reason or str(error)
+            self.unrecordable(str(error))
 
     def _add(
         self, types: Sequence[str], values: Sequence[Any], grid: Any, compiled: Any, host: Any, numbers: dict[int, Any]
     ) -> None:
-        holes: list[int] = []
+        holes: dict[int, Callable[[Any], Any]] = {}
         parameters: list[Parameter] = []
+        descriptors = iter(getattr(compiled and compiled.metadata, "tensordesc_meta", None) or ())
         for place, value in enumerate(values):
             if place in numbers and numbers[place][0] in self.arguments:
                 position, bounds = numbers[place]
-                holes.append(place)
+                holes[place] = _as_is
                 parameters.append((len(self._plan.slots),))
                 self._plan.slots.append((self.arguments[position], types[place].startswith("fp"), bounds))
             elif type(value) is int and value >= 0 and types[place][0] == "i":
                 parameters.append(value)
             elif isinstance(value, torch.Tensor):
-                holes.append(place)
+                holes[place] = _as_is
                 parameters.append((*self._source(value), value.dtype))
+            elif isinstance(value, launch.Drawn):
+                if compiled is not None and types[place] not in ("i64", "u64"):
+                    raise Unrecordable("a seed or an offset whose parameter is not declared as tl.int64")
+                holes[place] = _as_is
+                parameters.append((value.draw, value.which))
+            elif isinstance(value, TensorDescriptor):
+                if compiled is not None:
+                    parameters += self._descriptor(value, next(descriptors, None))
+                else:
+                    holes[place] = _descriptor_like(value)
+                    parameters.append((*self._source(value.base), value.base.dtype))
             else:
                 parameters.append(_bits(types[place], value))
         if compiled is None:
@@ -126,27 +148,62 @@ class Recorder:
 
             def run(given: list[Any]) -> None:
                 filled = list(template)
-                for place, value in zip(holes, given, strict=True):
-                    filled[place] = value
+                for (place, make), value in zip(holes.items(), given, strict=True):
+                    filled[place] = make(value)
                 host(filled)
 
-            self._plan.launches.append(LaunchStep([parameters[place] for place in holes], grid, host=run))
+            self._plan.launches.append(LaunchStep([parameters[place] for place in holes], grid, owner=run))
             return
         metadata = compiled.metadata
-        if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
-            raise Unrecordable("its kernel wants scratch memory")
+        if getattr(metadata, "profile_scratch_size", 0):
+            raise Unrecordable("its kernel is instrumented by a profiler")
+        clusters = getattr(metadata, "num_ctas", 1)
         self._plan.launches.append(
             LaunchStep(
-                [*parameters, 0, 0],
+                [*parameters, self._scratch(metadata, math.prod(grid) * clusters), 0],
                 grid,
                 compiled.function,
                 32 * metadata.num_warps,
                 metadata.shared,
-                getattr(metadata, "num_ctas", 1),
+                clusters,
                 bool(getattr(metadata, "launch_cooperative_grid", False)),
                 bool(getattr(metadata, "launch_pdl", False)),
+                compiled,
             )
         )
+
+    def _scratch(self, metadata: Any, blocks: int) -> Parameter:
+        """The global memory that a kernel wants besides its arguments: a buffer of the plan's."""
+        size = getattr(metadata, "global_scratch_size", 0)
+        if not size:
+            return 0
+        with _disable_current_modes():
+            scratch = torch.empty(size * blocks, dtype=torch.uint8, device=self._device())
+        self.allocated([scratch])
+        return (*self._source(scratch), torch.uint8)
+
+    def _descriptor(self, descriptor: TensorDescriptor, metadata: Any) -> Iterator[Parameter]:
+        """What a kernel takes for a tensor descriptor, by Triton's own rule."""
+        for part in nvidia.descriptor_parameters(descriptor, metadata):
+            if isinstance(part, bytes):
+                yield (*self._source(descriptor.base), part)
+            elif isinstance(part, torch.Tensor):
+                yield (*self._source(part), part.dtype)
+            else:
+                yield int(part) & (2**64 - 1)
+
+    def draw(self, advance: int) -> int:
+        """Note that the call's generator moves on by `advance`. Returns the number of this draw."""
+        self._plan.draws.append(advance)
+        return len(self._plan.draws) - 1
+
+    def unrecordable(self, reason: str) -> None:
+        """Note that no plan can repeat the call; the first reason is kept."""
+        self.reason = self.reason or reason
+
+    def _device(self) -> torch.device:
+        tensors = (*self._leaves, *self._plan.buffers)
+        return next((t.device for t in tensors if t is not None and t.device.type != "cpu"), torch.device("cpu"))
 
     def _source(self, tensor: torch.Tensor) -> Source:
         pointer = tensor.data_ptr()
@@ -186,8 +243,7 @@ class Recorder:
         except Unrecordable as error:
             self.reason = str(error)
             return None
-        on_device = [leaf.device for leaf in self._leaves if leaf is not None and leaf.device.type != "cpu"]
-        self._plan.device = on_device[0] if on_device else torch.device("cpu")
+        self._plan.device = self._device()
         return self._plan
 
 
@@ -209,7 +265,7 @@ class Watch(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            self._recorder.reason = self._recorder.reason or f"it calls {func}"
+            self._recorder.unrecordable(f"it calls {func}")
         return func(*args, **kwargs)
 
 
@@ -227,6 +283,16 @@ def record(
     with Watch(recorder) if watch else contextlib.nullcontext(), launch.recording(recorder):
         results = run()
     return results, recorder.plan(results), recorder.reason
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _descriptor_like(descriptor: TensorDescriptor) -> Callable[[torch.Tensor], TensorDescriptor]:
+    """What makes the same descriptor of another tensor; holds none."""
+    fields = {f.name: getattr(descriptor, f.name) for f in dataclasses.fields(descriptor) if f.name != "base"}
+    return lambda base: TensorDescriptor(base, **fields)
 
 
 def _bits(kind: str, value: Any) -> int:

@@ -513,115 +513,24 @@ class Pointwise:
             plan.launch = Launch(plan.specialization, plan.device)
         return plan
 
-    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
-        plan = Plan()
-        tensors = {i: value for i, value in enumerate(values) if isinstance(value, torch.Tensor)}
-        plan.device, scalars = _common_device(tensors.values(), outs)
-        common, compute, results = self._promote(values, tensors)
-        items = {i for i, value in tensors.items() if any(value is scalar for scalar in scalars)} if scalars else set()
-        strided = {i: value for i, value in tensors.items() if i not in items}
-        every = [*strided.values(), *outs]
-        shape = tuple(every[0].shape)
-        row_major = contiguous_strides(shape)
-        # Most calls: contiguous tensors of one shape. What follows gives them the same plan, only later.
-        plain = not items and all([value.shape == shape and value.stride() == row_major for value in every])
-        if not plain:
-            shape = broadcast_shape([value.shape for value in tensors.values()])
-        plan.summary = {"common": common, "compute": compute, "results": results, "shape": shape}
-
-        if outs:
-            _check_outputs(outs, shape, results, [(i, value) for i, value in strided.items()], plan)
-        else:
-            given = zip(values, self._roles, strict=True)
-            numbers = len(strided) < sum(role == "promoted" and value is not None for value, role in given)
-            if plain and (not numbers or 1 not in shape):
-                strides = row_major
-            elif self._contiguous:
-                strides = contiguous_strides(shape)
-            else:
-                layout = [(value.shape, value.stride()) for value in strided.values()]
-                strides = output_strides(shape, layout, numbers or bool(items))
-            plan.fresh = tuple(Fresh(shape, strides, dtype) for dtype in results)
-        if 0 in shape:
-            return plan
-
-        out_dtypes = [out.dtype for out in outs] or list(results)
-        out_strides = [list(out.stride()) for out in outs] or [list(fresh.strides) for fresh in plan.fresh]
-        n = math.prod(shape)
-        if plain and n > 1 and all([tuple(own) == row_major for own in out_strides]):
-            sizes, merged = [n], [[1]] * (len(out_strides) + len(strided))
-        else:
-            in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
-            sizes, merged = collapse(shape, out_strides + in_strides)
-        merged_of = dict(zip(strided, merged[len(out_strides) :], strict=True))
-
-        operands: list[tuple[int, str]] = []
-        types: list[str] = []
-        strides_of: list[tuple[int, ...]] = []
-        parameters: list[Operand] = []
-        bounds: list[tuple[int, int, int]] = []
-        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
-            if role == "static" or value is None:
-                parameters.append(Operand(None, None, value))
-                continue
-            if role != "own":
-                target = compute
-            elif i in tensors:
-                target = dtypes.opmath(value.dtype)
-            else:
-                target = _number_dtype(value, compute)
-            in_memory = i in strided
-            parameters.append(Operand(len(operands), () if in_memory else None, _TRITON_DTYPES[target]))
-            if in_memory:
-                operands.append((i, "tensor"))
-                types.append("*" + dtypes.TRITON_NAMES[value.dtype])
-                strides_of.append(tuple(merged_of[i]))
-                continue
-            operands.append((i, "item" if i in items else "number"))
-            types.append("fp64" if target.is_floating_point else "i64")
-            strides_of.append(())
-            if i not in items and not target.is_floating_point:
-                if type(value) is float:
-                    raise Decline("floating-point number for integer tensors")
-                if target is not torch.bool and type(value) is int:
-                    info = torch.iinfo(target)
-                    bounds.append((i, info.min, info.max))
-        plan.operands, plan.bounds = tuple(operands), tuple(bounds)
-        space = _Space(tuple(sizes), tuple(strides_of), tuple(map(tuple, merged[: len(out_strides)])))
-        plan.specialization = _specialize(
-            self.formula,
-            space,
-            parameters,
-            [Operand(j, (), _TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)],
-            (tuple(types), tuple("*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes)),
-            (
-                [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in operands],
-                [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
-            ),
-            max(dtype.itemsize for dtype in (*out_dtypes, *(value.dtype for value in strided.values()))),
-        )
-        return plan
-
-    def _promote(
-        self, values: Sequence[Any], tensors: dict[int, torch.Tensor]
+    def promoted(
+        self, kinds: Sequence[_Tensor | _Constant | type], default: torch.dtype
     ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
         """(common dtype, dtype to compute in, dtypes of the results); the first output decides the first two."""
-        for value, role in zip(values, self._roles, strict=True):
-            if isinstance(value, torch.Tensor):
-                if value.dtype not in dtypes.TRITON_NAMES:
-                    raise Decline(f"dtype {value.dtype}")
-            elif role != "static" and value is not None and type(value) not in (bool, int, float):
-                raise Decline(f"number of type {type(value).__name__}")
-        default = torch.get_default_dtype()
+        for kind in kinds:
+            if isinstance(kind, _Tensor) and kind.dtype not in dtypes.TRITON_NAMES:
+                raise Decline(f"dtype {kind.dtype}")
+            if isinstance(kind, type) and kind not in (bool, int, float):
+                raise Decline(f"number of type {kind.__name__}")
         commons = []
         for positions, _ in self._methods:
-            deciding = [values[i] for i in positions if values[i] is not None]
-            among = [value for value in deciding if isinstance(value, torch.Tensor)]
+            deciding = [kinds[i] for i in positions]
+            among = [kind for kind in deciding if isinstance(kind, _Tensor)]
             commons.append(
                 dtypes.common_dtype(
-                    tuple(value.dtype for value in among if value.dim()),
-                    tuple(value.dtype for value in among if not value.dim()),
-                    tuple(type(value) for value in deciding if not isinstance(value, torch.Tensor)),
+                    tuple(kind.dtype for kind in among if not kind.zero_dim),
+                    tuple(kind.dtype for kind in among if kind.zero_dim),
+                    tuple(kind for kind in deciding if isinstance(kind, type)),
                     default,
                 )
             )
@@ -633,12 +542,182 @@ class Pointwise:
         results = tuple(own or result for own, (_, result) in zip(self.output_dtypes, promoted, strict=True))
         return commons[0], promoted[0][0], results
 
+    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
+        plan = Plan()
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        plan.device, scalars = _common_device(tensors, outs)
+        kinds: list[_Tensor | _Constant | type] = []
+        strided: dict[int, torch.Tensor] = {}
+        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
+            if isinstance(value, torch.Tensor):
+                item = bool(scalars) and any([value is scalar for scalar in scalars])
+                kinds.append(_Tensor(value.dtype, not value.dim(), item))
+                if not item:
+                    strided[i] = value
+            elif role == "static" or value is None:
+                kinds.append(_Constant(type(value), value))
+            else:
+                kinds.append(type(value))
+        typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
+        plan.operands, plan.bounds = typed.operands, typed.bounds
+        every = [*strided.values(), *outs]
+        shape = tuple(every[0].shape)
+        row_major = contiguous_strides(shape)
+        # Most calls: contiguous tensors of one shape. What follows gives them the same plan, only later.
+        plain = not scalars and all([value.shape == shape and value.stride() == row_major for value in every])
+        if not plain:
+            shape = broadcast_shape([value.shape for value in tensors])
+        results = typed.results
+        plan.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
 
-def _number_dtype(value: Any, compute: torch.dtype) -> torch.dtype:
+        if outs:
+            _check_outputs(outs, shape, results, list(strided.items()), plan)
+        else:
+            if plain and (not typed.with_numbers or 1 not in shape):
+                strides = row_major
+            elif self._contiguous:
+                strides = contiguous_strides(shape)
+            else:
+                layout = [(value.shape, value.stride()) for value in strided.values()]
+                strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
+            plan.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
+        if 0 in shape:
+            return plan
+
+        out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in plan.fresh]
+        n = math.prod(shape)
+        if plain and n > 1 and all([own == row_major for own in out_strides]):
+            sizes, merged = [n], [[1]] * (len(out_strides) + len(strided))
+        else:
+            in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
+            sizes, merged = collapse(shape, [list(own) for own in out_strides] + in_strides)
+        merged_of = dict(zip(strided, map(tuple, merged[len(out_strides) :]), strict=True))
+        space = _Space(
+            tuple(sizes),
+            tuple([merged_of.get(i, ()) for i, _ in plan.operands]),
+            tuple([tuple(own) for own in merged[: len(out_strides)]]),
+        )
+        aligned = (
+            [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in plan.operands],
+            [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
+        )
+        plan.specialization = _specialize(typed.kernel, space, aligned)
+        return plan
+
+
+class _Tensor(NamedTuple):
+    """A tensor as typing sees it; `item` where it serves as a number."""
+
+    dtype: torch.dtype
+    zero_dim: bool
+    item: bool
+
+
+class _Constant(NamedTuple):
+    """A static argument. Among values 1, 1.0 and True are equal, so it has its type beside it."""
+
+    type: type
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Types:
+    """All but a layout that a kernel is compiled for, one for each content; `itemsize` is of the widest tensor."""
+
+    formula: Any
+    parameters: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    pointers: tuple[tuple[str, ...], tuple[str, ...]]
+    itemsize: int
+
+
+@functools.lru_cache(maxsize=_VARIANTS)
+def _types(
+    formula: Any,
+    parameters: tuple[Operand, ...],
+    constant_types: tuple[type, ...],
+    results: tuple[Operand, ...],
+    pointers: tuple[tuple[str, ...], tuple[str, ...]],
+    itemsize: int,
+) -> _Types:
+    return _Types(formula, parameters, results, pointers, itemsize)
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """What the types of a call's arguments decide, whatever their shapes: dtypes, and what becomes of each argument."""
+
+    common: torch.dtype
+    compute: torch.dtype
+    results: tuple[torch.dtype, ...]
+    operands: tuple[tuple[int, str], ...]
+    bounds: tuple[tuple[int, int, int], ...]
+    with_numbers: bool
+    kernel: _Types
+
+
+@functools.lru_cache(maxsize=_VARIANTS)
+def _typed(
+    operator: Pointwise,
+    kinds: tuple[_Tensor | _Constant | type, ...],
+    out_dtypes: tuple[torch.dtype, ...],
+    default: torch.dtype,
+) -> _Typed:
+    common, compute, results = operator.promoted(kinds, default)
+    operands: list[tuple[int, str]] = []
+    types: list[str] = []
+    parameters: list[Operand] = []
+    bounds: list[tuple[int, int, int]] = []
+    itemsizes = [dtype.itemsize for dtype in out_dtypes or results]
+    for i, (kind, role) in enumerate(zip(kinds, operator.parameters.values(), strict=True)):
+        if isinstance(kind, _Constant):
+            parameters.append(Operand(None, None, kind.value))
+            continue
+        if role != "own":
+            target = compute
+        elif isinstance(kind, _Tensor):
+            target = dtypes.opmath(kind.dtype)
+        else:
+            target = _number_dtype(kind, compute)
+        if isinstance(kind, _Tensor) and not kind.item:
+            parameters.append(Operand(len(operands), (), _TRITON_DTYPES[target]))
+            operands.append((i, "tensor"))
+            types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
+            itemsizes.append(kind.dtype.itemsize)
+            continue
+        parameters.append(Operand(len(operands), None, _TRITON_DTYPES[target]))
+        operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
+        types.append("fp64" if target.is_floating_point else "i64")
+        if not isinstance(kind, _Tensor) and not target.is_floating_point:
+            if kind is float:
+                raise Decline("floating-point number for integer tensors")
+            if target is not torch.bool and kind is int:
+                info = torch.iinfo(target)
+                bounds.append((i, info.min, info.max))
+    for dtype in out_dtypes:
+        if dtype not in dtypes.TRITON_NAMES:
+            raise Decline(f"output of dtype {dtype}")
+    promoted = sum(
+        role == "promoted" and not isinstance(kind, _Constant)
+        for kind, role in zip(kinds, operator.parameters.values(), strict=True)
+    )
+    kernel = _types(
+        operator.formula,
+        tuple(parameters),
+        tuple([type(own.dtype) for own in parameters]),
+        tuple([Operand(j, (), _TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
+        (tuple(types), tuple(["*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes or results])),
+        max(itemsizes),
+    )
+    in_memory = sum(how == "tensor" for _, how in operands)
+    return _Typed(common, compute, results, tuple(operands), tuple(bounds), in_memory < promoted, kernel)
+
+
+def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
     """What a number that takes no part in promotion is cast to, for a formula that sees every dtype as it is."""
-    if type(value) is float:
+    if kind is float:
         return torch.float64 if compute is torch.float64 else torch.float32
-    return torch.bool if type(value) is bool else torch.int64
+    return torch.bool if kind is bool else torch.int64
 
 
 def _common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
@@ -755,18 +834,10 @@ class _Space(NamedTuple):
         return self
 
 
-def _specialize(
-    formula: Any,
-    space: _Space,
-    parameters: Sequence[Operand],
-    results: Sequence[Operand],
-    types: tuple[tuple[str, ...], tuple[str, ...]],
-    aligned: tuple[Sequence[bool], Sequence[bool]],
-    itemsize: int,
-) -> Specialization:
+def _specialize(types: _Types, space: _Space, aligned: tuple[Sequence[bool], Sequence[bool]]) -> Specialization:
     """Choose the kernel and its blocks for an iteration space, and spell out its signature.
 
-    `types` and `aligned` (to 16 bytes) hold the operands' first, then the outputs'; `itemsize` is of the widest.
+    `aligned` (to 16 bytes) holds the operands' first, then the outputs'.
     """
     device = devices.current
     space = space.with_tile_second()
@@ -775,7 +846,7 @@ def _specialize(
     wide = n >= _INT32_LIMIT or any(_bounds(sizes, own) >= _INT32_LIMIT for own in space.every())
     tile = _choose_tile(sizes, space.every())
     if tile is None:
-        block = device.flat_bytes // max(itemsize, 2)
+        block = device.flat_bytes // max(types.itemsize, 2)
         block = min(block, _power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         blocks = (("MASK", mask), ("BLOCK", block))
@@ -797,32 +868,16 @@ def _specialize(
             for i, own in enumerate(owners):
                 if all(stride % 16 == 0 for stride in own if stride > 1):
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
-    variant = _variant(
-        formula,
-        tuple(parameters),
-        # Among constants, 1, 1.0 and True are equal.
-        tuple([type(own.dtype) for own in parameters]),
-        tuple(results),
-        tuple([_kinds_of(own) for own in strides]),
-        tuple([_kinds_of(own) for own in out_strides]),
-        types,
-        wide,
-        blocks,
-        masks,
-        tuple(paths),
-    )
+    kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
+    variant = _variant(types, kinds, out_kinds, wide, blocks, masks, tuple(paths))
     return variant.over((strides, out_strides, *sized), grid)
 
 
 @functools.lru_cache(maxsize=_VARIANTS)
 def _variant(
-    formula: Any,
-    parameters: tuple[Operand, ...],
-    constant_types: tuple[type, ...],
-    results: tuple[Operand, ...],
+    types: _Types,
     kinds: tuple[tuple[int, ...], ...],
     out_kinds: tuple[tuple[int, ...], ...],
-    types: tuple[tuple[str, ...], tuple[str, ...]],
     wide: bool,
     blocks: tuple[tuple[str, int], ...],
     masks: tuple[bool, bool],
@@ -835,8 +890,8 @@ def _variant(
     dims = (integer,) * len(out_kinds[0])
     signature: dict[str, Any] = {
         "fn": "constexpr",
-        "operands": types[0],
-        "outs": types[1],
+        "operands": types.pointers[0],
+        "outs": types.pointers[1],
         "strides": tuple(dims if own else () for own in kinds),
         "out_strides": tuple(dims for _ in out_kinds),
         "shape": dims,
@@ -845,9 +900,9 @@ def _variant(
         signature["n"] = integer
     layout = Layout(
         parameters=tuple(
-            own._replace(kinds=kinds[own.position]) if own.kinds is not None else own for own in parameters
+            own._replace(kinds=kinds[own.position]) if own.kinds is not None else own for own in types.parameters
         ),
-        results=tuple(own._replace(kinds=out_kinds[own.position]) for own in results),
+        results=tuple(own._replace(kinds=out_kinds[own.position]) for own in types.results),
         column_mask=masks[0],
         row_mask=masks[1],
         flat=flat,
@@ -859,9 +914,9 @@ def _variant(
     return Specialization(
         kernel=elementwise_flat if flat else elementwise_tile,
         signature=signature,
-        constants={(0,): formula} | {(names.index(name),): value for name, value in constants.items()},
+        constants={(0,): types.formula} | {(names.index(name),): value for name, value in constants.items()},
         attributes={path: [["tt.divisibility", 16]] for path in divisible},
-        leading=(formula,),
+        leading=(types.formula,),
         trailing=tuple(constants.values()),
         options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1), **device.options},
         types=tuple(flatten(tuple(signature.values()), tuple(signature.values()))),
@@ -869,4 +924,4 @@ def _variant(
 
 
 def _kinds_of(strides: Sequence[int]) -> tuple[int, ...]:
-    return tuple(stride if stride in (0, 1) else 2 for stride in strides)
+    return tuple([stride if stride in (0, 1) else 2 for stride in strides])

@@ -1,7 +1,5 @@
 """Choosing, bounding and filling."""
 
-import math
-
 import torch
 import triton.language as tl
 
@@ -75,10 +73,9 @@ def masked_fill(self, mask, value, outs=()):
     return _masked_fill.run((self, mask, value), outs)
 
 
+@by_type
 def _fillable(self, value):
     _check_value(self, value)
-    if type(value) is float and not self.is_floating_point() and math.isfinite(value):
-        value = int(value)
     return self, value
 
 

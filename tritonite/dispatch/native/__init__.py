@@ -22,17 +22,22 @@ from tritonite import devices
 from tritonite.errors import BuildFailed, InvalidSetting
 
 _NAME = "tritonite_dispatcher"
-# The kinds of device that it has a driver for.
-_DRIVERS = ("nvidia", "interpreter")
+# The kinds of device that it has a driver for, and whether it is used on them unasked.
+_DRIVERS = {"nvidia": True, "interpreter": False}
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 
 
-def wanted() -> bool:
-    """Whether calls should go through it: if TRITONITE_NATIVE=1, on a GPU or in the interpreter."""
+def _asked() -> bool | None:
     setting = os.environ.get("TRITONITE_NATIVE", "")
     if setting not in ("", "0", "1"):
         raise InvalidSetting(name="TRITONITE_NATIVE", value=setting, expected="0 or 1")
-    return setting == "1"
+    return setting == "1" if setting else None
+
+
+def wanted() -> bool:
+    """Whether calls should go through it: on NVIDIA's GPUs unless TRITONITE_NATIVE=0, in the interpreter if it is 1."""
+    asked, unasked = _asked(), _DRIVERS.get(devices.current.kind)
+    return unasked is not None and (unasked if asked is None else asked)
 
 
 def flags() -> tuple[str, ...]:
@@ -92,9 +97,9 @@ def _command(compiler: str, target: Path) -> list[str]:
 def module() -> ModuleType | None:
     """The dispatcher, built first where it has to be; None where it is not wanted or, with a warning, cannot be."""
     if not wanted():
-        return None
-    if devices.current.kind not in _DRIVERS:
-        warnings.warn(f"calls take the slower Python path: no native driver for {devices.current.kind}", stacklevel=2)
+        if _asked():
+            kind = devices.current.kind
+            warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
         return None
     try:
         path = str(build())

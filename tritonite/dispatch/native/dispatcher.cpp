@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ScalarOps.h>
@@ -51,10 +52,21 @@ struct LaunchConfig {
 
 enum AttributeId { kCooperative = 2, kCluster = 4, kClusterScheduling = 5, kProgrammaticSerialization = 6 };
 
+// What a tensor descriptor is to a kernel on NVIDIA: CUDA's CUtensorMap.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 struct Driver {
-  int (*launch)(const LaunchConfig*, void*, void**, void**) = nullptr;
+  int (*launch_kernel)(const LaunchConfig*, void*, void**, void**) = nullptr;
   int (*error_string)(int, const char**) = nullptr;
   int (*fill)(uintptr_t, unsigned char, size_t, void*) = nullptr;
+  int (*stream_is_capturing)(void*, int*) = nullptr;
+  int (*get_device)(int*, int) = nullptr;
+  int (*retain_context)(void**, int) = nullptr;
+  int (*set_context)(void*) = nullptr;
+  // Not in drivers older than 12.0, whose GPUs have no such thing.
+  int (*replace_address)(TensorMap*, void*) = nullptr;
   // c10::cuda::getCurrentCUDAStream and c10::cuda::CUDAStream::stream, whose headers want CUDA's.
   struct Stream {
     int64_t words[2];
@@ -65,6 +77,22 @@ struct Driver {
   void* stream(c10::DeviceIndex device) const {
     Stream current = current_stream(device);
     return raw_stream(&current);
+  }
+
+  bool is_capturing(c10::DeviceIndex device) const {
+    int status = 0;
+    return stream_is_capturing(stream(device), &status) == 0 && status != 0;
+  }
+
+  int launch(const LaunchConfig& config, void* function, void** parameters, c10::DeviceIndex device) const {
+    constexpr int kInvalidContext = 201;
+    const int code = launch_kernel(&config, function, parameters, nullptr);
+    if (code != kInvalidContext) return code;
+    // A thread that has called nothing of CUDA's runtime, which sets the context, has none.
+    int ordinal = 0;
+    void* context = nullptr;
+    if (get_device(&ordinal, device) || retain_context(&context, ordinal) || set_context(context)) return code;
+    return launch_kernel(&config, function, parameters, nullptr);
   }
 
   std::string describe(int code) const {
@@ -85,9 +113,14 @@ const Driver& driver() {
     void* cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     void* torch_cuda = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     TORCH_CHECK(cuda && torch_cuda, "tritonite: the CUDA driver cannot be loaded: ", dlerror());
-    find(cuda, "cuLaunchKernelEx", found.launch);
+    find(cuda, "cuLaunchKernelEx", found.launch_kernel);
     find(cuda, "cuGetErrorString", found.error_string);
     find(cuda, "cuMemsetD8Async", found.fill);
+    find(cuda, "cuStreamIsCapturing", found.stream_is_capturing);
+    find(cuda, "cuDeviceGet", found.get_device);
+    find(cuda, "cuDevicePrimaryCtxRetain", found.retain_context);
+    find(cuda, "cuCtxSetCurrent", found.set_context);
+    found.replace_address = reinterpret_cast<decltype(found.replace_address)>(dlsym(cuda, "cuTensorMapReplaceAddress"));
     find(torch_cuda, "_ZN3c104cuda20getCurrentCUDAStreamEa", found.current_stream);
     find(torch_cuda, "_ZNK3c104cuda10CUDAStream6streamEv", found.raw_stream);
     return found;
@@ -105,10 +138,11 @@ struct Source {
 };
 
 struct Parameter {
-  enum Kind { kPointer, kConstant, kSlot } kind = kConstant;
+  enum Kind { kPointer, kConstant, kSlot, kDrawn, kDescriptor } kind = kConstant;
   Source source;
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  size_t slot = 0;
+  // Of a slot, of a drawn number, or of a descriptor among the launch's.
+  size_t index = 0;
   uint64_t bits = 0;
 };
 
@@ -125,8 +159,10 @@ struct Launch {
   LaunchConfig config{};
   std::vector<LaunchAttribute> attributes;
   std::vector<Parameter> parameters;
-  // The host driver's: called with tensors and numbers instead of a launch. Never destroyed without the GIL.
-  PyObject* host = nullptr;
+  std::vector<TensorMap> descriptors;
+  // Whose `function` is: a compiled kernel, which unloads it when it goes; where there is no function, the host driver's,
+  // to be called with tensors and numbers. Never released without the GIL.
+  PyObject* owner = nullptr;
 };
 
 struct Buffer {
@@ -146,16 +182,16 @@ struct Plan {
   std::atomic<uint64_t>* declined = nullptr;
   c10::Device device = c10::kCPU;
   std::vector<Slot> slots;
+  // For each time that the call draws on a generator, how far it advances it.
+  std::vector<uint64_t> draws;
   std::vector<Buffer> buffers;
   std::vector<Launch> launches;
   std::vector<Result> results;
 
   ~Plan() {
-    bool any = false;
-    for (const Launch& launch : launches) any |= launch.host != nullptr;
-    if (!any || !Py_IsInitialized()) return;
+    if (launches.empty() || !Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
-    for (const Launch& launch : launches) Py_XDECREF(launch.host);
+    for (const Launch& launch : launches) Py_XDECREF(launch.owner);
   }
 };
 
@@ -191,6 +227,8 @@ std::mutex plans_mutex;
 size_t most_plans = 1024;
 std::atomic<bool> poison{false};
 thread_local bool inside_kernel = false;
+// Lists of what Triton is to call at launches: a profiler's, for example.
+std::vector<PyObject*> launch_hooks;
 
 std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<State>>& states() {
   static auto* all = new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<State>>();
@@ -217,6 +255,8 @@ struct Call {
   Words words;
   uint64_t hash = 0;
   c10::SmallVector<Leaf, 8> leaves;
+  // Why ATen has to serve the call, where keying it shows that.
+  const char* declined = nullptr;
 };
 
 enum Tag : uint64_t {
@@ -229,6 +269,7 @@ enum Tag : uint64_t {
   kString,
   kList,
   kDevice,
+  kGenerator,
   kNumberTensor,
   kOpaqueTensor,
   kTensor,
@@ -243,7 +284,7 @@ uint64_t bits_of(double value) {
 
 bool is_number(const State& state, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && impl->is_cpu() && tensor.dim() == 0);
+  return impl->is_cpu() && (impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && tensor.dim() == 0));
 }
 
 struct Number {
@@ -283,6 +324,11 @@ bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool wr
     return true;
   }
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->is_wrapped_number() && !impl->is_cpu()) {
+    // ATen makes these for itself. To promote as a number does, Python would have to read it from the device.
+    call.declined = "a number on the device";
+    return false;
+  }
   const uint64_t dtype = static_cast<uint64_t>(tensor.scalar_type()) << 8;
   if (is_number(state, tensor)) {
     words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
@@ -335,6 +381,9 @@ bool key_value(const State& state, const IValue& value, size_t argument, Call& c
   } else if (value.isDevice()) {
     words.push_back(kDevice | static_cast<uint64_t>(value.toDevice().type()) << 8);
     words.push_back(value.toDevice().index());
+  } else if (value.isGenerator()) {
+    words.push_back(kGenerator | static_cast<uint64_t>(value.toGenerator().device().type()) << 8);
+    words.push_back(value.toGenerator().device().index());
   } else if (value.isString()) {
     const std::string& text = value.toStringRef();
     words.push_back(kString | text.size() << 8);
@@ -441,7 +490,7 @@ std::shared_ptr<const Plan> look_up(State& state, const Call& call) {
 }
 
 void insert(State& state, const Call& call, std::shared_ptr<const Plan> plan) {
-  // What is dropped is destroyed after the lock is released: a plan of the host driver's takes the GIL for it.
+  // What is dropped is destroyed after the lock is released, because that takes the GIL.
   std::vector<std::shared_ptr<const Plan>> dropped;
   std::lock_guard<std::mutex> lock(plans_mutex);
   auto& bucket = state.found[call.hash];
@@ -479,12 +528,25 @@ int64_t element_offset(const at::Tensor& base, int64_t offset, c10::ScalarType d
       static_cast<int64_t>(c10::elementSize(dtype));
 }
 
+// The seed and offset for one kernel; the generator moves on. A CPU's has no offset: each draw is a seed.
+std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advance) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (generator.device().is_cpu()) {
+    return {generator.get<at::CPUGeneratorImpl>()->random64() & ~(uint64_t{1} << 63), 0};
+  }
+  const uint64_t offset = generator.get_offset();
+  generator.set_offset(offset + advance);
+  return {generator.current_seed(), offset};
+}
+
 struct Replay {
   const State& state;
   const Plan& plan;
   const Call& call;
   c10::SmallVector<at::Tensor, 4> buffers;
   c10::SmallVector<Number, 8> numbers;
+  // Seed and offset of each draw.
+  c10::SmallVector<uint64_t, 2> drawn;
 
   const at::Tensor& base(const Source& source) const {
     return source.buffer ? buffers[source.index] : *call.leaves[source.index].tensor;
@@ -498,6 +560,22 @@ struct Replay {
       const Number number = value.isTensor() ? number_of(value.toTensor()) : number_of(value.toScalar());
       if (!number.known || (slot.bounded && (number.integer < slot.low || number.integer > slot.high))) return false;
       numbers.push_back(number);
+    }
+    return true;
+  }
+
+  // False while a graph is captured, whose replays would repeat the numbers.
+  bool draw(const Stack& stack, size_t arguments) {
+    if (plan.draws.empty()) return true;
+    if (!plan.device.is_cpu() && driver().is_capturing(plan.device.index())) return false;
+    at::Generator generator = at::globalContext().defaultGenerator(plan.device);
+    for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+      if (stack[i].isGenerator()) generator = stack[i].toGenerator();
+    }
+    for (const uint64_t advance : plan.draws) {
+      const auto state = draw_from(generator, advance);
+      drawn.push_back(state.first);
+      drawn.push_back(state.second);
     }
     return true;
   }
@@ -521,33 +599,51 @@ struct Replay {
   }
 
   uint64_t bits_of_slot(const Parameter& parameter) const {
-    const Number& number = numbers[parameter.slot];
-    if (!plan.slots[parameter.slot].floating) return static_cast<uint64_t>(number.integer);
+    const Number& number = numbers[parameter.index];
+    if (!plan.slots[parameter.index].floating) return static_cast<uint64_t>(number.integer);
     return bits_of(number.as_real());
+  }
+
+  uintptr_t address(const Source& source) const {
+    // A tensor that is lazily cloned gets memory of its own where it is asked for to be written.
+    const bool written = !source.buffer && call.leaves[source.index].written;
+    const void* data = written ? base(source).mutable_data_ptr() : base(source).const_data_ptr();
+    return reinterpret_cast<uintptr_t>(data) + source.offset;
+  }
+
+  std::string failed() const {
+    return "tritonite: launching the kernel of aten::" + state.name + " failed: ";
   }
 
   void launch(const Launch& launch) const {
     c10::SmallVector<uint64_t, 48> values;
     c10::SmallVector<void*, 48> pointers;
+    std::vector<TensorMap> descriptors = launch.descriptors;
     values.resize(launch.parameters.size());
     pointers.resize(launch.parameters.size());
     for (size_t i = 0; i < launch.parameters.size(); ++i) {
       const Parameter& parameter = launch.parameters[i];
+      pointers[i] = &values[i];
       switch (parameter.kind) {
-        case Parameter::kPointer:
-          values[i] = reinterpret_cast<uintptr_t>(base(parameter.source).const_data_ptr()) + parameter.source.offset;
-          break;
+        case Parameter::kPointer: values[i] = address(parameter.source); break;
         case Parameter::kConstant: values[i] = parameter.bits; break;
         case Parameter::kSlot: values[i] = bits_of_slot(parameter); break;
+        case Parameter::kDrawn: values[i] = drawn[parameter.index]; break;
+        case Parameter::kDescriptor: {
+          TensorMap* map = &descriptors[parameter.index];
+          pointers[i] = map;
+          const int code = driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source)));
+          TORCH_CHECK(code == 0, failed(), driver().describe(code));
+          break;
+        }
       }
-      pointers[i] = &values[i];
     }
     LaunchConfig config = launch.config;
     config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
     config.attribute_count = launch.attributes.size();
     config.stream = driver().stream(plan.device.index());
-    const int code = driver().launch(&config, launch.function, pointers.data(), nullptr);
-    TORCH_CHECK(code == 0, "tritonite: launching the kernel of aten::", state.name, " failed: ", driver().describe(code));
+    const int code = driver().launch(config, launch.function, pointers.data(), plan.device.index());
+    TORCH_CHECK(code == 0, failed(), driver().describe(code));
   }
 
   void launch_on_host(const Launch& launch) const {
@@ -559,12 +655,19 @@ struct Replay {
         const int64_t offset = element_offset(from, parameter.source.offset, parameter.dtype);
         values.append(py::cast(view_of(from, {1}, {1}, offset, parameter.dtype)));
       } else if (parameter.kind == Parameter::kSlot) {
-        const Number& number = numbers[parameter.slot];
-        if (plan.slots[parameter.slot].floating) values.append(py::float_(number.as_real()));
+        const Number& number = numbers[parameter.index];
+        if (plan.slots[parameter.index].floating) values.append(py::float_(number.as_real()));
         else values.append(py::int_(number.integer));
+      } else if (parameter.kind == Parameter::kDrawn) {
+        values.append(py::int_(drawn[parameter.index]));
       }
     }
-    py::handle(launch.host)(values);
+    try {
+      py::handle(launch.owner)(values);
+    } catch (py::error_already_set& error) {
+      TORCH_CHECK(!error.matches(PyExc_Exception), failed(), error.what());
+      throw;
+    }
   }
 
   void run(Stack* stack, size_t arguments) {
@@ -572,8 +675,8 @@ struct Replay {
     if (!plan.device.is_cpu()) guard.reset_device(plan.device);
     allocate();
     for (const Launch& each : plan.launches) {
-      if (each.host) launch_on_host(each);
-      else launch(each);
+      if (each.function) launch(each);
+      else launch_on_host(each);
     }
     c10::SmallVector<IValue, 4> results;
     for (const Result& result : plan.results) {
@@ -610,7 +713,7 @@ Source source_of(const py::tuple& parts) {
   return {parts[0].cast<bool>(), parts[1].cast<size_t>(), parts[2].cast<int64_t>()};
 }
 
-Parameter parameter_of(const py::handle& described) {
+Parameter parameter_of(const py::handle& described, Launch& launch) {
   Parameter parameter;
   if (PyLong_Check(described.ptr())) {
     parameter.bits = described.cast<uint64_t>();
@@ -619,12 +722,26 @@ Parameter parameter_of(const py::handle& described) {
   const auto parts = py::reinterpret_borrow<py::tuple>(described);
   if (parts.size() == 1) {
     parameter.kind = Parameter::kSlot;
-    parameter.slot = parts[0].cast<size_t>();
+    parameter.index = parts[0].cast<size_t>();
+    return parameter;
+  }
+  if (parts.size() == 2) {
+    parameter.kind = Parameter::kDrawn;
+    parameter.index = 2 * parts[0].cast<size_t>() + parts[1].cast<size_t>();
+    return parameter;
+  }
+  parameter.source = source_of(parts);
+  const py::object about = parts[3];
+  if (PyBytes_Check(about.ptr())) {
+    const auto bytes = about.cast<std::string>();
+    TORCH_CHECK(bytes.size() == sizeof(TensorMap) && driver().replace_address, "tritonite: no such tensor descriptor");
+    parameter.kind = Parameter::kDescriptor;
+    parameter.index = launch.descriptors.size();
+    std::memcpy(launch.descriptors.emplace_back().bytes, bytes.data(), bytes.size());
     return parameter;
   }
   parameter.kind = Parameter::kPointer;
-  parameter.source = source_of(parts);
-  parameter.dtype = reinterpret_cast<THPDtype*>(py::object(parts[3]).ptr())->scalar_type;
+  parameter.dtype = reinterpret_cast<THPDtype*>(about.ptr())->scalar_type;
   return parameter;
 }
 
@@ -652,8 +769,8 @@ Launch launch_of(const py::handle& described) {
     attribute(kCluster, {clusters, 1, 1});
     attribute(kClusterScheduling, {1});
   }
-  for (const py::handle item : py::list(parts[0])) launch.parameters.push_back(parameter_of(item));
-  if (!py::object(parts[8]).is_none()) launch.host = py::object(parts[8]).release().ptr();
+  for (const py::handle item : py::list(parts[0])) launch.parameters.push_back(parameter_of(item, launch));
+  launch.owner = py::object(parts[8]).release().ptr();
   return launch;
 }
 
@@ -670,6 +787,7 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described) {
     }
     plan->slots.push_back(slot);
   }
+  for (const py::handle item : described.attr("draws")) plan->draws.push_back(item.cast<uint64_t>());
   for (const py::handle item : described.attr("buffers")) {
     const auto like = item.cast<at::Tensor>();
     Buffer buffer;
@@ -727,21 +845,36 @@ bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
   return true;
 }
 
+// Read without the GIL, as a profiler may start at any time and only that there are hooks matters.
+bool launches_are_watched() {
+  for (PyObject* hooks : launch_hooks) {
+    if (Py_SIZE(hooks) != 0) return true;
+  }
+  return false;
+}
+
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
   State& state = *states().find(&handle.schema())->second;
   if (inside_kernel) return call_kernel(state, keys, stack);
   const size_t arguments = handle.schema().arguments().size();
   Call call;
-  const bool keyed = key_call(state, *stack, arguments, call);
+  const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
+  if (call.declined) {
+    reason_counter(state, call.declined)->fetch_add(1, std::memory_order_relaxed);
+    return call_kernel(state, keys, stack);
+  }
   if (const auto plan = keyed ? look_up(state, call) : nullptr) {
     if (plan->declined) {
       plan->declined->fetch_add(1, std::memory_order_relaxed);
       return call_kernel(state, keys, stack);
     }
-    Replay replay{state, *plan, call, {}, {}};
-    if (!replay.read_slots(*stack, arguments)) {
-      reason_counter(state, "number does not fit the dtype")->fetch_add(1, std::memory_order_relaxed);
+    Replay replay{state, *plan, call, {}, {}, {}};
+    const char* reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype"
+        : !replay.draw(*stack, arguments)                      ? "random numbers while a CUDA graph is captured"
+                                                               : nullptr;
+    if (reason) {
+      reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
       return call_kernel(state, keys, stack);
     }
     replay.run(stack, arguments);
@@ -867,6 +1000,11 @@ void reset_counts(const std::string& name) {
   for (const auto& reason : state.reasons) reason.second->store(0);
 }
 
+void set_launch_hooks(const std::vector<py::list>& hooks) {
+  launch_hooks.clear();
+  for (py::list list : hooks) launch_hooks.push_back(list.release().ptr());
+}
+
 bool set_inside_kernel(bool inside) {
   return std::exchange(inside_kernel, inside);
 }
@@ -884,6 +1022,8 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("counts", &counts);
   module.def("reset_counts", &reset_counts);
   module.def("set_inside_kernel", &set_inside_kernel);
+  module.def("set_launch_hooks", &set_launch_hooks);
+  module.def("draw", &draw_from);
   module.def("set_poison", [](bool on) { poison = on; });
   module.def("set_most_plans", [](size_t most) { most_plans = most; });
 }
