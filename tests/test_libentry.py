@@ -52,6 +52,16 @@ def test_every_call_is_right(kernel, device):
             torch.testing.assert_close(out, x * scale)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_kernels_run_where_their_tensors_are():
+    for name in ("cuda:1", "cuda:0", "cuda:1"):
+        x, out = torch.randn(200, device=name), torch.zeros(200, device=name)
+        for kernel in (plain, tuned):
+            kernel[lambda meta: (triton.cdiv(200, meta["BLOCK"]),)](x, out, 200, 2.0)
+            torch.testing.assert_close(out, x * 2)
+    assert torch.cuda.current_device() == 0
+
+
 def test_keyword_arguments_and_defaults(device):
     x, out = torch.randn(70, device=device), torch.empty(70, device=device)
     plain[(2,)](x, out=out, scale=0.5, n=70)

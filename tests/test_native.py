@@ -357,9 +357,12 @@ def test_a_host_function_is_recorded(device):
 
 def test_constants_have_their_parameters_types(device):
     recorder = plan.Recorder([], {})
-    metadata = types.SimpleNamespace(num_warps=4, shared=0)
-    compiled = types.SimpleNamespace(metadata=metadata, function=1)
-    recorder.add(["fp64", "i32", "fp32", "i64", "i1"], [1, 7, 2, -1, True], (1, 1, 1), compiled, print)
+
+    class Compiled:
+        metadata = types.SimpleNamespace(num_warps=4, shared=0)
+        function = 1
+
+    recorder.add(["fp64", "i32", "fp32", "i64", "i1"], [1, 7, 2, -1, True], (1, 1, 1), Compiled(), print)
     made = recorder.plan([])
     expected = [struct.unpack("<Q", struct.pack("<d", 1.0))[0], 7, 0x40000000, 2**64 - 1, 1, 0, 0]
     assert made.launches[0].parameters == expected

@@ -134,6 +134,22 @@ def test_threads_see_the_override(device):
     assert launched("add.Tensor") == 4
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_current_device_may_be_another():
+    for name in ("cuda:1", "cuda:0", "cuda:1"):
+        x = torch.randn(40, device=name)
+        side = torch.cuda.Stream(name)
+        expected = x.exp() * 2.5
+        side.wait_stream(torch.cuda.current_stream(x.device))
+        with tritonite.use_gems():
+            torch.testing.assert_close(x.exp() * 2.5, expected)
+            with torch.cuda.stream(side):
+                torch.testing.assert_close(x.exp() * 2.5, expected)
+            torch.testing.assert_close(torch.add(x, x, out=torch.empty_like(x)), x * 2)
+        assert torch.cuda.current_device() == 0
+    assert not tritonite.stats()["exp"].declined
+
+
 def test_counts_and_reset(device):
     with tritonite.use_gems(include="add"):
         x = torch.ones(3, device=device)

@@ -49,13 +49,10 @@ def recorder() -> Any:
     return _local.recorder
 
 
-@contextlib.contextmanager
-def recording(recorder: Any) -> Iterator[None]:
+def swap_recorder(recorder: Any) -> Any:
+    """Set who is told of this thread's launches. Returns who was."""
     outer, _local.recorder = _local.recorder, recorder
-    try:
-        yield
-    finally:
-        _local.recorder = outer
+    return outer
 
 
 # What else has to know when this thread enters and leaves the interpreter: called with True, then with the old value.
@@ -147,7 +144,7 @@ def random_state(device: torch.device, advance: int, generator: torch.Generator 
     return seed, offset
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Specialization:
     """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
 

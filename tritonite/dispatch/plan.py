@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -118,32 +118,33 @@ class Recorder:
     ) -> None:
         holes: dict[int, Callable[[Any], Any]] = {}
         parameters: list[Parameter] = []
-        descriptors = iter(getattr(compiled and compiled.metadata, "tensordesc_meta", None) or ())
+        facts = None if compiled is None else _facts(compiled)
+        descriptors = iter(facts.descriptors if facts else ())
         for place, value in enumerate(values):
-            if place in numbers and numbers[place][0] in self.arguments:
+            if type(value) is int and place not in numbers and value >= 0 and types[place][0] == "i":
+                parameters.append(value)
+            elif place in numbers and numbers[place][0] in self.arguments:
                 position, bounds = numbers[place]
                 holes[place] = _as_is
                 parameters.append((len(self._plan.slots),))
                 self._plan.slots.append((self.arguments[position], types[place].startswith("fp"), bounds))
-            elif type(value) is int and value >= 0 and types[place][0] == "i":
-                parameters.append(value)
             elif isinstance(value, torch.Tensor):
                 holes[place] = _as_is
                 parameters.append((*self._source(value), value.dtype))
             elif isinstance(value, launch.Drawn):
-                if compiled is not None and types[place] not in ("i64", "u64"):
+                if facts and types[place] not in ("i64", "u64"):
                     raise Unrecordable("a seed or an offset whose parameter is not declared as tl.int64")
                 holes[place] = _as_is
                 parameters.append((value.draw, value.which))
             elif isinstance(value, TensorDescriptor):
-                if compiled is not None:
+                if facts:
                     parameters += self._descriptor(value, next(descriptors, None))
                 else:
                     holes[place] = _descriptor_like(value)
                     parameters.append((*self._source(value.base), value.base.dtype))
             else:
                 parameters.append(_bits(types[place], value))
-        if compiled is None:
+        if facts is None:
             template = [None if place in holes else value for place, value in enumerate(values)]
 
             def run(given: list[Any]) -> None:
@@ -154,31 +155,15 @@ class Recorder:
 
             self._plan.launches.append(LaunchStep([parameters[place] for place in holes], grid, owner=run))
             return
-        metadata = compiled.metadata
-        if getattr(metadata, "profile_scratch_size", 0):
+        if facts.profiled:
             raise Unrecordable("its kernel is instrumented by a profiler")
-        clusters = getattr(metadata, "num_ctas", 1)
-        self._plan.launches.append(
-            LaunchStep(
-                [*parameters, self._scratch(metadata, math.prod(grid) * clusters), 0],
-                grid,
-                compiled.function,
-                32 * metadata.num_warps,
-                metadata.shared,
-                clusters,
-                bool(getattr(metadata, "launch_cooperative_grid", False)),
-                bool(getattr(metadata, "launch_pdl", False)),
-                compiled,
-            )
-        )
+        scratch = self._scratch(facts.scratch * facts.clusters * math.prod(grid)) if facts.scratch else 0
+        self._plan.launches.append(LaunchStep([*parameters, scratch, 0], grid, *facts.step, compiled))
 
-    def _scratch(self, metadata: Any, blocks: int) -> Parameter:
-        """The global memory that a kernel wants besides its arguments: a buffer of the plan's."""
-        size = getattr(metadata, "global_scratch_size", 0)
-        if not size:
-            return 0
+    def _scratch(self, size: int) -> Parameter:
+        """The global memory that a kernel wants besides its arguments, in bytes: a buffer of the plan's."""
         with _disable_current_modes():
-            scratch = torch.empty(size * blocks, dtype=torch.uint8, device=self._device())
+            scratch = torch.empty(size, dtype=torch.uint8, device=self._device())
         self.allocated([scratch])
         return (*self._source(scratch), torch.uint8)
 
@@ -202,16 +187,21 @@ class Recorder:
         self.reason = self.reason or reason
 
     def _device(self) -> torch.device:
-        tensors = (*self._leaves, *self._plan.buffers)
-        return next((t.device for t in tensors if t is not None and t.device.type != "cpu"), torch.device("cpu"))
+        for tensor in (*self._leaves, *self._plan.buffers):
+            if tensor is not None and (device := tensor.device).type != "cpu":
+                return device
+        return torch.device("cpu")
 
     def _source(self, tensor: torch.Tensor) -> Source:
-        pointer = tensor.data_ptr()
+        for i, leaf in enumerate(self._leaves):
+            if leaf is tensor:
+                return False, i, 0
         for i, buffer in enumerate(self._plan.buffers):
             if buffer is tensor:
                 return True, i, 0
+        pointer = tensor.data_ptr()
         for i, leaf in enumerate(self._leaves):
-            if leaf is tensor or (leaf is not None and leaf.data_ptr() == pointer != 0):
+            if leaf is not None and leaf.data_ptr() == pointer != 0:
                 return False, i, 0
         storage = tensor.untyped_storage()._cdata
         for i, buffer in enumerate(self._plan.buffers):
@@ -236,15 +226,43 @@ class Recorder:
             for result in results:
                 source = self._source(result)
                 base = self._plan.buffers[source[1]] if source[0] else self._leaves[source[1]]
-                layout = None if base is result else (tuple(result.shape), result.stride())
+                if base is result:
+                    self._plan.results.append((source, None))
+                    continue
                 if base is not None and base.dtype != result.dtype:
                     raise Unrecordable("a result of another dtype than what it views")
-                self._plan.results.append((source, layout))
+                self._plan.results.append((source, (tuple(result.shape), result.stride())))
         except Unrecordable as error:
             self.reason = str(error)
             return None
         self._plan.device = self._device()
         return self._plan
+
+
+class _Facts(NamedTuple):
+    """What a compiled kernel asks of its launches; `step` are those fields of a LaunchStep, `scratch` is a block's."""
+
+    step: tuple[int, int, int, int, bool, bool]
+    clusters: int
+    scratch: int
+    profiled: bool
+    descriptors: tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=8192)
+def _facts(compiled: Any) -> _Facts:
+    metadata = compiled.metadata
+    clusters = getattr(metadata, "num_ctas", 1)
+    cooperative, programmatic = (
+        bool(getattr(metadata, name, False)) for name in ("launch_cooperative_grid", "launch_pdl")
+    )
+    return _Facts(
+        (compiled.function, 32 * metadata.num_warps, metadata.shared, clusters, cooperative, programmatic),
+        clusters,
+        getattr(metadata, "global_scratch_size", 0),
+        bool(getattr(metadata, "profile_scratch_size", 0)),
+        tuple(getattr(metadata, "tensordesc_meta", None) or ()),
+    )
 
 
 class Watch(TorchDispatchMode):
@@ -280,8 +298,15 @@ def record(
     `watch` unless the function is an engine's, which tells of its allocations itself and calls nothing else.
     """
     recorder = Recorder(leaves, arguments)
-    with Watch(recorder) if watch else contextlib.nullcontext(), launch.recording(recorder):
-        results = run()
+    outer = launch.swap_recorder(recorder)
+    try:
+        if watch:
+            with Watch(recorder):
+                results = run()
+        else:
+            results = run()
+    finally:
+        launch.swap_recorder(outer)
     return results, recorder.plan(results), recorder.reason
 
 

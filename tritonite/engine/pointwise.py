@@ -380,7 +380,7 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 
 def _bounds(shape: Sequence[int], strides: Sequence[int]) -> int:
     """One more than the largest element offset a strided view reaches."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
 
 
 class Pointwise:
@@ -587,16 +587,17 @@ class Pointwise:
         out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in plan.fresh]
         n = math.prod(shape)
         if plain and n > 1 and all([own == row_major for own in out_strides]):
-            sizes, merged = [n], [[1]] * (len(out_strides) + len(strided))
+            flat = tuple([(1,) if how == "tensor" else () for _, how in plan.operands])
+            space = _Space((n,), flat, ((1,),) * len(out_strides))
         else:
             in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
             sizes, merged = collapse(shape, [list(own) for own in out_strides] + in_strides)
-        merged_of = dict(zip(strided, map(tuple, merged[len(out_strides) :]), strict=True))
-        space = _Space(
-            tuple(sizes),
-            tuple([merged_of.get(i, ()) for i, _ in plan.operands]),
-            tuple([tuple(own) for own in merged[: len(out_strides)]]),
-        )
+            merged_of = dict(zip(strided, map(tuple, merged[len(out_strides) :]), strict=True))
+            space = _Space(
+                tuple(sizes),
+                tuple([merged_of.get(i, ()) for i, _ in plan.operands]),
+                tuple([tuple(own) for own in merged[: len(out_strides)]]),
+            )
         aligned = (
             [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in plan.operands],
             [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
@@ -728,14 +729,15 @@ def _common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.de
     for value in (*tensors, *outs):
         if value.layout is not torch.strided:
             raise Decline(f"layout {value.layout}")
-        if value.device.type != kind:
-            if value.device.type == "cpu" and value.dim() == 0 and not any(value is out for out in outs):
+        own = value.device
+        if own.type != kind:
+            if own.type == "cpu" and value.dim() == 0 and not any(value is out for out in outs):
                 scalars.append(value)
                 continue
-            raise Decline(f"device {value.device}")
+            raise Decline(f"device {own}")
         if found is None:
-            found = value.device
-        elif found != value.device:
+            found = own
+        elif found != own:
             raise Decline("tensors on several devices")
     if found is None:
         raise Decline("no tensor on the device")
@@ -843,8 +845,9 @@ def _specialize(types: _Types, space: _Space, aligned: tuple[Sequence[bool], Seq
     space = space.with_tile_second()
     sizes, strides, out_strides = space.sizes, space.strides, space.out_strides
     n = math.prod(sizes)
-    wide = n >= _INT32_LIMIT or any(_bounds(sizes, own) >= _INT32_LIMIT for own in space.every())
-    tile = _choose_tile(sizes, space.every())
+    every = space.every()
+    wide = n >= _INT32_LIMIT or any([_bounds(sizes, own) >= _INT32_LIMIT for own in every])
+    tile = _choose_tile(sizes, every)
     if tile is None:
         block = device.flat_bytes // max(types.itemsize, 2)
         block = min(block, _power_of_2(n)) if device.interpreted else block
