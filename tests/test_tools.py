@@ -1,6 +1,10 @@
 """What `make check` relies on beyond the linters."""
 
 import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,3 +65,16 @@ def test_operator_table_goes_stale(monkeypatch, tmp_path):
     assert table.main() == 0
     table.PATH.write_text(table.PATH.read_text().replace("gelu", "gélu", 1))
     assert table.main() == 1
+
+
+def test_a_wheel_has_all_of_the_package(tmp_path):
+    pytest.importorskip("setuptools", minversion="77.0.3")
+    root = TOOLS.parent
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, tmp_path)
+    shutil.copytree(root / "tritonite", tmp_path / "tritonite", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('wheel'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    held = set(zipfile.ZipFile(tmp_path / "wheel" / done.stdout.split()[-1]).namelist())
+    files = [path for path in (root / "tritonite").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert not [path for path in files if path.relative_to(root).as_posix() not in held]
