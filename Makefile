@@ -6,7 +6,7 @@ CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py s
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full test-gpu test-native-asan test-native-tsan test-versions check docs format clean
+.PHONY: demo test test-full test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
 	@echo "making $(VENV) (PyTorch and Triton take a few minutes to arrive)"
@@ -41,6 +41,10 @@ test-gpu:
 		PYTHONPATH=. TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
 		--ignore tests/test_compile.py && \
 		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
+
+# In an environment with a GPU: all figures and charts of docs/benchmarks.
+bench:
+	@PYTHONPATH=. $(PYTHON) -m tritonite bench --json docs/benchmarks/results.json --charts docs/benchmarks
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
 test-native-asan: $(VENV)/test

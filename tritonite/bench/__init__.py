@@ -1,0 +1,1 @@
+"""Measuring Tritonite against ATen and others: cases, timing, reports."""

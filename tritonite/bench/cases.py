@@ -1,0 +1,162 @@
+"""What is measured: for every operator of the catalog its family's shapes, and calls worth a look besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import tritonite
+from tritonite import dtypes
+from tritonite.catalog import Op
+from tritonite.testing.samples import Sample, calls
+
+Make = Callable[..., torch.Tensor]
+Shape = tuple[int, ...]
+
+SMALL = (64, 64)
+# Rows of one decoding step, activations of hidden sizes 4096 and 8192, logits of vocabularies of 32,000 and 128,256.
+POINTWISE: tuple[Shape, ...] = (
+    (1, 4096),
+    (16, 8192),
+    (16, 32_000),
+    (16, 128_256),
+    (4096, 4096),
+    (4096, 8192),
+    (8192, 8192),
+)
+# The shapes of a family that has its own; the others are pointwise.
+SHAPES: dict[str, tuple[Shape, ...]] = {}
+INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
+QUICK = ("add", "mul", "div", "exp", "gelu", "silu", "silu_backward", "where", "clamp", "eq", "pow", "vector add")
+QUICK_SHAPES = (SMALL, (16, 8192), (4096, 4096), (8192, 8192))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
+
+    `operands` makes its tensor arguments from a function of shapes; `given` are further ones by name; `flops` is there
+    only where arithmetic counts.
+    """
+
+    op: str
+    overload: str
+    family: str
+    label: str
+    dtype: torch.dtype
+    operands: Callable[[Make], Sequence[torch.Tensor]]
+    measure: str = "device"
+    given: dict[str, Any] = field(default_factory=dict)
+    flops: int | None = None
+
+    @property
+    def packet(self) -> str:
+        """The name by which the operator is overridden."""
+        return tritonite.overloads()[self.overload].packet
+
+    def sample(self) -> Sample:
+        """The call's arguments, freshly made."""
+        generator = torch.Generator(tritonite.device).manual_seed(0)
+
+        def make(*shape: int) -> torch.Tensor:
+            if self.dtype is torch.bool or not self.dtype.is_floating_point:
+                high = 2 if self.dtype is torch.bool else 10
+                return torch.randint(0, high, shape, device=tritonite.device, generator=generator).to(self.dtype)
+            wide = torch.float64 if self.dtype is torch.float64 else torch.float32
+            return (torch.rand(shape, dtype=wide, device=tritonite.device, generator=generator) * 6 - 3).to(self.dtype)
+
+        op = tritonite.overloads()[self.overload]
+        sample = next(calls(op, self.label, list(self.operands(make))))
+        return Sample(sample.label, sample.args, {**sample.kwargs, **self.given})
+
+
+@dataclass(frozen=True)
+class Special:
+    """A call that its operator's family has no shape for: one line to declare."""
+
+    op: str
+    label: str
+    operands: Callable[[Make], Sequence[torch.Tensor]]
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+SPECIAL = (
+    Special("add", "row broadcast", lambda make: (make(8192, 8192), make(8192))),
+    Special("add", "column broadcast", lambda make: (make(8192, 8192), make(8192, 1))),
+    Special("add", "transposed", lambda make: (make(8192, 8192), make(8192, 8192).t())),
+    Special("add", "strided", lambda make: (make(8192, 8192), make(8192, 16_384)[:, ::2])),
+    Special("add", "sliced", lambda make: (make(8192, 8192), make(8192, 16_384)[:, :8192])),
+    Special("exp", "transposed", lambda make: (make(8192, 8192).t(),)),
+    Special("gelu", "tanh", lambda make: (make(8192, 8192),), {"approximate": "tanh"}),
+    Special("gelu_backward", "tanh", lambda make: (make(8192, 8192), make(8192, 8192)), {"approximate": "tanh"}),
+    Special("pow", "positive bases", lambda make: (make(8192, 8192).abs_().add_(0.1), make(8192, 8192))),
+)
+# They take a tensor for its shape alone.
+WRITE_ONLY = ("fill", "zero")
+VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
+
+
+def representative(packet: str) -> Op:
+    """The overload that stands for an operator: functional where there is one, of most tensors."""
+    ops = [op for op in tritonite.overloads().values() if op.packet == packet]
+    return max(ops, key=lambda op: (not op.inplace, not op.out_names, sum(op.takes_tensors), op.overload))
+
+
+def _four(shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
+    return lambda make: [make(*shape) for _ in range(4)]
+
+
+def cases(
+    packets: Sequence[str] = (), quick: bool = False, measures: Sequence[str] = ("device", "host")
+) -> Iterator[Case]:
+    """All cases, or those of `packets`, operator by operator; of each dtype that the operator takes."""
+    interpreted = tritonite.backend.interpreted
+    for packet in sorted({op.packet for op in tritonite.overloads().values()}):
+        if (packets and packet not in packets) or (quick and not packets and packet not in QUICK):
+            continue
+        op = representative(packet)
+        shapes = INTERPRETED if interpreted else SHAPES.get(op.family, POINTWISE)
+        for dtype in _dtypes(op):
+            if "host" in measures and not interpreted:
+                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _four(SMALL), "host")
+            for measure in measures:
+                if measure == "host":
+                    continue
+                for shape in shapes:
+                    if not quick or shape in QUICK_SHAPES or interpreted:
+                        yield Case(packet, op.overload, op.family, _label(shape), dtype, _four(shape), measure)
+                for special in SPECIAL if not interpreted else ():
+                    if special.op == packet:
+                        operands, given = special.operands, special.given
+                        yield Case(packet, op.overload, op.family, special.label, dtype, operands, measure, given)
+    if "device" in measures and not interpreted and (not packets or "vector add" in packets):
+        for n in VECTOR_ADD[:: 3 if quick else 1]:
+            yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _four((n,)))
+
+
+def _label(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def _dtypes(op: Op) -> list[torch.dtype]:
+    accepts = op.declaration.kernels[0].accepts
+    found = [dtype for dtype in DTYPES if dtype in accepts]
+    return found or [torch.int32 if torch.int32 in accepts or accepts == dtypes.ALL else accepts[0]]
+
+
+def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
+    """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
+    values = [*(() if op in WRITE_ONLY else (*sample.args, *sample.kwargs.values())), *results]
+    return sum(_own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
+
+
+def _own_elements(tensor: torch.Tensor) -> int:
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else 1
+    return count

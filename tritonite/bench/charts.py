@@ -1,0 +1,232 @@
+"""A run's charts."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from tritonite.bench.results import REFERENCE, Result, Run
+
+INTERPRETED = "Triton's interpreter on a CPU: not a GPU's times"
+NAMES = {REFERENCE: "ATen", "tritonite": "Tritonite", "compile": "torch.compile"}
+# Grey for ATen, then Okabe and Ito's colours, which people who see few colours tell apart too.
+PALETTE = ("#6b7280", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00")
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), "#1f2937"),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon", "text.parse_math"), False),
+    **{"axes.axisbelow": True, "axes.edgecolor": "#9ca3af", "axes.grid": True, "grid.color": "#e5e7eb"},
+    **{"figure.titlesize": 12, "figure.titleweight": "bold", "axes.titlesize": 9, "font.size": 9},
+    **{"lines.linewidth": 1.8, "lines.markersize": 4},
+}
+MOST_BARS = 40
+MOST_PANELS = 6
+UNITS = ((2**30, "G"), (2**20, "M"), (2**10, "K"))
+# By row, then by provider.
+Values = dict[str, dict[str, list[float]]]
+
+
+def draw(run: Run) -> dict[str, Figure]:
+    """Charts by name; one that the run has no data for is left out."""
+    device = [result for result in run.results if result.measure == "device" and result.times]
+    classics: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in device:
+        if result.family == "classic" and result.label.isdecimal():
+            classics[result.op, result.dtype].append(result)
+    with matplotlib.rc_context(STYLE):
+        charts = {
+            "speedup": _speedup(run, device),
+            "host": _host(run),
+            "roofline": _roofline(run, device),
+            "scaling": _scaling(run, [result for result in device if result.family != "classic"]),
+        }
+        for (op, dtype), found in classics.items():
+            name = re.sub(r"\W+", "_", op).strip("_")
+            charts[f"{name}_{dtype}" if name in charts else name] = _classic(run, op, dtype, found)
+    return {name: chart for name, chart in charts.items() if chart is not None}
+
+
+def save(run: Run, folder: Path) -> list[Path]:
+    """Write every chart as a PNG file into the folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = {folder / f"{name}.png": chart for name, chart in draw(run).items()}
+    for path, chart in charts.items():
+        chart.savefig(path, dpi=150)
+    return list(charts)
+
+
+def _figure(run: Run, title: str, height: float) -> Figure:
+    """Height in inches; 7.6 wide."""
+    note = f"\n{INTERPRETED}" if run.machine.interpreted else ""
+    figure = Figure(figsize=(7.6, height + 0.2 * bool(note)), layout="constrained")
+    figure.suptitle(f"{title}, {run.machine.device}{note}", x=0.01, horizontalalignment="left")
+    return figure
+
+
+def _look(run: Run, provider: str) -> dict[str, Any]:
+    colour = PALETTE[run.providers().index(provider) % len(PALETTE)]
+    return {"color": colour, "label": NAMES.get(provider, provider)}
+
+
+def _legend(figure: Figure) -> Figure:
+    """Below the axes, an entry for each label, however many of them use it."""
+    entries = [axes.get_legend_handles_labels() for axes in figure.axes]
+    found = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
+    figure.legend(list(found.values()), list(found), loc="outside lower left", ncols=5)
+    return figure
+
+
+def _rows(run: Run, axes: Axes, values: Values) -> list[tuple[str, float, list[float], dict[str, Any]]]:
+    """A row for each key of the values, a line in it a provider: (key, height, values, look) of each line."""
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    providers = _providers(run, values)
+    pitch = 0.8 / len(providers)
+    return [
+        (key, row + (place - (len(providers) - 1) / 2) * pitch, values[key][provider], _look(run, provider))
+        for row, key in enumerate(values)
+        for place, provider in enumerate(providers)
+        if provider in values[key]
+    ]
+
+
+def _providers(run: Run, values: Values) -> list[str]:
+    return [name for name in run.providers() if any(name in row for row in values.values())]
+
+
+def _families(run: Run, title: str, values: Values, form: str, line: float) -> Figure:
+    """A row a family: its values as dots, their geometric mean as a diamond, and in figures to the right."""
+    count = len(_providers(run, values))
+    figure = _figure(run, title, 1.3 + len(values) * (0.16 + 0.2 * count))
+    axes = figure.add_subplot()
+    for _, middle, found, look in _rows(run, axes, values):
+        # Spread by the golden ratio: even, and the same in every drawing.
+        places = [middle + (place * 0.618 % 1 - 0.5) * 0.5 / count for place in range(len(found))]
+        colour = look["color"]
+        axes.scatter(found, places, s=12, alpha=0.3, linewidths=0, color=colour, rasterized=len(found) > 500)
+        mean = statistics.geometric_mean(found)
+        axes.plot(mean, middle, "D", markersize=7, markeredgecolor="white", **look)
+        right, text = axes.get_yaxis_transform(), form.format(mean)
+        axes.text(1.02, middle, text, color=colour, weight="bold", verticalalignment="center", transform=right)
+    axes.axvline(line, color="#111827", linewidth=1)
+    return _legend(figure)
+
+
+def _speedup(run: Run, device: list[Result]) -> Figure | None:
+    values: Values = defaultdict(lambda: defaultdict(list))
+    for result in device:
+        for provider in result.times:
+            if provider != REFERENCE and (speedup := result.speedup(provider)):
+                values[result.family][provider].append(speedup)
+    if not values:
+        return None
+    figure = _families(run, "Speedup over ATen", values, "{:.2f}x", 1)
+    axes = figure.axes[0]
+    axes.set_xscale("log", base=2)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.5), max(high, 2))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
+    axes.set_xlabel("ATen's device time over the provider's: right is faster. Dot: a case; diamond: geometric mean")
+    return figure
+
+
+def _roofline(run: Run, device: list[Result]) -> Figure | None:
+    values: Values = defaultdict(lambda: defaultdict(list))
+    for result in {each.op: each for each in sorted(device, key=lambda each: each.elements)}.values():
+        for provider in result.times:
+            if share := run.roofline_share(result, provider):
+                values[result.family][provider].append(share * 100)
+    if not values:
+        return None
+    figure = _families(run, "Share of the roofline", values, "{:.0f} %", 100)
+    figure.axes[0].set_xlim(left=0)
+    figure.axes[0].set_xlabel("% of what bandwidth and matmul rate allow. Dot: an operator's largest case")
+    return figure
+
+
+def _host(run: Run) -> Figure | None:
+    times: Values = defaultdict(lambda: defaultdict(list))
+    for result in run.results:
+        for provider, timing in result.times.items() if result.measure == "host" else ():
+            times[result.op][provider].append(timing.median)
+    if not times:
+        return None
+    providers = _providers(run, times)
+    if len(times) > MOST_BARS:
+        figure = _figure(run, "Host time a call", 3.6)
+        axes = figure.add_subplot(xlabel="operators, each curve from its fastest to its slowest", ylabel="us")
+        for provider in providers:
+            found = sorted(statistics.median(row[provider]) for row in times.values() if provider in row)
+            axes.plot(found, **_look(run, provider))
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    else:
+        figure = _figure(run, "Host time a call", 1.2 + len(times) * (0.1 + 0.11 * len(providers)))
+        axes = figure.add_subplot(xlabel="us")
+        for _, middle, row, look in _rows(run, axes, times):
+            axes.barh(middle, statistics.median(row), 0.8 / len(providers), **look)
+    return _legend(figure)
+
+
+def _scaling(run: Run, device: list[Result]) -> Figure | None:
+    """A panel an operator, in its most measured dtype: those with the most sizes, one of every family first."""
+    curves: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
+    for result in device:
+        curves[result.op, result.dtype].setdefault(result.elements, result)
+    families: dict[str, dict[str, dict[int, Result]]] = defaultdict(dict)
+    for (op, _), curve in sorted(curves.items(), key=lambda item: -len(item[1])):
+        if len(curve) >= 3:
+            families[next(iter(curve.values())).family].setdefault(op, curve)
+    tiers = zip_longest(*(found.values() for found in families.values()))
+    panels = [curve for tier in tiers for curve in tier if curve][:MOST_PANELS]
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = _figure(run, "Throughput against size", 1.1 + 2 * rows)
+    for place, curve in enumerate(panels, 1):
+        first = next(iter(curve.values()))
+        axes = figure.add_subplot(rows, columns, place, title=f"{first.op}, {first.dtype}")
+        _rates(run, axes, curve, (REFERENCE, "tritonite"), "elements")
+    return _legend(figure)
+
+
+def _classic(run: Run, op: str, dtype: str, results: list[Result]) -> Figure:
+    figure = _figure(run, f"{op.capitalize()}, {dtype}", 3.6)
+    curve = {int(result.label): result for result in results}
+    _rates(run, figure.add_subplot(), curve, run.providers(), "elements" if op == "vector add" else "size")
+    return _legend(figure)
+
+
+def _rates(run: Run, axes: Axes, curve: dict[int, Result], providers: Iterable[str], unit: str) -> None:
+    """Bytes a second, or flops where they count, and a line at what the machine can do where that was measured."""
+    arithmetic = all(result.flops for result in curve.values())
+    for provider in providers:
+        points = sorted((x, result) for x, result in curve.items() if provider in result.times)
+        work = [(result.flops or 0) / 1e6 if arithmetic else result.bytes / 1e3 for _, result in points]
+        rates = [each / result.times[provider].median for each, (_, result) in zip(work, points, strict=True)]
+        line = "--" if provider == REFERENCE else "-"
+        if points:
+            axes.plot([x for x, _ in points], rates, line, marker="o", **_look(run, provider))
+    dtype = next(iter(curve.values())).dtype
+    limit = run.machine.matmul_rates.get(dtype, 0) / 1e12 if arithmetic else run.machine.copy_bandwidth / 1e9
+    if limit:
+        name = "matmul rate" if arithmetic else "copy bandwidth"
+        axes.axhline(limit, color="#111827", linestyle=":", linewidth=1.2, label=name)
+    axes.set(xlabel=unit, ylabel="TFLOP/s" if arithmetic else "GB/s", ylim=(0, None))
+    if unit == "elements":
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(
+            lambda x, _: next((f"{x / one:g}{sign}" for one, sign in UNITS if x >= one), f"{x:g}")
+        )

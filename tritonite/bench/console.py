@@ -1,0 +1,126 @@
+"""A benchmark run on the terminal: a live table, what is left to do, and a summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tritonite.bench.results import REFERENCE, Change, Machine, ModelResult, Result, Run
+
+_LAST = 20
+
+
+def follow(console: Console, machine: Machine, results: Iterator[Result], total: int, providers: Sequence[str]) -> Run:
+    """Show results as they come. Ctrl-C ends the run early and keeps them."""
+    run = Run(machine)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    progress = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
+    task = progress.add_task("measuring", total=total)
+    interrupted = False
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        try:
+            for result in results:
+                run.results.append(result)
+                progress.update(task, advance=1, description=result.op)
+                live.update(Group(table(run, run.results[-_LAST:], providers), progress))
+        except KeyboardInterrupt:
+            interrupted = True
+    return Run(machine, run.results, run.models, interrupted)
+
+
+def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Table:
+    """A row for each result: times in microseconds, speedups over ATen, the share of what the machine can do."""
+    shown = Table("operator", "case", "dtype", "measure", box=None)
+    for name in providers:
+        shown.add_column(f"{name} us", justify="right")
+    for name in providers[1:]:
+        shown.add_column(f"{name} x", justify="right")
+    shown.add_column("roofline", justify="right")
+    for result in results:
+        row = [result.op, result.label, result.dtype, result.measure]
+        if result.failure:
+            shown.add_row(*row, f"[red]{escape(result.failure)}[/]")
+            continue
+        row += [_time(result, name) for name in providers]
+        row += [_speedup(result.speedup(name)) for name in providers[1:]]
+        share = run.roofline_share(result, providers[-1] if len(providers) == 1 else providers[1])
+        shown.add_row(*row, "" if share is None else f"{share:.0%}")
+    return shown
+
+
+def _time(result: Result, provider: str) -> str:
+    time = result.times[provider]
+    return f"{time.median:.2f} ±{time.spread:.0%}"
+
+
+def _speedup(value: float | None) -> str:
+    if value is None:
+        return ""
+    colour = "green" if value >= 1.05 else "red" if value < 0.95 else "default"
+    return f"[{colour}]{value:.2f}[/]"
+
+
+def summarise(console: Console, run: Run) -> None:
+    """Print the geometric means by family and measure, and every failure."""
+    machine = run.machine
+    console.print(f"{machine.device}, {', '.join(f'{k} {v}' for k, v in machine.versions.items())}", highlight=False)
+    if machine.interpreted:
+        console.print("[yellow]Triton's interpreter on a CPU: these times say nothing about a GPU[/]")
+    if run.interrupted:
+        console.print("[yellow]interrupted: not every case was measured[/]")
+    console.print(f"copy {machine.copy_bandwidth / 1e12:.2f} TB/s", highlight=False)
+    shown = Table("family", "measure", "cases", "provider", "geometric mean", "lowest", "of", box=None)
+    groups = dict.fromkeys((result.family, result.measure) for result in run.results)
+    for family, measure in (*groups, *dict.fromkeys(("all", measure) for _, measure in groups)):
+        among = [r for r in run.results if r.measure == measure and family in ("all", r.family)]
+        for provider in run.providers():
+            speedups = [(value, r) for r in among if (value := r.speedup(provider)) is not None]
+            if provider == REFERENCE or not speedups:
+                continue
+            mean = math.exp(sum(math.log(value) for value, _ in speedups) / len(speedups))
+            lowest, worst = min(speedups, key=lambda pair: pair[0])
+            place = f"{worst.op} {worst.label} {worst.dtype}"
+            shown.add_row(family, measure, str(len(speedups)), provider, _speedup(mean), _speedup(lowest), place)
+    if run.results:
+        console.print(shown)
+    for result in run.results:
+        if result.failure:
+            case = f"{result.op} {result.label} {result.dtype}"
+            console.print(f"[red]{case}[/] {escape(result.failure)}", highlight=False, soft_wrap=True)
+
+
+def show_models(console: Console, models: Sequence[ModelResult]) -> None:
+    """Print the passes of models: tokens a second, milliseconds a pass, and the operators that make the difference."""
+    for model in models:
+        length = f"{model.tokens} tokens" + (f" after {model.context}" if model.context else "")
+        console.print(f"{model.model} {model.phase}, {model.dtype}, batch {model.batch}, {length}", highlight=False)
+        shown = Table("provider", "tokens/s", "ms a pass", "host ms", box=None)
+        for name, time in model.times.items():
+            host = model.host_times[name]
+            row = (f"{model.tokens_per_second(name):.0f}", f"{time.median / 1e3:.3f}", f"{host.median / 1e3:.3f}")
+            shown.add_row(name, *row)
+        console.print(shown)
+        operators = Table("operator", "calls", "ATen us", "Tritonite us", box=None)
+        for name, calls, aten, ours in model.operators:
+            operators.add_row(name, str(calls), f"{aten:.1f}", f"{ours:.1f}")
+        console.print(operators)
+
+
+def show_changes(console: Console, changes: Sequence[Change]) -> int:
+    """Print what changed between two runs beyond the noise. Returns how many cases got slower."""
+    shown = Table("operator", "case", "dtype", "measure", "time", "noise", box=None)
+    for change in changes:
+        colour = "red" if change.ratio > 1 else "green"
+        result, ratio = change.result, f"[{colour}]{change.ratio - 1:+.0%}[/]"
+        shown.add_row(result.op, result.label, result.dtype, result.measure, ratio, f"±{change.noise:.0%}")
+    if changes:
+        console.print(shown)
+    slower = sum(change.ratio > 1 for change in changes)
+    console.print(f"{slower} cases slower beyond the noise, {len(changes) - slower} faster")
+    return slower

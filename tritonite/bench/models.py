@@ -1,0 +1,230 @@
+"""Whole models: passes checked against ATen's, then timed for every provider, and what their operators cost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+import tritonite
+from tritonite.bench import timing
+from tritonite.bench.results import REFERENCE, ModelResult, Timing
+from tritonite.demo import minilm_folder
+from tritonite.errors import TritoniteError, WrongAnswer
+
+Scope = Callable[[], AbstractContextManager[Any]]
+TRITONITE = timing.TRITONITE.name
+# Of a provider's results to ATen's: float32 shows wrong kernels only, half types their rounding in every layer too.
+MINIMUM_SIMILARITY = {torch.float32: 0.999, torch.float16: 0.99, torch.bfloat16: 0.99}
+_PASSES = 3
+_LISTED_OPERATORS = 12
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A pass of a model over `tokens` tokens of every sequence, after `context` others.
+
+    `forward` returns hidden states or logits, (batch, positions, width). `restore` undoes what it left behind, so that
+    every pass sees the same.
+    """
+
+    name: str
+    tokens: int
+    forward: Callable[[], torch.Tensor]
+    restore: Callable[[], None] = lambda: None
+    context: int = 0
+
+
+def _bert(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """MiniLM-L6-v2, with its pretrained weights where the package that carries them is installed."""
+    from transformers import BertConfig, BertModel
+
+    longest, length = 512, tokens.shape[1] - 1
+    if length > longest:
+        raise TritoniteError(message=f"bert takes {longest} tokens at most, not {length}")
+    folder = None if tiny else minilm_folder()
+    if folder is not None:
+        model = BertModel.from_pretrained(folder, dtype=dtype).eval().to(tritonite.device)
+    else:
+        sizes = (128, 32, 64, 1, 2) if tiny else (30522, 384, 1536, 6, 12)
+        model = _random_weights(BertConfig(**_sized(sizes), dtype=dtype), "AutoModel", tiny)
+    words = tokens[:, :-1] % model.config.vocab_size
+    return [Phase("prefill", length, lambda: model(words).last_hidden_state)]
+
+
+def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """The architecture of Llama-3.2-1B, with random weights. Decoding takes the last token, after all others."""
+    from transformers import DynamicCache, LlamaConfig
+
+    sizes = (128, 32, 64, 1, 4, 2) if tiny else (128256, 2048, 8192, 16, 32, 8)
+    config = LlamaConfig(**_sized(sizes), max_position_embeddings=2**17, tie_word_embeddings=True, dtype=dtype)
+    model = _random_weights(config, "AutoModelForCausalLM", tiny)
+    words, following = (tokens % config.vocab_size).tensor_split([-1], 1)
+    cache = DynamicCache()
+
+    def prefill(cache: Any = None) -> torch.Tensor:
+        # Generating needs the logits of the last token alone.
+        return model(words, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+    def decode() -> torch.Tensor:
+        return model(following, past_key_values=cache, use_cache=True).logits
+
+    with torch.inference_mode():
+        prefill(cache)
+        # What is left of a cache has other strides than a fresh one: the first pass finds it as every other does.
+        decode()
+        cache.crop(-1)
+    return [
+        Phase("prefill", words.shape[1], prefill),
+        Phase("decode", 1, decode, lambda: cache.crop(-1), words.shape[1]),
+    ]
+
+
+MODELS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {"bert": _bert, "llama": _llama}
+
+
+def _sized(sizes: Sequence[int]) -> dict[str, int]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return dict(zip(("vocab_size", *names), sizes, strict=False))
+
+
+def _random_weights(config: Any, kind: str, tiny: bool) -> Any:
+    import transformers
+
+    if tiny:
+        # With the usual range, layers so narrow would add next to nothing to their input.
+        config.initializer_range = 0.2
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.device(tritonite.device):
+        torch.manual_seed(0)
+        return getattr(transformers, kind).from_config(config).eval()
+
+
+def phases(name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = False) -> list[Phase]:
+    """The passes of a model on random tokens, those of a shorter prompt being the beginning of a longer one's.
+
+    Raises TritoniteError where transformers is missing or the model takes fewer tokens.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise TritoniteError(message="models come from transformers: pip install 'tritonite[bench]'")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    generator = torch.Generator().manual_seed(0)
+    # One token more than the prompt, for a decoder.
+    words = torch.randint(2**20, (tokens + 1, batch), generator=generator).T.contiguous()
+    return MODELS[name](dtype, words.to(tritonite.device), tiny)
+
+
+def measure(
+    name: str,
+    providers: Mapping[str, Scope],
+    *,
+    dtype: torch.dtype,
+    batch: int = 1,
+    tokens: int = 512,
+    tiny: bool = False,
+    rounds: int = timing.ROUNDS,
+) -> Iterator[ModelResult]:
+    """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token after them.
+
+    `providers` make a context manager each; "aten" must be one. `tiny` makes a model of a few thousand weights.
+    Raises WrongAnswer where a provider's results are not ATen's, before anything is timed.
+    """
+    every = phases(name, dtype, batch, tokens, tiny)
+    text = str(dtype).removeprefix("torch.")
+    for phase in every:
+        _check(f"{name} {phase.name}, {text}", phase, providers, MINIMUM_SIMILARITY[dtype])
+    # A profiler that has run leaves hooks in the driver: all is timed before any of it.
+    measured = [(phase, *_times(phase, providers, rounds)) for phase in every]
+    for phase, times, host_times in measured:
+        operators = _operators(phase, providers)
+        yield ModelResult(name, phase.name, text, batch, phase.tokens, times, host_times, operators, phase.context)
+
+
+@torch.inference_mode()
+def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
+    """The result, and the microseconds until the device was done and until the call returned."""
+    timing.synchronize()
+    begin = time.perf_counter()
+    result = phase.forward()
+    returned = time.perf_counter()
+    timing.synchronize()
+    done = time.perf_counter()
+    phase.restore()
+    return result, (done - begin) * 1e6, (returned - begin) * 1e6
+
+
+def _check(case: str, phase: Phase, providers: Mapping[str, Scope], minimum: float) -> None:
+    expected = _pass(phase)[0]
+    for name, scope in providers.items():
+        with scope():
+            actual = _pass(phase)[0]
+        if reason := _disagreement(actual, expected, minimum):
+            raise WrongAnswer(provider=name, case=case, reason=reason)
+
+
+def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
+    """How a position's vector differs from ATen's; "" where none does."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return f"{actual.dtype} {list(actual.shape)} where ATen gives {expected.dtype} {list(expected.shape)}"
+    own, aten = actual.double(), expected.double()
+    if not bool(own.isfinite().all()):
+        return "not all of it is finite"
+    # The cosine, but that a difference in length lowers it too.
+    similarity = float((2 * (own * aten).sum(-1) / ((own * own).sum(-1) + (aten * aten).sum(-1))).min())
+    return "" if similarity >= minimum else f"a similarity of {similarity:.6f}, where {minimum} is needed"
+
+
+def _times(phase: Phase, providers: Mapping[str, Scope], rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:
+    """Of the pass and of the host's part, for providers that take turns round by round."""
+    passes: dict[str, list[tuple[float, float]]] = {name: [] for name in providers}
+    for _ in range(rounds):
+        for name, scope in providers.items():
+            with scope():
+                # The first pass after a switch finds caches cold.
+                _pass(phase)
+                passes[name] += [_pass(phase)[1:] for _ in range(_PASSES)]
+    whole = {name: Timing.of(done for done, _ in found) for name, found in passes.items()}
+    return whole, {name: Timing.of(returned for _, returned in found) for name, found in passes.items()}
+
+
+def _operators(phase: Phase, providers: Mapping[str, Scope]) -> list[tuple[str, int, float, float]]:
+    """Those whose time differs most between ATen and Tritonite, as ModelResult has them."""
+    if TRITONITE not in providers:
+        return []
+    aten, ours = (_profile(phase, providers[name]) for name in (REFERENCE, TRITONITE))
+    rows = []
+    for name in {*aten, *ours}:
+        (calls, before), (own_calls, after) = aten.get(name, (0, 0.0)), ours.get(name, (0, 0.0))
+        if before != after:
+            rows.append((name, max(calls, own_calls), before, after))
+    return sorted(rows, key=lambda row: (-abs(row[2] - row[3]), row[0]))[:_LISTED_OPERATORS]
+
+
+def _profile(phase: Phase, scope: Scope) -> dict[str, tuple[int, float]]:
+    """Calls a pass and microseconds a pass of each ATen operator, the operators that it calls left out."""
+    # The profiler would write lines to standard error wherever it starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    cuda = tritonite.device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with scope():
+        _pass(phase)
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+            for _ in range(_PASSES):
+                _pass(phase)
+    found = {}
+    for event in profiler.key_averages():
+        if event.key.startswith("aten::"):
+            taken = event.self_device_time_total if cuda else event.self_cpu_time_total
+            name = event.key.removeprefix("aten::")
+            found[name] = round(event.count / _PASSES), taken / _PASSES
+    return found

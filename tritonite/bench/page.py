@@ -1,0 +1,186 @@
+"""A run as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import importlib.resources
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from html import escape
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tritonite.bench import charts
+from tritonite.bench.results import REFERENCE, ModelResult, Run
+
+
+def write(run: Run, path: Path) -> None:
+    """Write the page: machine, summary, charts, models, failures, and a table that sorts and filters.
+
+    The part of its address after "#" sets the table: "#sort=speedup&order=desc&filter=gelu&dtype=float16"; `sort` is
+    a column of text ("op", "label", "dtype", "measure", "family"), a provider for its time, "speedup" for Tritonite's,
+    "speedup_NAME" for another provider's, "bandwidth" or "roofline".
+    """
+    machine = run.machine
+    about = {"commit": machine.commit, "date": machine.date, **machine.versions, "command": machine.command}
+    if machine.copy_bandwidth:
+        about["copy bandwidth"] = f"{machine.copy_bandwidth / 1e9:,.0f} GB/s"
+    about |= {f"{dtype} matmul": f"{rate / 1e12:,.0f} TFLOP/s" for dtype, rate in machine.matmul_rates.items()}
+    warnings = [charts.INTERPRETED] * machine.interpreted
+    warnings += ["The run was interrupted: these are the cases it came to."] * run.interrupted
+    parts = {
+        "device": escape(machine.device),
+        "facts": "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in about.items()),
+        "banners": "".join(f'<p class="banner">{escape(warning)}</p>' for warning in warnings),
+        "summary": "".join(_summary(run)),
+        "charts": _charts(run),
+        "models": _models(run),
+        "failures": _failures(run),
+        "subject": escape(_name(_subject(run))),
+        # A "<" could close the script it stands in.
+        "data": json.dumps(_table(run), separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    template = importlib.resources.files("tritonite.bench").joinpath("page.html").read_text(encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], template), encoding="utf-8")
+
+
+def _name(provider: str) -> str:
+    return charts.NAMES.get(provider, provider)
+
+
+def _others(run: Run) -> list[str]:
+    return [provider for provider in run.providers() if provider != REFERENCE]
+
+
+def _subject(run: Run) -> str:
+    """The provider that the page is about."""
+    return next(iter(_others(run)), "tritonite")
+
+
+def _summary(run: Run) -> Iterable[str]:
+    """A card for each measure and provider, and one of counts."""
+    for provider, measure in product(_others(run), dict.fromkeys(result.measure for result in run.results)):
+        of_measure = [result for result in run.results if result.measure == measure]
+        found = [(speedup, result) for result in of_measure if (speedup := result.speedup(provider))]
+        if found:
+            lowest, result = min(found, key=lambda each: each[0])
+            yield _card(
+                f"{_name(provider)}, {measure} time",
+                f"{statistics.geometric_mean(speedup for speedup, _ in found):.2f}x",
+                f"geometric mean of {len(found)} cases",
+                f"lowest {lowest:.2f}x: {result.op} {result.label}, {result.dtype}",
+            )
+    failed = sum(bool(result.failure) for result in run.results)
+    operators = len({result.op for result in run.results})
+    yield _card(
+        "Cases", str(len(run.results)), f"{operators} operators", f"{failed} failed" if failed else "none failed"
+    )
+
+
+def _card(title: str, number: str, *notes: str) -> str:
+    lines = "".join(f"<small>{escape(note)}</small>" for note in notes)
+    return f'<div class="card">{escape(title)}<b>{escape(number)}</b>{lines}</div>'
+
+
+def _charts(run: Run) -> str:
+    images = []
+    for name, chart in charts.draw(run).items():
+        buffer = io.BytesIO()
+        chart.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        data = base64.b64encode(buffer.getvalue()).decode()
+        images.append(f'<img alt="Chart: {escape(name)}" src="data:image/svg+xml;base64,{data}">')
+    return f'<h2>Charts</h2><div class="charts">{"".join(images)}</div>' if images else ""
+
+
+def _models(run: Run) -> str:
+    if not run.models:
+        return ""
+    head = ["model", "phase", "dtype", "batch", "tokens", "provider", "tokens/s", "ms a pass", "speedup", "host ms"]
+    rows = [_model_row(model, provider) for model in run.models for provider in model.times]
+    details = "".join(_model_operators(model) for model in run.models if model.operators)
+    return f'<h2>Models</h2><div class="card scroll">{_plain_table(head, rows)}</div>{details}'
+
+
+def _model_row(model: ModelResult, provider: str) -> list[str]:
+    time, host, reference = model.times[provider], model.host_times.get(provider), model.times.get(REFERENCE)
+    return [
+        *(model.model, model.phase, model.dtype, f"{model.batch:,}", f"{model.tokens:,}", _name(provider)),
+        f"{model.tokens_per_second(provider):,.1f}",
+        f"{time.median / 1e3:,.2f}",
+        f"{reference.median / time.median:.2f}x" if reference and provider != REFERENCE else "",
+        f"{host.median / 1e3:,.2f}" if host else "",
+    ]
+
+
+def _model_operators(model: ModelResult) -> str:
+    """What the operators of a pass cost, folded."""
+    head = ["operator", "calls a pass", "ATen us", "Tritonite us", "difference us"]
+    rows = [
+        [name, f"{calls:,}", f"{aten:,.1f}", f"{ours:,.1f}", f"{ours - aten:+,.1f}"]
+        for name, calls, aten, ours in model.operators
+    ]
+    title = f"Operators of {model.model}, {model.phase}, {model.dtype}"
+    return f'<details class="card"><summary>{escape(title)}</summary>{_plain_table(head, rows)}</details>'
+
+
+def _plain_table(head: list[str], rows: list[list[str]]) -> str:
+    """Columns whose every cell begins with a digit or sign stand to the right."""
+    numeric = [all(re.match(r"[-+\d]|$", cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for tag, row in [("th", head), *(("td", row) for row in rows)]:
+        cells = [(' class="number"' if right else "", escape(cell)) for right, cell in zip(numeric, row, strict=True)]
+        lines.append("".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in cells))
+    return "<table><tr>{}</tr></table>".format("</tr><tr>".join(lines))
+
+
+def _failures(run: Run) -> str:
+    failed = [result for result in run.results if result.failure]
+    lines = "".join(
+        f'<div><b class="bad">{escape(result.op)}</b> {escape(f"{result.label}, {result.dtype}, {result.measure}")}'
+        f"<pre>{escape(result.failure)}</pre></div>"
+        for result in failed
+    )
+    return f'<h2>Failures</h2><div class="card">{lines}</div>' if failed else ""
+
+
+def _table(run: Run) -> dict[str, Any]:
+    """Columns and rows as the page's script reads them; numbers stay numbers, and null where there is none."""
+    texts = ("op", "label", "dtype", "measure", "family")
+    titles = ("operator", "case", "dtype", "measure", "family")
+    columns: list[dict[str, Any]] = [{"id": name, "title": title} for name, title in zip(texts, titles, strict=True)]
+    providers, others, subject = run.providers(), _others(run), _subject(run)
+    for provider in providers:
+        columns.append({"id": provider, "title": f"{_name(provider)} us", "digits": 2, "suffix": "", "spread": True})
+    for provider in others:
+        name = "speedup" if provider == subject else f"speedup_{provider}"
+        title = "speedup" if len(others) == 1 else f"{_name(provider)} speedup"
+        columns.append({"id": name, "title": title, "digits": 2, "suffix": "x", "speedup": True})
+    columns.append({"id": "bandwidth", "title": "GB/s", "digits": 0, "suffix": ""})
+    columns.append({"id": "roofline", "title": "% of roofline", "digits": 0, "suffix": " %"})
+    rows = []
+    for result in run.results:
+        share = run.roofline_share(result, subject)
+        moved = result.bytes / result.times[subject].median / 1e3 if subject in result.times else None
+        numbers = [
+            *(result.times[provider].median if provider in result.times else None for provider in providers),
+            *(result.speedup(provider) for provider in others),
+            moved if result.measure != "host" else None,
+            share * 100 if share is not None else None,
+        ]
+        rows.append(
+            {
+                "cells": [*(getattr(result, name) for name in texts), *map(_rounded, numbers)],
+                "spreads": {name: _rounded(time.spread * 100) for name, time in result.times.items()},
+                "failed": bool(result.failure),
+            }
+        )
+    return {"columns": columns, "rows": rows}
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.6g}")

@@ -1,0 +1,203 @@
+"""What a benchmark run found, and its form on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tritonite.errors import InvalidResults
+
+SCHEMA = 1
+REFERENCE = "aten"
+# What a time is of: the device's work, the same captured into a CUDA graph, or the host's part of a call.
+MEASURES = ("device", "graph", "host")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a call: the median of rounds, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, times: Iterable[float]) -> Timing:
+        ordered = sorted(times)
+        last = len(ordered) - 1
+
+        def quantile(share: float) -> float:
+            place = share * last
+            below = ordered[math.floor(place)]
+            return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
+
+        return cls(quantile(0.5), quantile(0.25), quantile(0.75))
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles, as a share of the median."""
+        return (self.high - self.low) / 2 / self.median
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: an operator's call on tensors of a dtype, timed for every provider ("aten", "tritonite", ...).
+
+    `label` tells calls of an operator apart ("4096x4096", "row broadcast"), `elements` is the size of its largest
+    tensor, `bytes` what it has to read and write at least, `flops` None where arithmetic does not count. `failure`
+    says why there are no times: a wrong answer, an error.
+    """
+
+    op: str
+    family: str
+    label: str
+    dtype: str
+    measure: str
+    elements: int
+    bytes: int
+    flops: int | None = None
+    times: dict[str, Timing] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.op, self.label, self.dtype, self.measure
+
+    def speedup(self, provider: str = "tritonite") -> float | None:
+        """ATen's time over the provider's; None where one of them has none."""
+        if REFERENCE not in self.times or provider not in self.times:
+            return None
+        return self.times[REFERENCE].median / self.times[provider].median
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """A model's forward pass, timed for every provider, and what its operators contribute.
+
+    `phase` is "prefill" or "decode", of `tokens` tokens after `context` others. `operators` has, for those that cost
+    the difference between ATen and Tritonite, (name, calls a pass, ATen's microseconds a pass, Tritonite's), the
+    largest difference first.
+    """
+
+    model: str
+    phase: str
+    dtype: str
+    batch: int
+    tokens: int
+    times: dict[str, Timing]
+    host_times: dict[str, Timing]
+    operators: list[tuple[str, int, float, float]] = field(default_factory=list)
+    context: int = 0
+
+    def tokens_per_second(self, provider: str) -> float:
+        return self.batch * self.tokens / self.times[provider].median * 1e6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run was made. Rates are the machine's own, measured first: bytes and flops a second."""
+
+    device: str
+    kind: str
+    versions: dict[str, str]
+    commit: str
+    command: str
+    date: str
+    copy_bandwidth: float
+    matmul_rates: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def interpreted(self) -> bool:
+        return self.kind == "interpreter"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All of one run's results; `interrupted` where it was stopped before its end."""
+
+    machine: Machine
+    results: list[Result] = field(default_factory=list)
+    models: list[ModelResult] = field(default_factory=list)
+    interrupted: bool = False
+
+    def providers(self) -> list[str]:
+        """Those with a time, ATen first."""
+        every = [result.times for result in self.results] + [model.times for model in self.models]
+        found = dict.fromkeys(name for times in every for name in times)
+        return sorted(found, key=lambda name: (name != REFERENCE, name != "tritonite", list(found).index(name)))
+
+    def roofline_share(self, result: Result, provider: str) -> float | None:
+        """The least time the machine could take for a case's bytes and flops, over the provider's device time."""
+        if result.measure == "host" or provider not in result.times or not self.machine.copy_bandwidth:
+            return None
+        floor = result.bytes / self.machine.copy_bandwidth
+        rate = self.machine.matmul_rates.get(result.dtype)
+        if result.flops and rate:
+            floor = max(floor, result.flops / rate)
+        return floor * 1e6 / result.times[provider].median
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read what `save` wrote. Raises InvalidResults for anything else."""
+        try:
+            parts = json.loads(path.read_text())
+            if parts["schema"] != SCHEMA:
+                raise InvalidResults(path=path, reason=f"it has schema {parts['schema']}, this version reads {SCHEMA}")
+            return cls(
+                Machine(**parts["machine"]),
+                [Result(**{**entry, "times": _times(entry["times"])}) for entry in parts["results"]],
+                [_model(entry) for entry in parts["models"]],
+                parts["interrupted"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidResults(path=path, reason=str(error)) from error
+
+
+def _times(entries: dict[str, Any]) -> dict[str, Timing]:
+    return {name: Timing(**entry) for name, entry in entries.items()}
+
+
+def _model(entry: dict[str, Any]) -> ModelResult:
+    operators = [tuple(operator) for operator in entry["operators"]]
+    times = {"times": _times(entry["times"]), "host_times": _times(entry["host_times"])}
+    return ModelResult(**{**entry, **times, "operators": operators})
+
+
+@dataclass(frozen=True)
+class Change:
+    """A case whose time differs between two runs: `ratio` is new over old, both relative to ATen in their own run."""
+
+    result: Result
+    provider: str
+    ratio: float
+    noise: float
+
+
+def compare(old: Run, new: Run, provider: str = "tritonite") -> list[Change]:
+    """The cases that got slower or faster beyond the noise, the worst first.
+
+    Times are taken relative to ATen's of the same run, so that a machine's mood cancels out. The noise of a case is the
+    sum of both runs' spreads of both times, 3 % at least for a device, 8 % for a host, 25 % in the interpreter.
+    """
+    before = {result.key: result for result in old.results}
+    changes = []
+    for result in new.results:
+        earlier = before.get(result.key)
+        if earlier is None or not (was := earlier.speedup(provider)) or not (now := result.speedup(provider)):
+            continue
+        noise = sum(each.times[name].spread for each in (earlier, result) for name in (REFERENCE, provider))
+        noise = max(noise, 0.25 if new.machine.interpreted else 0.08 if result.measure == "host" else 0.03)
+        ratio = was / now
+        if abs(math.log(ratio)) > math.log1p(noise):
+            changes.append(Change(result, provider, ratio, noise))
+    return sorted(changes, key=lambda change: -change.ratio)

@@ -1,0 +1,153 @@
+"""One benchmark run: case by case, checked against ATen first, then timed for every provider."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import tritonite
+from tritonite.bench import timing
+from tritonite.bench.cases import Case, bytes_moved
+from tritonite.bench.results import Machine, Result
+from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
+from tritonite.errors import InvalidProvider
+from tritonite.testing.compare import judge, to_reference
+from tritonite.testing.samples import Sample
+
+
+def provider(text: str) -> Provider:
+    """From "compile", or "name=module:attribute", whose attribute called without arguments makes a context manager.
+
+    Raises InvalidProvider.
+    """
+    if text == "compile":
+        return COMPILE
+    name, _, place = text.partition("=")
+    module, _, attribute = place.partition(":")
+    if not (name and module and attribute):
+        raise InvalidProvider(text=text, reason="give compile, or name=module:attribute")
+    if name in (ATEN.name, TRITONITE.name):
+        raise InvalidProvider(text=text, reason=f"{name} is always measured")
+    try:
+        scope = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidProvider(text=text, reason=str(error)) from error
+    return Provider(name, lambda _: scope())
+
+
+def machine(command: str, with_matmul: bool = False) -> Machine:
+    """This machine, its rates measured."""
+    cuda = tritonite.device == "cuda"
+    rates = dict(timing.matmul_rates((torch.float16, torch.bfloat16, torch.float32))) if with_matmul else {}
+    return Machine(
+        device=torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        kind=tritonite.backend.kind,
+        versions={
+            "tritonite": tritonite.__version__,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+        },
+        commit=_commit(),
+        command=command,
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        copy_bandwidth=timing.copy_bandwidth(),
+        matmul_rates=rates,
+    )
+
+
+def _commit() -> str:
+    """The commit of the source, where it is a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    done = subprocess.run(
+        [git, "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def run(cases: Sequence[Case], providers: Sequence[Provider], rounds: int = timing.ROUNDS) -> Iterator[Result]:
+    """The results, one case after the other."""
+    for case in cases:
+        yield _result(case, providers, rounds)
+
+
+def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result:
+    times, failure, moved, elements = {}, "", 0, 0
+    try:
+        function = function_of(case.overload, case.sample())
+        functions = {each: each.wrap(function) for each in (ATEN, *providers)}
+        expected = _results(function, case.sample())
+        sample = case.sample()
+        moved = bytes_moved(case.op, sample, expected)
+        elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
+        failure = _disagreement(case, functions, expected)
+        if not failure:
+            del expected
+            calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
+            times = timing.measure(calls, case.packet, case.measure, rounds)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return Result(
+        op=case.op,
+        family=case.family,
+        label=case.label,
+        dtype=str(case.dtype).removeprefix("torch."),
+        measure=case.measure,
+        elements=elements,
+        bytes=moved,
+        flops=case.flops,
+        times=times,
+        failure=failure,
+    )
+
+
+def _disagreement(case: Case, functions: dict[Provider, Callable[..., Any]], expected: Sequence[torch.Tensor]) -> str:
+    """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
+    reference = None
+    if any(result.is_floating_point() for result in expected):
+        reference = _results(functions[ATEN], case.sample().map(to_reference))
+    for each, function in functions.items():
+        if each is ATEN:
+            continue
+        with each.scope(case.packet):
+            actual = _results(function, case.sample())
+        for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
+            verdict = judge(own, aten, None if reference is None else reference[i], device=tritonite.device)
+            if verdict.failure:
+                return f"{each.name} gives another answer than ATen: {verdict.failure}"
+    return ""
+
+
+def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
+    value = function(*sample.args, **sample.kwargs)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
+    """The function users call for an overload, of torch, Tensor or torch's own modules, where that takes the sample."""
+    packet, _, name = overload.partition(".")
+    places = ((torch, packet), (torch.Tensor, packet), (torch._C._nn, packet))
+    for home, spelled in (*places, (torch.special, packet.removeprefix("special_"))):
+        found = getattr(home, spelled, None)
+        if callable(found):
+            try:
+                found(*sample.args, **sample.kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                continue
+            return found
+    return getattr(getattr(torch.ops.aten, packet), name or "default")

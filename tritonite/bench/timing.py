@@ -1,0 +1,141 @@
+"""Clocks: device time with a cold cache, the same from a CUDA graph, and the host's part of a call."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import tritonite
+from tritonite.bench.results import Timing
+
+Call = Callable[..., Any]
+ROUNDS = 10
+_DEVICE_CALLS = 4
+_HOST_CALLS = 200
+_GRAPH_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A way to run operators: in what `scope` makes of an operator's name, as functions that `wrap` makes of theirs."""
+
+    name: str
+    scope: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+    wrap: Callable[[Call], Call] = lambda function: function
+
+
+ATEN = Provider("aten")
+TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op))
+COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
+
+
+def synchronize() -> None:
+    if tritonite.device == "cuda":
+        torch.cuda.synchronize()
+
+
+@functools.lru_cache(maxsize=1)
+def _flush_buffer() -> torch.Tensor:
+    return torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+
+def device_samples(call: Call) -> list[float]:
+    """Microseconds of the device for each of a few calls, whose operands have been driven out of its L2 cache.
+
+    Driving them out takes the device longer than the host takes to queue the call, so that no host time is in it.
+    """
+    if tritonite.device != "cuda":
+        return [_wall(call)]
+    flush = _flush_buffer()
+    events = []
+    for _ in range(_DEVICE_CALLS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush.fill_(0)
+        begin.record()
+        call()
+        end.record()
+        events.append((begin, end))
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) * 1e3 for begin, end in events]
+
+
+def host_samples(call: Call) -> list[float]:
+    """Microseconds of the host a call, of many without waiting for the device."""
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(_HOST_CALLS):
+        call()
+    taken = time.perf_counter() - begin
+    synchronize()
+    return [taken / _HOST_CALLS * 1e6]
+
+
+def _wall(call: Call) -> float:
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def _captured(call: Call) -> Call:
+    """Replays of a graph of several calls, for which host time is nothing."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_GRAPH_CALLS):
+            call()
+    return graph.replay
+
+
+def _graph_samples(replay: Call) -> list[float]:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    replay()
+    end.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) * 1e3 / _GRAPH_CALLS]
+
+
+_SAMPLES: dict[str, Callable[[Call], list[float]]] = {
+    "device": device_samples,
+    "host": host_samples,
+    "graph": _graph_samples,
+}
+
+
+def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", rounds: int = ROUNDS) -> dict[str, Timing]:
+    """Times of a call by every provider, which take turns round by round; each is run before, and not timed."""
+    ready: dict[Provider, Call] = {}
+    for provider, call in calls.items():
+        with provider.scope(op):
+            call(), call()
+            synchronize()
+            ready[provider] = _captured(call) if kind == "graph" else call
+    times: dict[Provider, list[float]] = {provider: [] for provider in calls}
+    for _ in range(rounds):
+        for provider, call in ready.items():
+            with provider.scope(op) if kind != "graph" else nullcontext():
+                times[provider] += _SAMPLES[kind](call)
+    return {provider.name: Timing.of(found) for provider, found in times.items()}
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that the device copies, read and write both counted."""
+    count = 2**28 if tritonite.device == "cuda" else 2**22
+    source = torch.zeros(count, device=tritonite.device)
+    target = torch.empty_like(source)
+    taken = measure({ATEN: lambda: target.copy_(source)}, "copy_")["aten"].median
+    return 2 * source.nbytes / taken * 1e6
+
+
+def matmul_rates(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, float]]:
+    """(dtype, flops a second) of square products large enough to fill the device."""
+    side = 8192 if tritonite.device == "cuda" else 256
+    for dtype in dtypes:
+        x = torch.randn(side, side, device=tritonite.device).to(dtype)
+        taken = measure({ATEN: functools.partial(torch.mm, x, x)}, "mm")["aten"].median
+        yield str(dtype).removeprefix("torch."), 2 * side**3 / taken * 1e6
