@@ -1,7 +1,6 @@
 """A benchmark's results on disk, their comparison, the charts and the page."""
 
 import dataclasses
-import itertools
 import json
 import random
 import re
@@ -9,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ def every_result():
 @pytest.fixture(scope="module")
 def run():
     versions = {"torch": "2.13.0", "triton": "3.7.1", "tritonite": "0.1.0"}
-    rates = {"float16": 7.2e14, "float32": 3.6e14}
+    rates = {"float16": 7.2e14, "float32": 7.2e14}
     machine = Machine(
         "NVIDIA H200", "nvidia", versions, "1a2b3c4", "tritonite bench --full", "2026-01-02 03:04", 4.2e12, rates
     )
@@ -292,7 +292,7 @@ def test_numbers_sort_as_numbers_and_empty_cells_last(run, path, tmp_path):
     rows, _ = dump(path, "sort=tritonite&order=asc", tmp_path)
     shown = [row[6].split(" ")[0] for row in rows]
     numbers = [float(value) for value in shown if value]
-    assert numbers == sorted(numbers) and any(str(a) > str(b) for a, b in itertools.pairwise(numbers))
+    assert numbers == sorted(numbers) and any(str(a) > str(b) for a, b in pairwise(numbers))
     assert shown[-1] == ""
 
 
@@ -304,11 +304,16 @@ def test_the_table_filters_by_its_address(run, path, tmp_path):
     assert f"1 of {len(run.results)} cases" in text
 
 
-def test_the_page_looks_like_something(path, tmp_path):
+@pytest.mark.parametrize("name, scheme", [("report.png", 1), ("report_dark.png", 0)])
+def test_the_page_looks_like_something(path, tmp_path, name, scheme):
     ARTIFACTS.mkdir(exist_ok=True)
-    shot = ARTIFACTS / "report.png"
+    shot = ARTIFACTS / name
     shot.unlink(missing_ok=True)
-    chromium(tmp_path, f"--screenshot={shot}", "--window-size=1400,2400", f"{path.as_uri()}#sort=speedup&order=asc")
-    pixels = image.imread(shot)
+    look = (f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1400,2400", f"--screenshot={shot}")
+    chromium(tmp_path, *look, f"{path.as_uri()}#sort=speedup&order=asc")
+    pixels = image.imread(shot)[:, :, :3]
     assert pixels.shape[:2] == (2400, 1400)
-    assert all(part[:, :, :3].std() > 0.02 for part in (pixels[:800], pixels[800:1600], pixels[1600:]))
+    for part in (pixels[:800], pixels[800:1600], pixels[1600:]):
+        assert part.std() > 0.02
+        # Charts must not stay light where the page is dark.
+        assert part.mean() > 0.8 if scheme else part.mean() < 0.3

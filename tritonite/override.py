@@ -37,16 +37,19 @@ def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
 
 
 def _match(patterns: str | Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*map(_match_one, [patterns] if isinstance(patterns, str) else patterns))
+
+
+# Scopes may be entered often, and a look at every name takes milliseconds.
+@functools.lru_cache(maxsize=256)
+def _match_one(pattern: str) -> frozenset[str]:
     names = list(catalog.overloads())
-    matched: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = [name for name in names if _names(pattern, name)]
-        if not found:
-            packets = {name.partition(".")[0] for name in names}
-            close = difflib.get_close_matches(str(pattern), [*packets, *names], n=1)
-            raise UnknownOperator(name=pattern, hint=f" (did you mean {close[0]!r}?)" if close else "")
-        matched.update(found)
-    return frozenset(matched)
+    found = [name for name in names if _names(pattern, name)]
+    if not found:
+        packets = {name.partition(".")[0] for name in names}
+        close = difflib.get_close_matches(str(pattern), [*packets, *names], n=1)
+        raise UnknownOperator(name=pattern, hint=f" (did you mean {close[0]!r}?)" if close else "")
+    return frozenset(found)
 
 
 def _names(pattern: str, overload: str) -> bool:

@@ -93,7 +93,9 @@ def _charts(run: Run) -> str:
         buffer = io.BytesIO()
         chart.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         data = base64.b64encode(buffer.getvalue()).decode()
-        images.append(f'<img alt="Chart: {escape(name)}" src="data:image/svg+xml;base64,{data}">')
+        images.append(
+            f'<figure class="card"><img alt="Chart: {escape(name)}" src="data:image/svg+xml;base64,{data}"></figure>'
+        )
     return f'<h2>Charts</h2><div class="charts">{"".join(images)}</div>' if images else ""
 
 
@@ -108,8 +110,9 @@ def _models(run: Run) -> str:
 
 def _model_row(model: ModelResult, provider: str) -> list[str]:
     time, host, reference = model.times[provider], model.host_times.get(provider), model.times.get(REFERENCE)
+    tokens = f"{model.tokens:,}" + (f" after {model.context:,}" if model.context else "")
     return [
-        *(model.model, model.phase, model.dtype, f"{model.batch:,}", f"{model.tokens:,}", _name(provider)),
+        *(model.model, model.phase, model.dtype, f"{model.batch:,}", tokens, _name(provider)),
         f"{model.tokens_per_second(provider):,.1f}",
         f"{time.median / 1e3:,.2f}",
         f"{reference.median / time.median:.2f}x" if reference and provider != REFERENCE else "",
