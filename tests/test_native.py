@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -528,6 +529,38 @@ def test_a_failed_launch_names_the_operator(device, dispatcher):
         for _ in range(2):
             assert torch.equal(torch.triu(x[1:]), 2 * x[1:])
         assert len(calls) == 2
+
+
+def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher):
+    class Owner:
+        def __call__(self, values):
+            pass
+
+    alive = []
+    x = torch.randn(16, 16, device=device)
+    with standing_in(dispatcher, "diag_embed", lambda x, *_: _doubled_by()(x)):
+        record = hosts["diag_embed"]
+
+        def owned(values):
+            ran, results, made = record(values)
+            owner = Owner()
+            alive.append(weakref.ref(owner))
+            made.launches = [step._replace(owner=owner) for step in made.launches]
+            return ran, results, made
+
+        hosts["diag_embed"] = owned
+        torch.diag_embed(x)
+        gc.collect()
+        assert len(alive) == 1 and alive[0]() is not None
+        dispatcher.clear("diag_embed")
+        gc.collect()
+        assert alive[0]() is None
+
+
+def test_a_launch_of_nothing_is_no_launch():
+    recorder = plan.Recorder([], {})
+    recorder.add(["i32"], [7], (4, 0, 1), None, print)
+    assert recorder.plan([]).launches == []
 
 
 def test_launches_that_are_watched_are_not_replayed(device):
