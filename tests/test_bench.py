@@ -1,6 +1,7 @@
 """Benchmark cases, clocks and the command, in the interpreter where there is no GPU."""
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import time
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import cases, run, timing
-from tritonite.bench.results import Machine, Run, Timing
+from tritonite.bench import cases, models, run, timing
+from tritonite.bench.results import Machine, ModelResult, Run, Timing
 from tritonite.errors import InvalidProvider
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -27,7 +28,7 @@ def bench(*arguments, code=0):
 
 
 def chosen(op, dtype=torch.float32):
-    return next(case for case in cases.cases([op], measures=["device"]) if case.dtype is dtype)
+    return next(case for case in cases.cases(measures=["device"]) if case.op == op and case.dtype is dtype)
 
 
 def name(case):
@@ -44,9 +45,10 @@ def test_every_operator_has_cases():
 @pytest.mark.parametrize(
     "case", [case for i, case in enumerate(cases.cases(measures=["device"])) if i % 41 == 0], ids=name
 )
-def test_cases_can_be_called(case, monkeypatch):
+def test_cases_can_be_called(case):
     if not tritonite.backend.interpreted:
-        monkeypatch.setattr(cases, "_four", lambda _: lambda make: [make(16, 64) for _ in range(4)])
+        small = cases._alike(tritonite.overloads()[case.overload], (16, 64))
+        case = dataclasses.replace(case, operands=small)
     sample = case.sample()
     function = run.function_of(case.overload, sample)
     result = function(*sample.args, **sample.kwargs)
@@ -188,6 +190,21 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
     assert "interrupted" in bench("--op", "neg", "--json", file, code=130)
     found = Run.load(file)
     assert found.interrupted and len(found.results) == 1
+
+
+def test_ctrl_c_keeps_the_models_passes(tmp_path, monkeypatch):
+    passed = ModelResult("bert", "prefill", "float32", 1, 3, {"aten": Timing(1, 1, 1)}, {"aten": Timing(1, 1, 1)})
+
+    def stopped(*_, **__):
+        yield passed
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "measure", stopped)
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: 1e12)
+    file = tmp_path / "results.json"
+    assert "interrupted" in bench("--model", "bert", "--model", "llama", "--json", file, code=130)
+    found = Run.load(file)
+    assert found.interrupted and found.models == [passed]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Host time of overridden calls against ATen's, alternating in one process; shapes never seen; declines; a model.
 
-    TRITONITE_NATIVE=1 python tools/measure_dispatch.py [--json FILE] [--every N]
+    python tools/measure_dispatch.py [--json FILE] [--every N]
 
 Needs a GPU. Times are of the host alone, on 64x64 operands, without synchronising inside a round.
 """
@@ -20,6 +20,7 @@ import torch
 from measure_pointwise import compare, host_time
 
 import tritonite
+from tritonite.bench.run import python_functions
 from tritonite.testing.samples import Sample, calls
 
 ROUNDS = 9
@@ -28,18 +29,8 @@ COMMON = ("add.Tensor", "mul.Tensor", "gelu", "where.self", "add_.Tensor", "exp"
 
 
 def _python_function(overload: str) -> Callable[..., Any]:
-    """The function users call for an overload: of torch, its submodules or Tensor."""
-    packet = overload.partition(".")[0]
-    for home, name in (
-        (torch, packet),
-        (torch.Tensor, packet),
-        (torch._C._nn, packet),
-        (torch.special, packet.removeprefix("special_")),
-    ):
-        found = getattr(home, name, None)
-        if callable(found):
-            return found
-    return getattr(torch.ops.aten, packet)
+    """The function users call for an overload, or torch.ops' own."""
+    return next(python_functions(overload), getattr(torch.ops.aten, overload.partition(".")[0]))
 
 
 def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:

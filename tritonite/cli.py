@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import os
 import platform
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -218,17 +220,20 @@ def bench(
         raise typer.BadParameter("no case matches")
     names = [timing.ATEN.name, *(each.name for each in providers)]
     machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
-    found = view.follow(console, machine, run.run(chosen, providers, rounds), len(chosen), names)
+    tiny = tritonite.backend.interpreted
+    scopes = {each.name: functools.partial(each.scope, "*") for each in (timing.ATEN, *providers)}
+    length = tokens or (16 if tiny else 512)
+    passes = (
+        models.measure(name, scopes, dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds)
+        for name in model or ()
+        for kind in dtypes or [torch.float32 if tiny else torch.bfloat16]
+    )
+    every: Iterator[results.Result | results.ModelResult]
+    every = itertools.chain(run.run(chosen, providers, rounds), itertools.chain.from_iterable(passes))
+    found = view.follow(console, machine, every, None if model else len(chosen), names)
     if 0 < len(chosen) <= 40:
         console.print(view.table(found, found.results, names))
     view.summarise(console, found)
-    tiny = tritonite.backend.interpreted
-    scopes = {each.name: functools.partial(each.scope, "*") for each in (timing.ATEN, *providers)}
-    for name in model or ():
-        for kind in dtypes or [torch.float32 if tiny else torch.bfloat16]:
-            length = tokens or (16 if tiny else 512)
-            passes = models.measure(name, scopes, dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds)
-            found.models.extend(passes)
     view.show_models(console, found.models)
     if json:
         found.save(json)

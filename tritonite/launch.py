@@ -55,13 +55,19 @@ def swap_recorder(recorder: Any) -> Any:
     return outer
 
 
-# What else has to know when this thread enters and leaves the interpreter: called with True, then with the old value.
-_observers: list[Callable[[bool], bool]] = []
+# The native dispatcher, once it is in use.
+_native: Any = None
 
 
-def observe_inside_kernel(observer: Callable[[bool], bool]) -> None:
-    """Have the native dispatcher told."""
-    _observers[:] = [observer]
+def share_with(dispatcher: Any) -> None:
+    """Tell the native dispatcher of Triton's launch hooks, and from now on of threads inside the interpreter.
+
+    It moves generators on, too, which excludes its own calls.
+    """
+    global _native
+    _native = dispatcher
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    dispatcher.set_launch_hooks([hook.calls for hook in hooks if hasattr(hook, "calls")])
 
 
 @contextlib.contextmanager
@@ -81,8 +87,8 @@ def _interpreting() -> Iterator[None]:
     }
     with _lock:
         outer, _local.inside_kernel = _local.inside_kernel, True
-        for observer in _observers:
-            observer(True)
+        if _native is not None:
+            _native.set_inside_kernel(True)
         saved = dict(vars(interpreter_builder))
         vars(interpreter_builder).update(changes)
         try:
@@ -90,8 +96,8 @@ def _interpreting() -> Iterator[None]:
                 yield
         finally:
             _local.inside_kernel = outer
-            for observer in _observers:
-                observer(outer)
+            if _native is not None:
+                _native.set_inside_kernel(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
 
@@ -103,7 +109,9 @@ class Drawn(int):
     which: int
 
 
-def _state(generator: torch.Generator, advance: int) -> tuple[int, int]:
+def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
+    if _native is not None:
+        return _native.draw(generator, advance)
     if generator.device.type == "cpu":
         # Such a generator has no offset: each draw is a seed.
         with _disable_current_modes():
@@ -112,15 +120,6 @@ def _state(generator: torch.Generator, advance: int) -> tuple[int, int]:
         offset = generator.get_offset()
         generator.set_offset(offset + advance)
         return generator.initial_seed(), offset
-
-
-_draw: Callable[[torch.Generator, int], tuple[int, int]] = _state
-
-
-def draw_by(draw: Callable[[torch.Generator, int], tuple[int, int]]) -> None:
-    """Have the native dispatcher move generators on, which then excludes its own calls."""
-    global _draw
-    _draw = draw
 
 
 def random_state(device: torch.device, advance: int, generator: torch.Generator | None = None) -> tuple[int, int]:
@@ -238,12 +237,6 @@ def _hooks() -> tuple[Any, Any]:
     """What Triton is to call before and after a launch; None where nobody asked, which spares it the preparation."""
     enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return enter if getattr(enter, "calls", enter) else None, exit_ if getattr(exit_, "calls", exit_) else None
-
-
-def hook_lists() -> list[list[Any]]:
-    """Where Triton keeps what it is to call at launches."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return [hook.calls for hook in hooks if hasattr(hook, "calls")]
 
 
 def _flatten_into(value: Any, flat: list[Any]) -> None:

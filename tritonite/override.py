@@ -96,9 +96,7 @@ def native_dispatcher() -> ModuleType | None:
             slots = [i in op.slots.values() for i in range(len(arguments))]
             key = devices.current.dispatch_key
             module.declare(name, key, list(op.takes_tensors), written, slots, python.recording(op))
-        launch.observe_inside_kernel(module.set_inside_kernel)
-        module.set_launch_hooks(launch.hook_lists())
-        launch.draw_by(module.draw)
+        launch.share_with(module)
         stats.read_native(module)
     return module
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import tritonite
-from tritonite import dtypes
 from tritonite.catalog import Op
-from tritonite.testing.samples import Sample, calls
+from tritonite.testing.samples import Sample, calls, values
 
 Make = Callable[..., torch.Tensor]
 Shape = tuple[int, ...]
@@ -59,17 +58,14 @@ class Case:
         """The name by which the operator is overridden."""
         return tritonite.overloads()[self.overload].packet
 
+    @property
+    def inplace(self) -> bool:
+        """Whether the call writes into its arguments."""
+        return tritonite.overloads()[self.overload].inplace
+
     def sample(self) -> Sample:
         """The call's arguments, freshly made."""
-        generator = torch.Generator(tritonite.device).manual_seed(0)
-
-        def make(*shape: int) -> torch.Tensor:
-            if self.dtype is torch.bool or not self.dtype.is_floating_point:
-                high = 2 if self.dtype is torch.bool else 10
-                return torch.randint(0, high, shape, device=tritonite.device, generator=generator).to(self.dtype)
-            wide = torch.float64 if self.dtype is torch.float64 else torch.float32
-            return (torch.rand(shape, dtype=wide, device=tritonite.device, generator=generator) * 6 - 3).to(self.dtype)
-
+        make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(self.operands(make))))
         return Sample(sample.label, sample.args, {**sample.kwargs, **self.given})
@@ -107,36 +103,37 @@ def representative(packet: str) -> Op:
     return max(ops, key=lambda op: (not op.inplace, not op.out_names, sum(op.takes_tensors), op.overload))
 
 
-def _four(shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
-    return lambda make: [make(*shape) for _ in range(4)]
+def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
+    """As many tensors of a shape as the operator reads."""
+    count = max(1, sum(op.takes_tensors) - len(op.out_names))
+    return lambda make: [make(*shape) for _ in range(count)]
 
 
-def cases(
-    packets: Sequence[str] = (), quick: bool = False, measures: Sequence[str] = ("device", "host")
-) -> Iterator[Case]:
-    """All cases, or those of `packets`, operator by operator; of each dtype that the operator takes."""
+def cases(quick: bool = False, measures: Sequence[str] = ("device", "host")) -> Iterator[Case]:
+    """All cases, operator by operator, of each dtype that the operator takes."""
     interpreted = tritonite.backend.interpreted
     for packet in sorted({op.packet for op in tritonite.overloads().values()}):
-        if (packets and packet not in packets) or (quick and not packets and packet not in QUICK):
+        if quick and packet not in QUICK:
             continue
         op = representative(packet)
         shapes = INTERPRETED if interpreted else SHAPES.get(op.family, POINTWISE)
         for dtype in _dtypes(op):
             if "host" in measures and not interpreted:
-                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _four(SMALL), "host")
+                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _alike(op, SMALL), "host")
             for measure in measures:
                 if measure == "host":
                     continue
                 for shape in shapes:
                     if not quick or shape in QUICK_SHAPES or interpreted:
-                        yield Case(packet, op.overload, op.family, _label(shape), dtype, _four(shape), measure)
+                        yield Case(packet, op.overload, op.family, _label(shape), dtype, _alike(op, shape), measure)
                 for special in SPECIAL if not interpreted else ():
                     if special.op == packet:
                         operands, given = special.operands, special.given
                         yield Case(packet, op.overload, op.family, special.label, dtype, operands, measure, given)
-    if "device" in measures and not interpreted and (not packets or "vector add" in packets):
+    if "device" in measures and not interpreted:
+        add = tritonite.overloads()["add.Tensor"]
         for n in VECTOR_ADD[:: 3 if quick else 1]:
-            yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _four((n,)))
+            yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _alike(add, (n,)))
 
 
 def _label(shape: Shape) -> str:
@@ -146,7 +143,7 @@ def _label(shape: Shape) -> str:
 def _dtypes(op: Op) -> list[torch.dtype]:
     accepts = op.declaration.kernels[0].accepts
     found = [dtype for dtype in DTYPES if dtype in accepts]
-    return found or [torch.int32 if torch.int32 in accepts or accepts == dtypes.ALL else accepts[0]]
+    return found or [torch.int32]
 
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:

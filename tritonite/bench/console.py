@@ -16,8 +16,14 @@ from tritonite.bench.results import REFERENCE, Change, Machine, ModelResult, Res
 _LAST = 20
 
 
-def follow(console: Console, machine: Machine, results: Iterator[Result], total: int, providers: Sequence[str]) -> Run:
-    """Show results as they come. Ctrl-C ends the run early and keeps them."""
+def follow(
+    console: Console,
+    machine: Machine,
+    results: Iterator[Result | ModelResult],
+    total: int | None,
+    providers: Sequence[str],
+) -> Run:
+    """Show results as they come, `total` of them where that is known. Ctrl-C ends the run early and keeps them."""
     run = Run(machine)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     progress = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
@@ -26,8 +32,12 @@ def follow(console: Console, machine: Machine, results: Iterator[Result], total:
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         try:
             for result in results:
-                run.results.append(result)
-                progress.update(task, advance=1, description=result.op)
+                if isinstance(result, ModelResult):
+                    run.models.append(result)
+                    progress.update(task, advance=1, description=result.model)
+                else:
+                    run.results.append(result)
+                    progress.update(task, advance=1, description=result.op)
                 live.update(Group(table(run, run.results[-_LAST:], providers), progress))
         except KeyboardInterrupt:
             interrupted = True

@@ -89,13 +89,15 @@ def run(cases: Sequence[Case], providers: Sequence[Provider], rounds: int = timi
 def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result:
     times, failure, moved, elements = {}, "", 0, 0
     try:
-        function = function_of(case.overload, case.sample())
-        functions = {each: each.wrap(function) for each in (ATEN, *providers)}
-        expected = _results(function, case.sample())
         sample = case.sample()
+        # What writes into its arguments needs others each time.
+        anew = case.sample if case.inplace else lambda: sample
+        function = function_of(case.overload, anew())
+        functions = {each: each.wrap(function) for each in (ATEN, *providers)}
+        expected = _results(function, anew())
         moved = bytes_moved(case.op, sample, expected)
         elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
-        failure = _disagreement(case, functions, expected)
+        failure = _disagreement(case, functions, anew, expected)
         if not failure:
             del expected
             calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
@@ -116,16 +118,21 @@ def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result:
     )
 
 
-def _disagreement(case: Case, functions: dict[Provider, Callable[..., Any]], expected: Sequence[torch.Tensor]) -> str:
+def _disagreement(
+    case: Case,
+    functions: dict[Provider, Callable[..., Any]],
+    anew: Callable[[], Sample],
+    expected: Sequence[torch.Tensor],
+) -> str:
     """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
     reference = None
     if any(result.is_floating_point() for result in expected):
-        reference = _results(functions[ATEN], case.sample().map(to_reference))
+        reference = _results(functions[ATEN], anew().map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
             continue
         with each.scope(case.packet):
-            actual = _results(function, case.sample())
+            actual = _results(function, anew())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
             verdict = judge(own, aten, None if reference is None else reference[i], device=tritonite.device)
             if verdict.failure:
@@ -138,16 +145,23 @@ def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Ten
     return value if isinstance(value, tuple) else (value,)
 
 
-def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
-    """The function users call for an overload, of torch, Tensor or torch's own modules, where that takes the sample."""
-    packet, _, name = overload.partition(".")
+def python_functions(overload: str) -> Iterator[Callable[..., Any]]:
+    """The functions by which users may call an overload: of torch, Tensor and torch's own modules."""
+    packet = overload.partition(".")[0]
     places = ((torch, packet), (torch.Tensor, packet), (torch._C._nn, packet))
-    for home, spelled in (*places, (torch.special, packet.removeprefix("special_"))):
-        found = getattr(home, spelled, None)
+    for home, name in (*places, (torch.special, packet.removeprefix("special_"))):
+        found = getattr(home, name, None)
         if callable(found):
-            try:
-                found(*sample.args, **sample.kwargs)
-            except (RuntimeError, TypeError, ValueError):
-                continue
-            return found
+            yield found
+
+
+def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
+    """The first of those that takes the sample, or else torch.ops' own."""
+    for found in python_functions(overload):
+        try:
+            found(*sample.args, **sample.kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        return found
+    packet, _, name = overload.partition(".")
     return getattr(getattr(torch.ops.aten, packet), name or "default")

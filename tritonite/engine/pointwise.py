@@ -622,7 +622,7 @@ class _Constant(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Types:
+class _KernelTypes:
     """All but a layout that a kernel is compiled for, one for each content; `itemsize` is of the widest tensor."""
 
     formula: Any
@@ -633,15 +633,15 @@ class _Types:
 
 
 @functools.lru_cache(maxsize=_VARIANTS)
-def _types(
+def _kernel_types(
     formula: Any,
     parameters: tuple[Operand, ...],
     constant_types: tuple[type, ...],
     results: tuple[Operand, ...],
     pointers: tuple[tuple[str, ...], tuple[str, ...]],
     itemsize: int,
-) -> _Types:
-    return _Types(formula, parameters, results, pointers, itemsize)
+) -> _KernelTypes:
+    return _KernelTypes(formula, parameters, results, pointers, itemsize)
 
 
 @dataclass(frozen=True)
@@ -654,7 +654,7 @@ class _Typed:
     operands: tuple[tuple[int, str], ...]
     bounds: tuple[tuple[int, int, int], ...]
     with_numbers: bool
-    kernel: _Types
+    kernel: _KernelTypes
 
 
 @functools.lru_cache(maxsize=_VARIANTS)
@@ -702,7 +702,7 @@ def _typed(
         role == "promoted" and not isinstance(kind, _Constant)
         for kind, role in zip(kinds, operator.parameters.values(), strict=True)
     )
-    kernel = _types(
+    kernel = _kernel_types(
         operator.formula,
         tuple(parameters),
         tuple([type(own.dtype) for own in parameters]),
@@ -836,7 +836,7 @@ class _Space(NamedTuple):
         return self
 
 
-def _specialize(types: _Types, space: _Space, aligned: tuple[Sequence[bool], Sequence[bool]]) -> Specialization:
+def _specialize(types: _KernelTypes, space: _Space, aligned: tuple[Sequence[bool], Sequence[bool]]) -> Specialization:
     """Choose the kernel and its blocks for an iteration space, and spell out its signature.
 
     `aligned` (to 16 bytes) holds the operands' first, then the outputs'.
@@ -878,7 +878,7 @@ def _specialize(types: _Types, space: _Space, aligned: tuple[Sequence[bool], Seq
 
 @functools.lru_cache(maxsize=_VARIANTS)
 def _variant(
-    types: _Types,
+    types: _KernelTypes,
     kinds: tuple[tuple[int, ...], ...],
     out_kinds: tuple[tuple[int, ...], ...],
     wide: bool,

@@ -75,14 +75,18 @@ def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
     yield "zero_dim", [make() for _ in range(4)]
 
 
-def _values(dtype: torch.dtype, device: str, generator: torch.Generator) -> Any:
+def values(dtype: torch.dtype, device: str, generator: torch.Generator) -> Any:
+    """What makes tensors of a shape: floats from -3 to 3, integers of one digit, drawn where the generator is."""
+    place = generator.device
+
     def make(*shape: int) -> torch.Tensor:
         if dtype is torch.bool:
-            return torch.randint(0, 2, shape, generator=generator).to(device, dtype)
+            return torch.randint(0, 2, shape, generator=generator, device=place).to(device, dtype)
         if not dtype.is_floating_point:
             low = 0 if dtype is torch.uint8 else -9
-            return torch.randint(low, 10, shape, generator=generator).to(device, dtype)
-        return (torch.rand(shape, generator=generator, dtype=torch.float64) * 6 - 3).to(device, dtype)
+            return torch.randint(low, 10, shape, generator=generator, device=place).to(device, dtype)
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=place)
+        return (drawn * 6 - 3).to(device, dtype)
 
     return make
 
@@ -90,7 +94,7 @@ def _values(dtype: torch.dtype, device: str, generator: torch.Generator) -> Any:
 def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Iterator[Sample]:
     """Calls of an overload with `dtype` tensors; which of them ATen accepts is for the caller to find out."""
     generator = torch.Generator().manual_seed(seed)
-    make = _values(dtype, device, generator)
+    make = values(dtype, device, generator)
     for label, tensors in _layouts(make):
         if op.inplace and label == "broadcast":
             tensors[0] = tensors[0].clone()
