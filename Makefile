@@ -42,9 +42,10 @@ test-gpu:
 		--ignore tests/test_compile.py && \
 		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
 
-# In an environment with a GPU: all figures and charts of docs/benchmarks.
+# In an environment with a GPU: all of docs/benchmarks and the results in docs/benchmarks.md.
 bench:
-	@PYTHONPATH=. $(PYTHON) -m tritonite bench --json docs/benchmarks/results.json --charts docs/benchmarks
+	@PYTHONPATH=. $(PYTHON) -m tritonite bench --measure device --measure host --model bert --model llama \
+		--json docs/benchmarks/results.json --charts docs/benchmarks && PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
 test-native-asan: $(VENV)/test

@@ -1,7 +1,6 @@
 """Passes of whole models: what is measured is what generating does, and a wrong answer is never timed."""
 
 import contextlib
-import functools
 import importlib.util
 
 import pytest
@@ -9,14 +8,15 @@ import torch
 
 import tritonite
 from tritonite.bench import models
+from tritonite.bench.timing import ATEN, TRITONITE, Provider
 from tritonite.errors import TritoniteError, WrongAnswer
 
 pytest.importorskip("transformers")
 
 TOKENS = 6
 # Few operators: with all of them a pass in the interpreter takes half a second.
-SOME = functools.partial(tritonite.use_gems, ["gelu", "silu", "rsqrt"])
-PROVIDERS = {"aten": contextlib.nullcontext, "tritonite": SOME}
+SOME = Provider("tritonite", lambda _: tritonite.use_gems(["gelu", "silu", "rsqrt"]))
+PROVIDERS = (ATEN, SOME)
 
 
 def measured(name, providers=PROVIDERS, dtype=torch.float32, rounds=1):
@@ -42,7 +42,7 @@ def test_every_phase_is_timed(name, dtype, phases, operator):
     assert [(result.phase, result.tokens) for result in results] == phases
     for result in results:
         assert (result.model, result.dtype, result.batch) == (name, str(dtype).removeprefix("torch."), 2)
-        for provider in PROVIDERS:
+        for provider in ("aten", "tritonite"):
             time, host = result.times[provider], result.host_times[provider]
             assert 0 < host.median <= time.median
             assert result.tokens_per_second(provider) == pytest.approx(2 * result.tokens / time.median * 1e6)
@@ -53,7 +53,7 @@ def test_every_phase_is_timed(name, dtype, phases, operator):
 
 
 def test_a_model_runs_with_every_operator():
-    (result,) = measured("bert", {"aten": contextlib.nullcontext, "tritonite": tritonite.use_gems})
+    (result,) = measured("bert", (ATEN, TRITONITE))
     assert {"add", "gelu"} <= {name for name, *_ in result.operators}
     gelu = tritonite.stats()["gelu"]
     assert gelu.launched + gelu.replayed > 0 and not gelu.declined
@@ -89,9 +89,9 @@ def test_pretrained_weights_are_used_where_there_are_any(monkeypatch):
 )
 def test_a_wrong_answer_is_not_timed(name, operator, function, reason, monkeypatch):
     monkeypatch.setattr(models, "_times", None)
-    providers = {**PROVIDERS, "broken": functools.partial(replaced, operator, function)}
+    broken = Provider("broken", lambda _: replaced(operator, function))
     with pytest.raises(WrongAnswer, match=f"broken .* {name} prefill, float32: .*{reason}"):
-        measured(name, providers)
+        measured(name, (*PROVIDERS, broken))
 
 
 @pytest.mark.parametrize("change", [lambda x: 2 * x, lambda x: x[:1], lambda x: x.double()])
@@ -101,11 +101,11 @@ def test_length_shape_and_dtype_count_too(change, monkeypatch):
     monkeypatch.setitem(models.MODELS, "toy", lambda *_: [models.Phase("prefill", TOKENS, x.exp)])
     exact = x.exp()
     with pytest.raises(WrongAnswer, match="broken"):
-        measured("toy", {**PROVIDERS, "broken": functools.partial(replaced, "exp", lambda _: change(exact))})
+        measured("toy", (ATEN, Provider("broken", lambda _: replaced("exp", lambda _: change(exact)))))
 
 
 def test_providers_take_turns_and_passes_are_undone(monkeypatch):
-    log, active = [], ["aten"]
+    log, made, active = [], [], ["aten"]
 
     @contextlib.contextmanager
     def named(name):
@@ -117,12 +117,17 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
         log.append(active[-1])
         return torch.ones(2, 1, 4)
 
+    def noted(function):
+        return lambda: made.append(active[-1]) or function()
+
     monkeypatch.setitem(
         models.MODELS, "toy", lambda *_: [models.Phase("decode", 1, forward, lambda: log.append("undone"))]
     )
-    providers = {name: functools.partial(named, name) for name in ("aten", "other")}
+    providers = (Provider("aten", lambda _: named("aten")), Provider("other", lambda _: named("other"), noted))
     (result,) = measured("toy", providers, rounds=3)
     assert list(result.times) == ["aten", "other"] and result.operators == []
+    # What a provider makes of the pass runs in its place.
+    assert set(made) == {"other"}
     assert set(log[1::2]) == {"undone"}
     turns = [name for i, name in enumerate(log[::2]) if i == 0 or name != log[::2][i - 1]]
     assert turns == ["aten", "other"] * 4

@@ -1,4 +1,4 @@
-"""Host time of overridden calls against ATen's, alternating in one process; shapes never seen; declines; a model.
+"""Host time of overridden calls against ATen's, alternating in one process; shapes never seen; declines.
 
     python tools/measure_dispatch.py [--json FILE] [--every N]
 
@@ -17,14 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure_pointwise import compare, host_time
 
 import tritonite
+from tritonite.bench import timing
 from tritonite.bench.run import python_functions
 from tritonite.testing.samples import Sample, calls
 
 ROUNDS = 9
-CALLS = 300
 COMMON = ("add.Tensor", "mul.Tensor", "gelu", "where.self", "add_.Tensor", "exp", "div.Tensor", "add.out", "sigmoid")
 
 
@@ -61,6 +60,12 @@ def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:
     return lambda: exact(*sample.args, **sample.kwargs, **outs)
 
 
+def compare(call: Callable[[], Any], overload: str) -> tuple[float, float]:
+    """Microseconds a call of (ATen, Tritonite)."""
+    times = timing.measure({timing.ATEN: call, timing.TRITONITE: call}, overload, "host", ROUNDS)
+    return times["aten"].median, times["tritonite"].median
+
+
 def overload_times(every: int) -> dict[str, Any]:
     names = [n for i, n in enumerate(tritonite.overloads()) if i % every == 0 or n in COMMON]
     found = {}
@@ -73,7 +78,7 @@ def overload_times(every: int) -> dict[str, Any]:
             if call is None:
                 continue
             tritonite.reset_stats()
-            aten, ours = compare(call, host_time, ROUNDS, CALLS, include=[name])
+            aten, ours = compare(call, name)
             counts = tritonite.stats().get(name)
             if counts is None or not counts.replayed:
                 print(f"{name}: not replayed: {counts}")
@@ -99,7 +104,7 @@ def new_shapes() -> float:
 
 def declined() -> tuple[float, float]:
     x = torch.rand(64, 64, dtype=torch.complex64, device="cuda")
-    return compare(lambda: x + x, host_time, ROUNDS, CALLS, include="add")
+    return compare(lambda: x + x, "add")
 
 
 def numbers_replay() -> dict[str, int]:
@@ -163,24 +168,6 @@ def many_shapes(total: int) -> tuple[int, int]:
     return seen[0], seen[1]
 
 
-def model() -> tuple[float, float]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
-    )
-    bert = BertModel(config).eval().to("cuda")
-    ids = torch.randint(0, 30000, (1, 16), device="cuda")
-    mask = torch.ones_like(ids)
-
-    def settled(run: Callable[[], Any], calls: int) -> float:
-        run()
-        return host_time(run, calls)
-
-    with torch.no_grad():
-        return compare(lambda: bert(input_ids=ids, attention_mask=mask), settled, 12 * ROUNDS, 5)
-
-
 def graph() -> float:
     """The largest difference of a captured chain of 20 overridden operators on new inputs from ATen's."""
 
@@ -227,7 +214,6 @@ def main() -> None:
         ("numbers: launched once each", numbers_replay),
         ("new shape, us", new_shapes),
         ("declined, us: ATen, Tritonite", declined),
-        ("model, us: ATen, Tritonite", model),
         ("graph: largest difference", graph),
         ("threads: wrong results", threads),
         ("many shapes: resident kB after a tenth, after all", lambda: many_shapes(options.shapes)),

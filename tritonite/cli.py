@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 import itertools
 import os
 import platform
@@ -185,7 +183,9 @@ def bench(
     model: Annotated[list[str] | None, typer.Option(help="a whole model instead of operators: bert, llama")] = None,
     batch: Annotated[int, typer.Option(min=1, help="of a model")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="of a model's prompt; default 512")] = None,
-    quick: Annotated[bool, typer.Option(help="what models run most, under three minutes")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="what models run most, or of --op a few shapes: under three minutes")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="in which providers take turns")] = 10,
     json: Annotated[Path | None, typer.Option(help="write the results")] = None,
     html: Annotated[Path | None, typer.Option(help="write a report, one file")] = None,
@@ -210,21 +210,21 @@ def bench(
     kinds = tuple(measure or (() if model else ("device", "host")))
     chosen = [
         case
-        for case in cases.cases(quick=quick and not op, measures=kinds)
-        if _matches(op, case.op)
-        and _matches(family, case.family)
-        and _matches(shape, case.label)
+        for case in cases.cases(quick, kinds, op)
+        if cases.matches(family, case.family)
+        and cases.matches(shape, case.label)
         and (dtypes is None or case.dtype in dtypes)
     ]
     if not chosen and not model:
         raise typer.BadParameter("no case matches")
-    names = [timing.ATEN.name, *(each.name for each in providers)]
+    names = [each.name for each in (timing.ATEN, *providers)]
     machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
     tiny = tritonite.backend.interpreted
-    scopes = {each.name: functools.partial(each.scope, "*") for each in (timing.ATEN, *providers)}
     length = tokens or (16 if tiny else 512)
     passes = (
-        models.measure(name, scopes, dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds)
+        models.measure(
+            name, (timing.ATEN, *providers), dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds
+        )
         for name in model or ()
         for kind in dtypes or [torch.float32 if tiny else torch.bfloat16]
     )
@@ -250,10 +250,6 @@ def bench(
         raise typer.Exit(130)
     if slower or any(result.failure for result in found.results):
         raise typer.Exit(1)
-
-
-def _matches(patterns: list[str] | None, name: str) -> bool:
-    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,10 @@ SPECIAL = (
     Special("gelu_backward", "tanh", lambda make: (make(8192, 8192), make(8192, 8192)), {"approximate": "tanh"}),
     Special("pow", "positive bases", lambda make: (make(8192, 8192).abs_().add_(0.1), make(8192, 8192))),
 )
+# The tensors of operators that do not take several of one shape.
+OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
+    "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
+}
 # They take a tensor for its shape alone.
 WRITE_ONLY = ("fill", "zero")
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
@@ -104,18 +109,34 @@ def representative(packet: str) -> Op:
 
 
 def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
-    """As many tensors of a shape as the operator reads."""
+    """The operator's tensors: as many of the shape as it reads, unless OPERANDS says otherwise."""
+    if op.packet in OPERANDS:
+        return lambda make: OPERANDS[op.packet](make, shape)
     count = max(1, sum(op.takes_tensors) - len(op.out_names))
     return lambda make: [make(*shape) for _ in range(count)]
 
 
-def cases(quick: bool = False, measures: Sequence[str] = ("device", "host")) -> Iterator[Case]:
-    """All cases, operator by operator, of each dtype that the operator takes."""
+def matches(patterns: Sequence[str] | None, name: str) -> bool:
+    """Whether one of the globs is the name's; None are everyone's."""
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def cases(
+    quick: bool = False, measures: Sequence[str] = ("device", "host"), ops: Sequence[str] | None = None
+) -> Iterator[Case]:
+    """All cases, operator by operator, of each dtype that the operator takes, or those of `ops`, which may be globs.
+
+    `quick` takes fewer shapes, and where no `ops` are named fewer operators.
+    """
     interpreted = tritonite.backend.interpreted
+    ops = QUICK if quick and ops is None else ops
     for packet in sorted({op.packet for op in tritonite.overloads().values()}):
-        if quick and packet not in QUICK:
+        if not matches(ops, packet):
             continue
         op = representative(packet)
+        if op.out_names:
+            # ATen has no other overload of it on this device: its result is some other operator's.
+            continue
         shapes = INTERPRETED if interpreted else SHAPES.get(op.family, POINTWISE)
         for dtype in _dtypes(op):
             if "host" in measures and not interpreted:
@@ -130,7 +151,7 @@ def cases(quick: bool = False, measures: Sequence[str] = ("device", "host")) -> 
                     if special.op == packet:
                         operands, given = special.operands, special.given
                         yield Case(packet, op.overload, op.family, special.label, dtype, operands, measure, given)
-    if "device" in measures and not interpreted:
+    if "device" in measures and not interpreted and matches(ops, "vector add"):
         add = tritonite.overloads()["add.Tensor"]
         for n in VECTOR_ADD[:: 3 if quick else 1]:
             yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _alike(add, (n,)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tritonite.bench.results import REFERENCE, Change, Machine, ModelResult, Result, Run
+from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
 
 _LAST = 20
 
@@ -86,17 +85,10 @@ def summarise(console: Console, run: Run) -> None:
         console.print("[yellow]interrupted: not every case was measured[/]")
     console.print(f"copy {machine.copy_bandwidth / 1e12:.2f} TB/s", highlight=False)
     shown = Table("family", "measure", "cases", "provider", "geometric mean", "lowest", "of", box=None)
-    groups = dict.fromkeys((result.family, result.measure) for result in run.results)
-    for family, measure in (*groups, *dict.fromkeys(("all", measure) for _, measure in groups)):
-        among = [r for r in run.results if r.measure == measure and family in ("all", r.family)]
-        for provider in run.providers():
-            speedups = [(value, r) for r in among if (value := r.speedup(provider)) is not None]
-            if provider == REFERENCE or not speedups:
-                continue
-            mean = math.exp(sum(math.log(value) for value, _ in speedups) / len(speedups))
-            lowest, worst = min(speedups, key=lambda pair: pair[0])
-            place = f"{worst.op} {worst.label} {worst.dtype}"
-            shown.add_row(family, measure, str(len(speedups)), provider, _speedup(mean), _speedup(lowest), place)
+    for each in summaries(run):
+        place = f"{each.worst.op} {each.worst.label} {each.worst.dtype}"
+        means = _speedup(each.mean), _speedup(each.lowest)
+        shown.add_row(each.family, each.measure, str(each.cases), each.provider, *means, place)
     if run.results:
         console.print(shown)
     for result in run.results:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ from torch.profiler import ProfilerActivity
 
 import tritonite
 from tritonite.bench import timing
-from tritonite.bench.results import REFERENCE, ModelResult, Timing
+from tritonite.bench.results import ModelResult, Timing
+from tritonite.bench.timing import Provider
 from tritonite.demo import minilm_folder
 from tritonite.errors import TritoniteError, WrongAnswer
 
-Scope = Callable[[], AbstractContextManager[Any]]
-TRITONITE = timing.TRITONITE.name
+# Whose operators are listed side by side.
+COMPARED = (timing.ATEN.name, timing.TRITONITE.name)
 # Of a provider's results to ATen's: float32 shows wrong kernels only, half types their rounding in every layer too.
 MINIMUM_SIMILARITY = {torch.float32: 0.999, torch.float16: 0.99, torch.bfloat16: 0.99}
 _PASSES = 3
@@ -87,6 +88,8 @@ def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     ]
 
 
+# A phase as each provider runs it, ATen first.
+Ways = dict[Provider, Phase]
 MODELS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {"bert": _bert, "llama": _llama}
 
 
@@ -126,7 +129,7 @@ def phases(name: str, dtype: torch.dtype, batch: int, tokens: int, tiny: bool = 
 
 def measure(
     name: str,
-    providers: Mapping[str, Scope],
+    providers: Sequence[Provider],
     *,
     dtype: torch.dtype,
     batch: int = 1,
@@ -136,17 +139,19 @@ def measure(
 ) -> Iterator[ModelResult]:
     """Time a model's passes: a prompt of `tokens` tokens, and for a decoder one more token after them.
 
-    `providers` make a context manager each; "aten" must be one. `tiny` makes a model of a few thousand weights.
-    Raises WrongAnswer where a provider's results are not ATen's, before anything is timed.
+    The first of `providers` is ATen. `tiny` makes a model of a few thousand weights. Raises WrongAnswer where a
+    provider's results are not ATen's, before anything is timed.
     """
-    every = phases(name, dtype, batch, tokens, tiny)
     text = str(dtype).removeprefix("torch.")
-    for phase in every:
-        _check(f"{name} {phase.name}, {text}", phase, providers, MINIMUM_SIMILARITY[dtype])
+    every = []
+    for phase in phases(name, dtype, batch, tokens, tiny):
+        ways = {each: dataclasses.replace(phase, forward=each.wrap(phase.forward)) for each in providers}
+        _check(f"{name} {phase.name}, {text}", ways, MINIMUM_SIMILARITY[dtype])
+        every.append(ways)
     # A profiler that has run leaves hooks in the driver: all is timed before any of it.
-    measured = [(phase, *_times(phase, providers, rounds)) for phase in every]
-    for phase, times, host_times in measured:
-        operators = _operators(phase, providers)
+    measured = [(ways, *_times(ways, rounds)) for ways in every]
+    for ways, times, host_times in measured:
+        phase, operators = next(iter(ways.values())), _operators(ways)
         yield ModelResult(name, phase.name, text, batch, phase.tokens, times, host_times, operators, phase.context)
 
 
@@ -163,13 +168,13 @@ def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
     return result, (done - begin) * 1e6, (returned - begin) * 1e6
 
 
-def _check(case: str, phase: Phase, providers: Mapping[str, Scope], minimum: float) -> None:
-    expected = _pass(phase)[0]
-    for name, scope in providers.items():
-        with scope():
+def _check(case: str, ways: Ways, minimum: float) -> None:
+    expected = _pass(next(iter(ways.values())))[0]
+    for provider, phase in ways.items():
+        with provider.scope("*"):
             actual = _pass(phase)[0]
         if reason := _disagreement(actual, expected, minimum):
-            raise WrongAnswer(provider=name, case=case, reason=reason)
+            raise WrongAnswer(provider=provider.name, case=case, reason=reason)
 
 
 def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) -> str:
@@ -184,24 +189,25 @@ def _disagreement(actual: torch.Tensor, expected: torch.Tensor, minimum: float) 
     return "" if similarity >= minimum else f"a similarity of {similarity:.6f}, where {minimum} is needed"
 
 
-def _times(phase: Phase, providers: Mapping[str, Scope], rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:
+def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing]]:
     """Of the pass and of the host's part, for providers that take turns round by round."""
-    passes: dict[str, list[tuple[float, float]]] = {name: [] for name in providers}
+    passes: dict[str, list[tuple[float, float]]] = {provider.name: [] for provider in ways}
     for _ in range(rounds):
-        for name, scope in providers.items():
-            with scope():
+        for provider, phase in ways.items():
+            with provider.scope("*"):
                 # The first pass after a switch finds caches cold.
                 _pass(phase)
-                passes[name] += [_pass(phase)[1:] for _ in range(_PASSES)]
+                passes[provider.name] += [_pass(phase)[1:] for _ in range(_PASSES)]
     whole = {name: Timing.of(done for done, _ in found) for name, found in passes.items()}
     return whole, {name: Timing.of(returned for _, returned in found) for name, found in passes.items()}
 
 
-def _operators(phase: Phase, providers: Mapping[str, Scope]) -> list[tuple[str, int, float, float]]:
+def _operators(ways: Ways) -> list[tuple[str, int, float, float]]:
     """Those whose time differs most between ATen and Tritonite, as ModelResult has them."""
-    if TRITONITE not in providers:
+    compared = [(phase, provider) for provider, phase in ways.items() if provider.name in COMPARED]
+    if len(compared) < len(COMPARED):
         return []
-    aten, ours = (_profile(phase, providers[name]) for name in (REFERENCE, TRITONITE))
+    aten, ours = (_profile(*each) for each in compared)
     rows = []
     for name in {*aten, *ours}:
         (calls, before), (own_calls, after) = aten.get(name, (0, 0.0)), ours.get(name, (0, 0.0))
@@ -210,13 +216,13 @@ def _operators(phase: Phase, providers: Mapping[str, Scope]) -> list[tuple[str, 
     return sorted(rows, key=lambda row: (-abs(row[2] - row[3]), row[0]))[:_LISTED_OPERATORS]
 
 
-def _profile(phase: Phase, scope: Scope) -> dict[str, tuple[int, float]]:
+def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
     """Calls a pass and microseconds a pass of each ATen operator, the operators that it calls left out."""
     # The profiler would write lines to standard error wherever it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     cuda = tritonite.device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with scope():
+    with provider.scope("*"):
         _pass(phase)
         with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             for _ in range(_PASSES):

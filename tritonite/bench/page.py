@@ -7,15 +7,13 @@ import importlib.resources
 import io
 import json
 import re
-import statistics
 from collections.abc import Iterable
 from html import escape
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tritonite.bench import charts
-from tritonite.bench.results import REFERENCE, ModelResult, Run
+from tritonite.bench.results import REFERENCE, ModelResult, Run, summaries
 
 
 def write(run: Run, path: Path) -> None:
@@ -64,16 +62,13 @@ def _subject(run: Run) -> str:
 
 def _summary(run: Run) -> Iterable[str]:
     """A card for each measure and provider, and one of counts."""
-    for provider, measure in product(_others(run), dict.fromkeys(result.measure for result in run.results)):
-        of_measure = [result for result in run.results if result.measure == measure]
-        found = [(speedup, result) for result in of_measure if (speedup := result.speedup(provider))]
-        if found:
-            lowest, result = min(found, key=lambda each: each[0])
+    for each in summaries(run):
+        if each.family == "all":
             yield _card(
-                f"{_name(provider)}, {measure} time",
-                f"{statistics.geometric_mean(speedup for speedup, _ in found):.2f}x",
-                f"geometric mean of {len(found)} cases",
-                f"lowest {lowest:.2f}x: {result.op} {result.label}, {result.dtype}",
+                f"{_name(each.provider)}, {each.measure} time",
+                f"{each.mean:.2f}x",
+                f"geometric mean of {each.cases} cases",
+                f"lowest {each.lowest:.2f}x: {each.worst.op} {each.worst.label}, {each.worst.dtype}",
             )
     failed = sum(bool(result.failure) for result in run.results)
     operators = len({result.op for result in run.results})

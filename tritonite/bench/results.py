@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class Timing:
         def quantile(share: float) -> float:
             place = share * last
             below = ordered[math.floor(place)]
-            return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
+            # Clocks do not know less than a nanosecond.
+            return round(below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below), 3)
 
         return cls(quantile(0.5), quantile(0.25), quantile(0.75))
 
@@ -144,7 +146,12 @@ class Run:
     def save(self, path: Path) -> None:
         """Write as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n")
+        parts = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        rows = [{name: value for name, value in row.items() if value not in ("", None)} for row in parts.pop("results")]
+        lines = [f'"{name}": {json.dumps(value)}' for name, value in parts.items()]
+        # A line for each result, so that two files can be told apart by eye.
+        lines.append('"results": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]")
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -171,6 +178,32 @@ def _model(entry: dict[str, Any]) -> ModelResult:
     operators = [tuple(operator) for operator in entry["operators"]]
     times = {"times": _times(entry["times"]), "host_times": _times(entry["host_times"])}
     return ModelResult(**{**entry, **times, "operators": operators})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A provider's speedups over ATen, of a family's cases or of "all": the geometric mean, and the lowest's case."""
+
+    family: str
+    measure: str
+    provider: str
+    cases: int
+    mean: float
+    lowest: float
+    worst: Result
+
+
+def summaries(run: Run) -> Iterator[Summary]:
+    """Of every family, and then of all, by measure and provider."""
+    groups = dict.fromkeys((result.family, result.measure) for result in run.results)
+    for family, measure in (*groups, *dict.fromkeys(("all", measure) for _, measure in groups)):
+        among = [result for result in run.results if result.measure == measure and family in ("all", result.family)]
+        for provider in run.providers():
+            found = [(speedup, result) for result in among if (speedup := result.speedup(provider)) is not None]
+            if provider != REFERENCE and found:
+                mean = statistics.geometric_mean(speedup for speedup, _ in found)
+                lowest, worst = min(found, key=lambda each: each[0])
+                yield Summary(family, measure, provider, len(found), mean, lowest, worst)
 
 
 @dataclass(frozen=True)

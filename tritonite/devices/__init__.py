@@ -17,8 +17,9 @@ class Device:
     """What an engine needs to know of a device; nothing in it is particular to an operator.
 
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
-    in the interpreter), `tile_elements` the elements it takes of a two-dimensional one, `transpose_tile` the (rows,
-    columns) of a tile that reads one operand across the other's grain, `options` what its compiler is told besides.
+    in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
+    `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
+    reads one operand across the other's grain, `options` what its compiler is told besides.
     """
 
     kind: str
@@ -28,6 +29,8 @@ class Device:
     tile_elements: int
     transpose_tile: tuple[int, int]
     num_warps: int
+    small_elements: int = 0
+    small_block: int = 0
     interpreted: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 

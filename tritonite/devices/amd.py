@@ -10,4 +10,6 @@ RECORD = Device(
     tile_elements=1024,
     transpose_tile=(64, 64),
     num_warps=4,
+    small_elements=2**18,
+    small_block=512,
 )

@@ -16,6 +16,8 @@ RECORD = Device(
     tile_elements=1024,
     transpose_tile=(64, 64),
     num_warps=4,
+    small_elements=2**18,
+    small_block=512,
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
 )

@@ -850,6 +850,7 @@ def _specialize(types: _KernelTypes, space: _Space, aligned: tuple[Sequence[bool
     tile = _choose_tile(sizes, every)
     if tile is None:
         block = device.flat_bytes // max(types.itemsize, 2)
+        block = min(block, device.small_block) if n <= device.small_elements else block
         block = min(block, _power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         blocks = (("MASK", mask), ("BLOCK", block))

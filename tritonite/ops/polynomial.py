@@ -55,15 +55,42 @@ def _chebyshev_step(x, q, p, k):
 
 
 @triton.jit
-def _chebyshev(x, degree, first, trigonometric, at_ends, threshold: tl.constexpr):
-    """A Chebyshev polynomial: `trigonometric` inside (-1, 1) beyond the degree `threshold`, and `at_ends` at -1 and 1.
+def _chebyshev(x, degree, first, trigonometric: tl.constexpr, at_ends, threshold: tl.constexpr):
+    """A Chebyshev polynomial: trigonometric(degree, angle, value at the end next to it) inside (-1, 1) beyond the
+    degree `threshold`, and `at_ends` at -1 and 1.
 
     The former is of float64: an angle's roundoff is multiplied by the degree, and all of it shows next to a zero.
     """
+    known = tl.abs(x) == 1.0
+    value = tl.broadcast_to(at_ends, degree.shape)
     inside = (degree > threshold) & (tl.abs(x) < 1.0)
-    value = tl.where(tl.abs(x) == 1.0, at_ends, trigonometric.to(x.dtype))
-    known = inside | (tl.abs(x) == 1.0)
-    return _recurrence(_chebyshev_step, x, degree, first, known, value, _MOST_STEPS)
+    # As many instructions as a hundred steps of the recurrence, for blocks that need them.
+    if tl.max(inside.to(tl.int32), axis=None) > 0:
+        angle = libdevice.acos(x.to(tl.float64))
+        value = tl.where(known, value, trigonometric(degree.to(tl.float64), angle, value).to(x.dtype))
+    return _recurrence(_chebyshev_step, x, degree, first, inside | known, value, _MOST_STEPS)
+
+
+@triton.jit
+def _inside_t(degree, angle, at_end):
+    return libdevice.cos(degree * angle)
+
+
+@triton.jit
+def _inside_u(degree, angle, at_end):
+    return true_divide(libdevice.sin((degree + 1.0) * angle), libdevice.sin(angle))
+
+
+@triton.jit
+def _inside_v(degree, angle, at_end):
+    value = true_divide(libdevice.cos((degree + 0.5) * angle), libdevice.cos(0.5 * angle))
+    # Next to -1 the quotient is of roundoff alone.
+    return tl.where(libdevice.sin(0.5 * angle) == 1.0, at_end, value)
+
+
+@triton.jit
+def _inside_w(degree, angle, at_end):
+    return true_divide(libdevice.sin((degree + 0.5) * angle), libdevice.sin(0.5 * angle))
 
 
 @triton.jit
@@ -71,9 +98,7 @@ def _chebyshev_t(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
-    angle = libdevice.acos(x.to(tl.float64))
-    inside = libdevice.cos(degree.to(tl.float64) * angle)
-    return _chebyshev(x, degree, x, inside, at_ends, threshold)
+    return _chebyshev(x, degree, x, _inside_t, at_ends, threshold)
 
 
 @triton.jit
@@ -81,9 +106,7 @@ def _chebyshev_u(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = (tl.where(x > 0.0, 1, _parity(degree)) * (degree + 1)).to(x.dtype)
-    angle = libdevice.acos(x.to(tl.float64))
-    inside = true_divide(libdevice.sin((degree + 1).to(tl.float64) * angle), libdevice.sin(angle))
-    return _chebyshev(x, degree, x + x, inside, at_ends, threshold)
+    return _chebyshev(x, degree, x + x, _inside_u, at_ends, threshold)
 
 
 @triton.jit
@@ -91,11 +114,7 @@ def _chebyshev_v(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree) * (2 * degree + 1)).to(x.dtype)
-    angle = libdevice.acos(x.to(tl.float64))
-    inside = true_divide(libdevice.cos((degree.to(tl.float64) + 0.5) * angle), libdevice.cos(0.5 * angle))
-    # Next to -1 the quotient is of roundoff alone.
-    inside = tl.where(libdevice.sin(0.5 * angle) == 1.0, at_ends, inside)
-    return _chebyshev(x, degree, x + x - 1.0, inside, at_ends, threshold)
+    return _chebyshev(x, degree, x + x - 1.0, _inside_v, at_ends, threshold)
 
 
 @triton.jit
@@ -103,9 +122,7 @@ def _chebyshev_w(x, n, threshold: tl.constexpr):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 2 * degree + 1, _parity(degree)).to(x.dtype)
-    angle = libdevice.acos(x.to(tl.float64))
-    inside = true_divide(libdevice.sin((degree.to(tl.float64) + 0.5) * angle), libdevice.sin(0.5 * angle))
-    return _chebyshev(x, degree, x + x + 1.0, inside, at_ends, threshold)
+    return _chebyshev(x, degree, x + x + 1.0, _inside_w, at_ends, threshold)
 
 
 @_polynomial("special_chebyshev_polynomial_t")
