@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
 import tritonite
 from tritonite import catalog, dtypes
-from tritonite.engine.pointwise import Pointwise
 
 PATH = Path(__file__).parent.parent / "docs" / "ops.md"
 NAMES = {dtypes.ALL: "all", dtypes.NUMBERS: "all but bool", dtypes.FLOATS: "floating point", dtypes.INTS: "integers"}
@@ -16,12 +14,6 @@ NAMES = {dtypes.ALL: "all", dtypes.NUMBERS: "all but bool", dtypes.FLOATS: "floa
 
 def _dtypes(accepts: tuple[object, ...]) -> str:
     return NAMES.get(accepts) or ", ".join(str(dtype).removeprefix("torch.") for dtype in accepts)
-
-
-def _method(kernel: Pointwise) -> str:
-    """The first line of a formula's docstring, which names the method where it is not the textbook definition."""
-    text = inspect.getdoc(kernel.formula.fn) or ""
-    return text.partition("\n")[0].replace("|", "\\|")
 
 
 def table() -> str:
@@ -43,10 +35,9 @@ def table() -> str:
         overloads = served.get(id(declaration))
         if not overloads:
             continue
-        kernel = declaration.kernels[0]
         names = ", ".join(f"`{name}`" for name in overloads)
-        promotion, accepted = kernel.promote.value, _dtypes(kernel.accepts)
-        row = (declaration.family, declaration.packets[0], promotion, accepted, names, _method(kernel))
+        accepted, method = _dtypes(declaration.accepts), declaration.method.replace("|", "\\|")
+        row = (declaration.family, declaration.packets[0], declaration.promotion, accepted, names, method)
         rows.append("| " + " | ".join(row) + " |")
     lines += sorted(rows)
     if catalog.excluded:

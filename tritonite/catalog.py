@@ -27,7 +27,8 @@ class Implementation(Protocol):
 class Declaration:
     """One declared operator: the ATen packets it serves, its argument names, and what runs it.
 
-    `hosted` where a host function launches the kernels, and not the one kernel is the operator.
+    `hosted` where a host function launches the kernels, and not the one kernel is the operator. `accepts` are dtypes,
+    `promotion` says how arguments decide the result's, `method` where a formula is from.
     """
 
     packets: tuple[str, ...]
@@ -36,6 +37,9 @@ class Declaration:
     implementation: Implementation
     family: str
     kernels: tuple[Pointwise, ...]
+    accepts: tuple[torch.dtype, ...]
+    promotion: str
+    method: str
     hosted: bool = True
     prepare: Callable[..., Sequence[Any]] | None = None
 
@@ -259,6 +263,9 @@ def pointwise(
                 implementation=_prepared(kernel, prepare),
                 family=family,
                 kernels=(kernel,),
+                accepts=accepts,
+                promotion=promote.value,
+                method=_first_line(formula),
                 hosted=False,
                 prepare=prepare,
                 **_arguments(prepare or formula),
@@ -282,6 +289,11 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     optional = frozenset(name for name, p in parameters.items() if p.default is not inspect.Parameter.empty)
     return {"arguments": tuple(parameters), "optional": optional}
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    """Of a docstring, which names the method where that is not the textbook's."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> Implementation:
@@ -312,12 +324,15 @@ def scalar_kernel(
     return declare
 
 
-def operator(*packets: str, kernels: tuple[Pointwise, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def operator(
+    *packets: str, kernels: tuple[Pointwise, ...] = (), accepts: tuple[torch.dtype, ...] = (), promotion: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
     It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and
     returns the sequence of outputs. It raises Decline before it has written anything where ATen must serve. `kernels`
-    are those it launches.
+    are the pointwise ones it launches, the first of which says what it `accepts` and how it promotes, if nothing else
+    does.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -331,6 +346,9 @@ def operator(*packets: str, kernels: tuple[Pointwise, ...]) -> Callable[[Callabl
                 implementation=lambda values, outs: function(*values, outs=outs),
                 family=family,
                 kernels=kernels,
+                accepts=accepts or kernels[0].accepts,
+                promotion=promotion or (kernels[0].promote.value if kernels else "own"),
+                method=_first_line(function if not kernels else kernels[0].formula.fn),
                 **arguments,
             )
         )

@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritonite import devices
+from tritonite import devices, dtypes
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
@@ -89,8 +89,10 @@ def _interpreting() -> Iterator[None]:
         outer, _local.inside_kernel = _local.inside_kernel, True
         if _native is not None:
             _native.set_inside_kernel(True)
-        saved = dict(vars(interpreter_builder))
+        saved, call = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         vars(interpreter_builder).update(changes)
+        # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
+        InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
             with np.errstate(all="ignore"), _disable_current_modes():
                 yield
@@ -100,6 +102,7 @@ def _interpreting() -> Iterator[None]:
                 _native.set_inside_kernel(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
+            InterpretedFunction.__call__ = call
 
 
 class Drawn(int):
@@ -349,6 +352,37 @@ class LibEntry(KernelInterface):
         metadata = None if enter is None else kernel.launch_metadata(size[:3], stream, *values)
         kernel.run(*size[:3], stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
         return kernel
+
+    def specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        """What a launch with these arguments compiles, as Triton would specialise it. Needs no GPU."""
+        bound, options, _ = self._bind(args, kwargs)
+        signature: dict[str, Any] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        attributes: dict[tuple[int, ...], Any] = {}
+
+        def kind(value: Any, path: tuple[int, ...], parameter: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple([kind(item, (*path, i), parameter) for i, item in enumerate(value)])
+            if isinstance(value, torch.Tensor):
+                attributes[path] = [["tt.divisibility", 16]]
+                return "*" + dtypes.TRITON_NAMES[value.dtype]
+            if parameter.annotation_type:
+                return parameter.annotation_type
+            if isinstance(value, float):
+                return "fp32"
+            if value == 1 and not parameter.do_not_specialize:
+                constants[path] = 1
+                return "constexpr"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[path] = [["tt.divisibility", 16]]
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+        for i, (parameter, (name, value)) in enumerate(zip(self.jit.params, bound.items(), strict=True)):
+            if name in self._constexprs:
+                signature[name], constants[(i,)] = "constexpr", value
+            else:
+                signature[name] = kind(value, (i,), parameter)
+        return Specialization(self.jit, signature, constants, attributes, (), (), options=options)
 
     def _first(self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
         with self._tuning, _disable_current_modes():

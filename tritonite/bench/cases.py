@@ -162,8 +162,7 @@ def _label(shape: Shape) -> str:
 
 
 def _dtypes(op: Op) -> list[torch.dtype]:
-    accepts = op.declaration.kernels[0].accepts
-    found = [dtype for dtype in DTYPES if dtype in accepts]
+    found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
     return found or [torch.int32]
 
 

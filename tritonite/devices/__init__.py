@@ -19,7 +19,9 @@ class Device:
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
     in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
     `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
-    reads one operand across the other's grain, `options` what its compiler is told besides.
+    reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
+    a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `options` what its
+    compiler is told besides.
     """
 
     kind: str
@@ -29,6 +31,9 @@ class Device:
     tile_elements: int
     transpose_tile: tuple[int, int]
     num_warps: int
+    row_elements: int
+    row_columns: int
+    programs: int
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False

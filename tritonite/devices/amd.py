@@ -10,6 +10,9 @@ RECORD = Device(
     tile_elements=1024,
     transpose_tile=(64, 64),
     num_warps=4,
+    row_elements=4096,
+    row_columns=64,
+    programs=1216,
     small_elements=2**18,
     small_block=512,
 )

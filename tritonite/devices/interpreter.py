@@ -10,5 +10,8 @@ RECORD = Device(
     tile_elements=1 << 14,
     transpose_tile=(128, 128),
     num_warps=4,
+    row_elements=1 << 14,
+    row_columns=128,
+    programs=4,
     interpreted=True,
 )

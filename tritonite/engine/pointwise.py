@@ -17,10 +17,10 @@ from tritonite import devices, dtypes
 from tritonite.errors import Decline
 from tritonite.launch import Launch, Specialization, flatten, recorder
 
-_TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
+TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
 _PLANS_PER_OPERATOR = 1024
 _VARIANTS = 8192
-_INT32_LIMIT = 2**31 - 2**20
+INT32_LIMIT = 2**31 - 2**20
 
 
 class Operand(NamedTuple):
@@ -378,7 +378,7 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
     return sizes, merged
 
 
-def _bounds(shape: Sequence[int], strides: Sequence[int]) -> int:
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """One more than the largest element offset a strided view reaches."""
     return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
 
@@ -545,7 +545,7 @@ class Pointwise:
     def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
         plan = Plan()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        plan.device, scalars = _common_device(tensors, outs)
+        plan.device, scalars = common_device(tensors, outs)
         kinds: list[_Tensor | _Constant | type] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
@@ -681,12 +681,12 @@ def _typed(
         else:
             target = _number_dtype(kind, compute)
         if isinstance(kind, _Tensor) and not kind.item:
-            parameters.append(Operand(len(operands), (), _TRITON_DTYPES[target]))
+            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target]))
             operands.append((i, "tensor"))
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
             continue
-        parameters.append(Operand(len(operands), None, _TRITON_DTYPES[target]))
+        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target]))
         operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
         if not isinstance(kind, _Tensor) and not target.is_floating_point:
@@ -706,7 +706,7 @@ def _typed(
         operator.formula,
         tuple(parameters),
         tuple([type(own.dtype) for own in parameters]),
-        tuple([Operand(j, (), _TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
+        tuple([Operand(j, (), TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
         (tuple(types), tuple(["*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes or results])),
         max(itemsizes),
     )
@@ -721,7 +721,7 @@ def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
     return torch.bool if kind is bool else torch.int64
 
 
-def _common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
+def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
     """The one device of the tensors, and the 0-d CPU tensors among them that serve as numbers on another device."""
     kind = devices.current.type
     found: torch.device | None = None
@@ -767,8 +767,8 @@ def _check_outputs(
                 and tuple(read.shape) == shape
                 and _same_strides(shape, read.stride(), out.stride())
             )
-            out_bytes = _bounds(out.shape, out.stride()) * out.dtype.itemsize
-            read_bytes = _bounds(read.shape, read.stride()) * read.dtype.itemsize
+            out_bytes = span(out.shape, out.stride()) * out.dtype.itemsize
+            read_bytes = span(read.shape, read.stride()) * read.dtype.itemsize
             grain = math.gcd(
                 *(
                     stride * tensor.dtype.itemsize
@@ -791,7 +791,7 @@ def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def _power_of_2(n: int) -> int:
+def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -801,11 +801,11 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tupl
     if len(sizes) < 2 or sizes[0] < 16:
         return None
     # Fewer rows than a tile has matter where there are many tiles of them; elsewhere one kernel serves all.
-    most_rows = _power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else device.tile_elements
+    most_rows = power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else device.tile_elements
     if any(own[1] == 1 for own in strides):
         rows, columns = device.transpose_tile
-        return min(rows, most_rows), min(columns, _power_of_2(sizes[0]))
-    columns = min(device.tile_elements, _power_of_2(sizes[0]))
+        return min(rows, most_rows), min(columns, power_of_2(sizes[0]))
+    columns = min(device.tile_elements, power_of_2(sizes[0]))
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
     while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
         columns //= 2
@@ -846,12 +846,12 @@ def _specialize(types: _KernelTypes, space: _Space, aligned: tuple[Sequence[bool
     sizes, strides, out_strides = space.sizes, space.strides, space.out_strides
     n = math.prod(sizes)
     every = space.every()
-    wide = n >= _INT32_LIMIT or any([_bounds(sizes, own) >= _INT32_LIMIT for own in every])
+    wide = n >= INT32_LIMIT or any([span(sizes, own) >= INT32_LIMIT for own in every])
     tile = _choose_tile(sizes, every)
     if tile is None:
         block = device.flat_bytes // max(types.itemsize, 2)
         block = min(block, device.small_block) if n <= device.small_elements else block
-        block = min(block, _power_of_2(n)) if device.interpreted else block
+        block = min(block, power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         blocks = (("MASK", mask), ("BLOCK", block))
         masks, grid, sized = (True, False), -(-n // block), (sizes, n)

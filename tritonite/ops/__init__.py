@@ -27,6 +27,7 @@ for _family in (
     "loss",
     "polynomial",
     "probability",
+    "reduction",
     "rounding",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")

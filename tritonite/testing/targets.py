@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from tritonite import catalog, dtypes
 from tritonite.engine import pointwise
 from tritonite.errors import Decline
-from tritonite.launch import Specialization
+from tritonite.launch import LibEntry, Specialization
+from tritonite.testing.samples import samples
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -68,18 +69,55 @@ def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[s
                     yield f"{dtype} {static} {label}", plan.specialization
 
 
+def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
+    """What an operator's host function launches through libentry, on samples in every dtype it serves or in one."""
+    found: list[Specialization] = []
+
+    def note(kernel: LibEntry, *args: Any, grid: Any, **kwargs: Any) -> None:
+        found.append(kernel.specialization(args, kwargs))
+
+    served = 0
+    with mock.patch.object(LibEntry, "run", note):
+        for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
+            if dtype not in op.declaration.accepts or (served and not full):
+                continue
+            for sample in samples(op, dtype):
+                if sample.label.split()[0] not in ("contiguous", "transposed"):
+                    continue
+                found.clear()
+                try:
+                    op(*sample.args, **sample.kwargs)
+                except Decline:
+                    continue
+                served += 1
+                yield from [(f"{dtype} {sample.label}", specialization) for specialization in found]
+
+
+def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
+    """Everything a declaration compiles, labelled."""
+    for kernel in declaration.kernels:
+        for label, specialization in specializations(kernel, full):
+            yield f"{kernel.name} {label}", specialization
+    if not declaration.kernels:
+        ops = [op for op in catalog.overloads().values() if op.declaration is declaration]
+        functional = [op for op in ops if not op.inplace and not op.out_names]
+        for op in functional or ops[:1]:
+            for label, specialization in launched(op, full):
+                yield f"{op.overload} {label}", specialization
+
+
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target."""
     catalog.overloads()
     index, parts = part
-    kernels = [k for d in catalog.declarations if not names or d.packets[0] in names for k in d.kernels]
-    for kernel in kernels[index::parts]:
-        for label, specialization in specializations(kernel, full):
+    chosen = [d for d in catalog.declarations if not names or d.packets[0] in names]
+    for declaration in chosen[index::parts]:
+        for label, specialization in _variants(declaration, full):
             for name, target in TARGETS.items():
                 try:
                     specialization.compile(target)
                 except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
-                    yield f"{kernel.name} {label} {name}: {error!r} {error.__cause__!r}"
+                    yield f"{label} {name}: {error!r} {error.__cause__!r}"
 
 
 def main() -> int:

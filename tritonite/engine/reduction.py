@@ -1,0 +1,720 @@
+"""Reductions over any dimensions of any layout, and row operators: one pair of kernels, and the choice of their blocks.
+
+A reduction is declared as `init / leaf / combine / project`: what each element contributes to a state, how two states
+become one, and what results the last one has. A row operator applies a formula to every element and its row's results,
+as softmax does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.engine.pointwise import (
+    INT32_LIMIT,
+    TRITON_DTYPES,
+    collapse,
+    common_device,
+    contiguous_strides,
+    never_overlaps_itself,
+    power_of_2,
+    span,
+)
+from tritonite.errors import Decline
+from tritonite.launch import libentry
+
+# The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
+INDEX = "index"
+# Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
+_KEPT, _REDUCED, _BOTH = 1, 2, 3
+
+
+@triton.jit
+def _offset(linear, shape, strides):
+    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
+    offset = linear * 0
+    rest = linear
+    for d in tl.static_range(len(strides) - 1):
+        offset += (rest % shape[d]) * strides[d]
+        rest = rest // shape[d]
+    return offset + rest * strides[len(strides) - 1]
+
+
+@triton.jit
+def _pointers(base, kept, reduced, shapes, kept_strides, reduced_strides, KIND: tl.constexpr):
+    if KIND == 1:
+        pointers = base + _offset(kept, shapes[0], kept_strides)[:, None]
+    elif KIND == 2:
+        pointers = base + _offset(reduced, shapes[1], reduced_strides)[None, :]
+    else:
+        pointers = base + (
+            _offset(kept, shapes[0], kept_strides)[:, None] + _offset(reduced, shapes[1], reduced_strides)[None, :]
+        )
+    return pointers
+
+
+@triton.jit
+def _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS: tl.constexpr, DTYPES: tl.constexpr):
+    values = ()
+    for i in tl.static_range(len(KINDS)):
+        pointers = _pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i], KINDS[i])
+        if KINDS[i] == 1:
+            value = tl.load(pointers, mask=kept_mask[:, None], other=0)
+        elif KINDS[i] == 2:
+            value = tl.load(pointers, mask=reduced_mask[None, :], other=0)
+        else:
+            value = tl.load(pointers, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
+        values = values + (value.to(DTYPES[i]),)
+    return values
+
+
+@triton.jit
+def _states(
+    values,
+    reduced,
+    shapes,
+    index_strides,
+    numbers,
+    mask,
+    LEAF: tl.constexpr,
+    INIT: tl.constexpr,
+    STATES: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
+    """What a block's elements contribute; where the mask is off, the identity."""
+    if LEAF is None:
+        states = values
+    elif len(index_strides) > 0:
+        index = _offset(reduced, shapes[1], index_strides)
+        states = LEAF(*(values + (tl.broadcast_to(index[None, :], SHAPE),) + numbers))
+    else:
+        states = LEAF(*(values + numbers))
+    if LEAF is not None and len(INIT) == 1:
+        states = (states,)
+    masked = ()
+    for i in tl.static_range(len(INIT)):
+        state = tl.broadcast_to(states[i].to(STATES[i]), SHAPE)
+        masked = masked + (tl.where(mask, state, INIT[i]).to(STATES[i]),)
+    return masked
+
+
+@triton.jit
+def _combined(a, b, COMBINE: tl.constexpr, STATES: tl.constexpr):
+    both = COMBINE(*(a + b))
+    if len(STATES) == 1:
+        both = (both,)
+    states = ()
+    for i in tl.static_range(len(STATES)):
+        states = states + (both[i].to(STATES[i]),)
+    return states
+
+
+def _fold_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
+    """By halves: Triton's own reduction runs element by element there."""
+    while states[0].shape[1] > 1:
+        rows, columns = states[0].shape
+        halves = [tl.split(tl.reshape(state, (rows, columns // 2, 2))) for state in states]
+        found = combine(*[left for left, _ in halves], *[right for _, right in halves])
+        states = found if isinstance(found, tuple) else (found,)
+    return tuple([tl.reshape(state, (state.shape[0],)) for state in states])
+
+
+@tl.core.builtin
+def _fold_in_compiler(states, combine, _semantic=None, _generator=None):
+    found = tl.reduce(tuple(states.values), 1, combine.value, _semantic=_semantic, _generator=_generator)
+    return tl.tuple(found)
+
+
+# Along the second dimension of a block.
+_fold = _fold_in_interpreter if devices.current.interpreted else _fold_in_compiler
+
+
+@triton.jit
+def _folded(
+    inputs,
+    kept,
+    start,
+    stop,
+    shapes,
+    strides,
+    index_strides,
+    numbers,
+    kept_mask,
+    LEAF: tl.constexpr,
+    COMBINE: tl.constexpr,
+    INIT: tl.constexpr,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    INDEX: tl.constexpr,
+    KEPT: tl.constexpr,
+    REDUCED: tl.constexpr,
+    ONCE: tl.constexpr,
+):
+    """The state of each row's elements from `start` to `stop`."""
+    reduced = start.to(INDEX) + tl.arange(0, REDUCED)
+    reduced_mask = reduced < stop
+    values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+    mask = kept_mask[:, None] & reduced_mask[None, :]
+    states = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+    if not ONCE:
+        for begin in range(start + REDUCED, stop, REDUCED):
+            reduced = begin + tl.arange(0, REDUCED)
+            reduced_mask = reduced < stop
+            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+            mask = kept_mask[:, None] & reduced_mask[None, :]
+            more = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+            states = _combined(states, more, COMBINE, STATES)
+    return _fold(states, COMBINE)
+
+
+@triton.jit
+def _numbers(count, number_0, number_1, COUNTED: tl.constexpr, NUMBERS: tl.constexpr):
+    """Scalars of float64 whatever Triton made of them, which takes a 1 for a constant."""
+    numbers = ()
+    if COUNTED:
+        numbers = numbers + (tl.full((1,), count, tl.float64),)
+    if NUMBERS > 0:
+        numbers = numbers + (tl.full((1,), number_0, tl.float64),)
+    if NUMBERS > 1:
+        numbers = numbers + (tl.full((1,), number_1, tl.float64),)
+    return numbers
+
+
+@triton.jit
+def _projected(states, numbers, PROJECT: tl.constexpr, RESULTS: tl.constexpr):
+    results = PROJECT(*(states + numbers))
+    if RESULTS == 1:
+        results = (results,)
+    return results
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_kept", "chunk"])
+def reduce(
+    inputs,
+    outs,
+    shapes,
+    strides,
+    index_strides,
+    n_kept,
+    n_reduced,
+    chunk,
+    count: tl.float64,
+    number_0: tl.float64,
+    number_1: tl.float64,
+    LEAF: tl.constexpr,
+    COMBINE: tl.constexpr,
+    PROJECT: tl.constexpr,
+    INIT: tl.constexpr,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    INDEX: tl.constexpr,
+    KEPT: tl.constexpr,
+    REDUCED: tl.constexpr,
+    ONCE: tl.constexpr,
+):
+    """A program reduces `chunk` elements of each of KEPT rows; where it has no PROJECT it writes their states.
+
+    Without LEAF its inputs are such states.
+    """
+    kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
+    kept_mask = kept < n_kept
+    start = tl.program_id(1).to(INDEX) * chunk
+    stop = tl.minimum(start + chunk, n_reduced)
+    states = _folded(
+        inputs,
+        kept,
+        start,
+        stop,
+        shapes,
+        strides,
+        index_strides,
+        _numbers(count, number_0, number_1, False, NUMBERS),
+        kept_mask,
+        LEAF,
+        COMBINE,
+        INIT,
+        KINDS,
+        DTYPES,
+        STATES,
+        INDEX,
+        KEPT,
+        REDUCED,
+        ONCE,
+    )
+    if PROJECT is None:
+        for i in tl.static_range(len(outs)):
+            tl.store(outs[i] + tl.program_id(1).to(INDEX) * n_kept + kept, states[i], mask=kept_mask)
+    else:
+        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, len(outs))
+        for i in tl.static_range(len(outs)):
+            offset = _offset(kept, shapes[0], strides[2][i])
+            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (KEPT,))
+            tl.store(outs[i] + offset, result, mask=kept_mask)
+
+
+@triton.jit
+def _apply(
+    values,
+    results,
+    numbers,
+    outs,
+    kept,
+    reduced,
+    shapes,
+    strides,
+    kept_mask,
+    reduced_mask,
+    APPLY: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
+    columns = ()
+    for i in tl.static_range(len(results)):
+        columns = columns + (results[i][:, None],)
+    found = APPLY(*(values + columns + numbers))
+    if len(outs) == 1:
+        found = (found,)
+    for i in tl.static_range(len(outs)):
+        pointers = _pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i], 3)
+        value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), SHAPE)
+        tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :])
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_kept", "chunk"])
+def transform_rows(
+    inputs,
+    outs,
+    given,
+    results_out,
+    shapes,
+    strides,
+    n_kept,
+    n_reduced,
+    chunk,
+    count: tl.float64,
+    number_0: tl.float64,
+    number_1: tl.float64,
+    LEAF: tl.constexpr,
+    COMBINE: tl.constexpr,
+    PROJECT: tl.constexpr,
+    APPLY: tl.constexpr,
+    INIT: tl.constexpr,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    RESULTS: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    INDEX: tl.constexpr,
+    KEPT: tl.constexpr,
+    REDUCED: tl.constexpr,
+    ONCE: tl.constexpr,
+):
+    """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
+
+    With `given`, the rows' results (RESULTS of them, contiguous), it only transforms, `chunk` elements of each.
+    """
+    kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
+    kept_mask = kept < n_kept
+    start = tl.program_id(1).to(INDEX) * chunk
+    stop = tl.minimum(start + chunk, n_reduced)
+    numbers = _numbers(count, number_0, number_1, False, NUMBERS)
+    SHAPE: tl.constexpr = (KEPT, REDUCED)
+    results = ()
+    reduced = start.to(INDEX) + tl.arange(0, REDUCED)
+    reduced_mask = reduced < stop
+    if len(given) > 0:
+        for i in tl.static_range(len(given)):
+            results = results + (tl.load(given[i] + kept, mask=kept_mask, other=0),)
+    elif ONCE:
+        values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+        mask = kept_mask[:, None] & reduced_mask[None, :]
+        states = _fold(_states(values, reduced, shapes, (), numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+    else:
+        states = _folded(
+            inputs,
+            kept,
+            start,
+            stop,
+            shapes,
+            strides,
+            (),
+            numbers,
+            kept_mask,
+            LEAF,
+            COMBINE,
+            INIT,
+            KINDS,
+            DTYPES,
+            STATES,
+            INDEX,
+            KEPT,
+            REDUCED,
+            ONCE,
+        )
+        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+    for i in tl.static_range(len(results_out)):
+        offset = _offset(kept, shapes[0], strides[4][i])
+        tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
+    if ONCE and len(given) == 0:
+        _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE)
+    else:
+        for begin in range(start, stop, REDUCED):
+            reduced = begin + tl.arange(0, REDUCED)
+            reduced_mask = reduced < stop
+            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+            _apply(
+                values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """How a set of elements becomes results, in functions of `triton.jit`.
+
+    Args:
+        init: the identity of `combine`, a number for each of the state's values but the index; or a function from the
+            dtype computed in to them.
+        leaf: the state of one element, from the operands' values, its index where the state has one, and the call's
+            numbers.
+        combine: (*state, *state) -> state, associative and commutative.
+        project: the results, from the state, the count of elements and the numbers; both are float64.
+        states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
+        results: how many results there are.
+    """
+
+    init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
+    leaf: Any
+    combine: Any
+    project: Any
+    states: tuple[torch.dtype | str | None, ...] = (None,)
+    results: int = 1
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        outs: Sequence[torch.Tensor],
+        compute: torch.dtype,
+        numbers: Sequence[float] = (),
+        dtypes_read: Sequence[torch.dtype] | None = None,
+    ) -> None:
+        """Reduce `inputs`, of one shape, over `dims` into `outs`, which have the other dimensions, or all with size 1.
+
+        Values are read as `compute` or as `dtypes_read`.
+        """
+        space = _Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
+        if not space.n_kept:
+            return
+        blocks = _blocks(space, transforming=False)
+        constants = self._constants(space, compute, numbers) | blocks.sizes
+        read = tuple(TRITON_DTYPES[dtype] for dtype in dtypes_read or [compute] * len(inputs))
+        count, first, second = float(space.n_reduced), *_padded(numbers)
+        shapes, n_kept = space.shapes, space.n_kept
+        if blocks.splits == 1:
+            reduce[(blocks.programs, 1)](
+                *(tuple(inputs), tuple(outs), shapes, (space.kept[0], space.reduced[0], space.kept[2])),
+                *(space.index_strides, n_kept, space.n_reduced, space.n_reduced, count, first, second),
+                LEAF=self.leaf,
+                PROJECT=self.project,
+                KINDS=space.kinds,
+                DTYPES=read,
+                **constants,
+            )
+            return
+        partial = tuple([_scratch((blocks.splits, n_kept), dtype, inputs[0]) for dtype in self._dtypes(space, compute)])
+        reduce[(blocks.programs, blocks.splits)](
+            *(tuple(inputs), partial, shapes, (space.kept[0], space.reduced[0], ())),
+            *(space.index_strides, n_kept, space.n_reduced, blocks.chunk, count, first, second),
+            LEAF=self.leaf,
+            PROJECT=None,
+            KINDS=space.kinds,
+            DTYPES=read,
+            **constants,
+        )
+        # The states of all splits, in rows of their own.
+        last = _second(blocks.splits, n_kept)
+        reduce[(-(-n_kept // last["KEPT"]), 1)](
+            *(
+                partial,
+                tuple(outs),
+                (shapes[0], ()),
+                (((1,),) * len(partial), ((n_kept,),) * len(partial), space.kept[2]),
+            ),
+            *((), n_kept, blocks.splits, blocks.splits, count, first, second),
+            LEAF=None,
+            PROJECT=self.project,
+            KINDS=(_BOTH,) * len(partial),
+            DTYPES=constants["STATES"],
+            **constants | last,
+        )
+
+    def _dtypes(self, space: _Space, compute: torch.dtype) -> list[torch.dtype]:
+        found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
+        return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
+
+    def _constants(self, space: _Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
+        init = self.init(compute) if callable(self.init) else self.init
+        states = self._dtypes(space, compute)
+        return {
+            "COMBINE": self.combine,
+            "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
+            "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
+            "NUMBERS": len(numbers),
+            "INDEX": space.integer,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class RowTransform:
+    """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`."""
+
+    reduction: Reduction
+    apply: Any
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        outs: Sequence[torch.Tensor],
+        compute: torch.dtype,
+        numbers: Sequence[float] = (),
+        row_outs: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
+    ) -> None:
+        """Transform `inputs`, of one shape, into `outs` of that shape, where rows lie along `dims`.
+
+        `row_outs` receive those results of the rows that `written` numbers.
+        """
+        reduction = self.reduction
+        space = _Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
+        if not space.n_kept:
+            return
+        blocks = _blocks(space, transforming=True)
+        count, first, second = float(space.n_reduced), *_padded(numbers)
+        given: tuple[torch.Tensor, ...] = ()
+        if blocks.splits > 1:
+            shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
+            given = tuple([_scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
+            reduction.run(inputs, dims, given, compute, numbers)
+        transform_rows[(blocks.programs, blocks.splits)](
+            *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
+            *((space.kept[0], space.reduced[0], space.kept[1], space.reduced[1], space.kept[2]), space.n_kept),
+            *(space.n_reduced, blocks.chunk, count, first, second),
+            LEAF=reduction.leaf,
+            PROJECT=reduction.project,
+            APPLY=self.apply,
+            KINDS=space.kinds,
+            DTYPES=(TRITON_DTYPES[compute],) * len(inputs),
+            RESULTS=reduction.results,
+            WRITTEN=tuple(written),
+            **reduction._constants(space, compute, numbers) | blocks.sizes,
+        )
+
+
+class _Space(NamedTuple):
+    """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
+
+    `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
+    alone; `shapes` leave out the slowest dimension of each.
+    """
+
+    n_kept: int
+    n_reduced: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    kept: tuple[tuple[tuple[int, ...], ...], ...]
+    reduced: tuple[tuple[tuple[int, ...], ...], ...]
+    index_strides: tuple[int, ...]
+    kinds: tuple[int, ...]
+    integer: Any
+
+    @property
+    def inner(self) -> bool:
+        """Whether elements that are reduced, and not those that are kept, are next to each other."""
+        full = next((i for i, kind in enumerate(self.kinds) if kind == _BOTH), None)
+        if full is None:
+            return True
+        return self.n_kept == 1 or self.reduced[0][full][0] <= self.kept[0][full][0]
+
+    @classmethod
+    def of(
+        cls,
+        inputs: tuple[torch.Tensor, ...],
+        dims: tuple[int, ...],
+        outs: tuple[torch.Tensor, ...],
+        kept_outs: tuple[torch.Tensor, ...],
+        indexed: bool,
+    ) -> _Space:
+        shape = inputs[0].shape
+        kept = [d for d in range(len(shape)) if d not in dims]
+        full = [tensor.stride() for tensor in (*inputs, *outs)]
+        small = [[out.stride(d) for d in kept] if out.dim() == len(shape) else list(out.stride()) for out in kept_outs]
+        kept_sizes, kept_strides = collapse([shape[d] for d in kept], [[own[d] for d in kept] for own in full] + small)
+        sizes = [shape[d] for d in dims]
+        places = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        reduced_sizes, reduced_strides = collapse(
+            sizes, [[own[d] for d in dims] for own in full] + ([places] if indexed else [])
+        )
+        every = len(full)
+        kinds = tuple(
+            [_KEPT * any(kept_strides[i]) + _REDUCED * any(reduced_strides[i]) or _KEPT for i in range(every)]
+        )
+        wide = math.prod(shape) >= INT32_LIMIT or any(
+            [
+                span((*kept_sizes, *reduced_sizes), (*kept_strides[i], *reduced_strides[i])) >= INT32_LIMIT
+                for i in range(every)
+            ]
+        )
+        n = len(inputs)
+        return cls(
+            math.prod(kept_sizes),
+            math.prod(reduced_sizes),
+            (tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
+            tuple(
+                [tuple(map(tuple, part)) for part in (kept_strides[:n], kept_strides[n:every], kept_strides[every:])]
+            ),
+            tuple([tuple(map(tuple, part)) for part in (reduced_strides[:n], reduced_strides[n:every])]),
+            tuple(reduced_strides[every]) if indexed else (),
+            kinds[:n],
+            tl.int64 if wide else tl.int32,
+        )
+
+
+class _Blocks(NamedTuple):
+    programs: int
+    splits: int
+    chunk: int
+    sizes: dict[str, Any]
+
+
+def _blocks(space: _Space, transforming: bool) -> _Blocks:
+    """How a space is cut: KEPT by REDUCED elements at a time, rows in several programs where there are few of them."""
+    device = devices.current
+    n_kept, n_reduced = space.n_kept, space.n_reduced
+    tile = device.row_elements
+    if n_kept * n_reduced <= 64 * tile:
+        tile //= 4
+    longest = 4 * device.row_elements if transforming else tile
+    if space.inner:
+        reduced = min(power_of_2(n_reduced), longest if n_reduced <= longest else device.row_elements)
+        kept = min(power_of_2(n_kept), max(1, tile // reduced))
+    else:
+        kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
+        reduced = min(power_of_2(n_reduced), max(1, tile // kept))
+    programs, splits, chunk = -(-n_kept // kept), 1, n_reduced
+    if 2 * programs <= device.programs and n_reduced >= 8 * reduced:
+        steps = -(-n_reduced // reduced)
+        chunk = reduced * -(-steps // min(-(-device.programs // programs), steps // 4))
+        splits = -(-n_reduced // chunk)
+        chunk = chunk if splits > 1 else n_reduced
+    warps = min(16, max(4, kept * reduced // 1024))
+    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": chunk <= reduced, "num_warps": warps, **device.options}
+    return _Blocks(programs, splits, chunk, sizes)
+
+
+def _second(splits: int, n_kept: int) -> dict[str, Any]:
+    """The blocks that combine the states of `splits` programs."""
+    kept = min(power_of_2(n_kept), 32)
+    reduced = min(power_of_2(splits), max(1, devices.current.row_elements // kept))
+    return {"KEPT": kept, "REDUCED": reduced, "ONCE": splits <= reduced, "num_warps": 4}
+
+
+def _padded(numbers: Sequence[float]) -> tuple[float, float]:
+    first, second = (*map(float, numbers), 0.0, 0.0)[:2]
+    return first, second
+
+
+def _scratch(shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=like.device)
+
+
+def reduced(
+    reduction: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dim: int | Sequence[int] | None,
+    keepdim: bool,
+    result_dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    compute: torch.dtype,
+    *,
+    numbers: Sequence[float] = (),
+    read: Sequence[torch.dtype] | None = None,
+    empty: bool = True,
+    keep_empty: bool = False,
+) -> Sequence[torch.Tensor]:
+    """The results of a reduction over `dim`, fresh or in `outs`: the host function of most reductions.
+
+    No dimensions stand for all of them, unless `keep_empty`. Declines where ATen must raise an error: for wrong
+    dimensions, for outputs of another shape or dtype, and for sets of no elements unless `empty`.
+    """
+    shape = tuple(inputs[0].shape)
+    dims = dimensions(dim, len(shape), keep_empty)
+    if not empty and any(shape[d] == 0 for d in dims):
+        raise Decline("a set of no elements")
+    result = tuple(1 if i in dims else size for i, size in enumerate(shape) if keepdim or i not in dims)
+    outs = outputs(inputs, [result] * len(result_dtypes), result_dtypes, outs)
+    reduction.run(inputs, dims, outs, compute, numbers, read)
+    return outs
+
+
+def dimensions(dim: int | Sequence[int] | None, rank: int, keep_empty: bool = False) -> tuple[int, ...]:
+    """Dimensions from 0, in order; declines for those that there are not, or that are there twice."""
+    given = (dim,) if isinstance(dim, int) else dim
+    if given is None or (not len(given) and not keep_empty):
+        return tuple(range(rank))
+    limit = max(rank, 1)
+    if any(not -limit <= d < limit for d in given):
+        raise Decline("a dimension that there is not")
+    found = sorted(d % limit for d in given)
+    if len(set(found)) < len(found):
+        raise Decline("a dimension twice")
+    return tuple(d for d in found if rank)
+
+
+def outputs(
+    inputs: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[int]],
+    result_dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+) -> Sequence[torch.Tensor]:
+    """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs."""
+    device, scalars = common_device(inputs, outs)
+    if scalars:
+        raise Decline("a tensor on another device")
+    for tensor in inputs:
+        if tensor.dtype not in TRITON_DTYPES:
+            raise Decline(f"dtype {tensor.dtype}")
+    if not outs:
+        return tuple(
+            torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=device)
+            for shape, dtype in zip(shapes, result_dtypes, strict=True)
+        )
+    for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
+        if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
+            raise Decline("output has another shape or dtype")
+        if not never_overlaps_itself(out.shape, out.stride()):
+            raise Decline("output overlaps itself")
+        if any(_may_overlap(out, other) for other in (*inputs, *outs[:i])):
+            raise Decline("output overlaps an input")
+    return outs
+
+
+def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    starts = a.data_ptr(), b.data_ptr()
+    ends = [
+        start + span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize if tensor.numel() else start
+        for start, tensor in zip(starts, (a, b), strict=True)
+    ]
+    return starts[0] < ends[1] and starts[1] < ends[0]

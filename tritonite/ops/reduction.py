@@ -1,0 +1,437 @@
+"""Reductions: sums and means, extrema with their places, logic, variances and norms.
+
+Sums add up in every lane of a block and then by pairs, variances by Welford's recurrence and Chan's combination
+(Chan, Golub, LeVeque 1979), so that errors grow with the logarithm of the count.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.catalog import operator
+from tritonite.dtypes import ALL, FLOATS, opmath
+from tritonite.engine.reduction import INDEX, Reduction, reduced
+from tritonite.errors import Decline
+from tritonite.language import libdevice
+from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
+
+
+@triton.jit
+def _same(x):
+    return x
+
+
+@triton.jit
+def add_states(a, b):
+    return a + b
+
+
+@triton.jit
+def _multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def only(state, count):
+    return state
+
+
+@triton.jit
+def over_count(state, count):
+    return true_divide(state, tl.broadcast_to(count.to(state.dtype), state.shape))
+
+
+_sum = Reduction((0,), _same, add_states, only)
+_mean = Reduction((0,), _same, add_states, over_count)
+_prod = Reduction((1,), _same, _multiply, only)
+
+
+@triton.jit
+def _not_nan(x):
+    return tl.where(x != x, 0, x)
+
+
+_nansum = Reduction((0,), _not_nan, add_states, only)
+
+
+def _summed(reduction, self, dim, keepdim, dtype, outs):
+    """In `dtype`, to which elements are converted first."""
+    if dtype is None:
+        dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
+    if dtype not in ALL or dtype is torch.bool:
+        raise Decline(f"dtype {dtype}")
+    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), read=(dtype,))
+
+
+@operator("sum", accepts=ALL, promotion="integers to int64")
+def sum(self, dim=None, keepdim=False, dtype=None, outs=()):
+    return _summed(_sum, self, dim, keepdim, dtype, outs)
+
+
+@operator("nansum", accepts=ALL, promotion="integers to int64")
+def nansum(self, dim=None, keepdim=False, dtype=None, outs=()):
+    return _summed(_nansum, self, dim, keepdim, dtype, outs)
+
+
+@operator("mean", accepts=FLOATS)
+def mean(self, dim=None, keepdim=False, dtype=None, outs=()):
+    dtype = dtype or (outs[0].dtype if outs else self.dtype)
+    if not dtype.is_floating_point:
+        raise Decline(f"dtype {dtype}")
+    return _summed(_mean, self, dim, keepdim, dtype, outs)
+
+
+@operator("prod", accepts=ALL, promotion="integers to int64")
+def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
+    return _summed(_prod, self, dim, keepdim, dtype, outs)
+
+
+@operator("trace", accepts=ALL, promotion="integers to int64")
+def trace(self, outs=()):
+    if self.dim() != 2:
+        raise Decline("no matrix")
+    return _summed(_sum, self.diagonal(), None, False, None, outs)
+
+
+def _lowest(dtype):
+    return (-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min,)
+
+
+def _highest(dtype):
+    return (math.inf if dtype.is_floating_point else torch.iinfo(dtype).max,)
+
+
+@triton.jit
+def _twice(x):
+    return x, x
+
+
+@triton.jit
+def _both_extrema(a_min, a_max, b_min, b_max):
+    return minimum_nan(a_min, b_min), maximum_nan(a_max, b_max)
+
+
+@triton.jit
+def _two(first, second, count):
+    return first, second
+
+
+_amax = Reduction(_lowest, _same, maximum_nan, only)
+_amin = Reduction(_highest, _same, minimum_nan, only)
+_aminmax = Reduction(lambda dtype: _highest(dtype) + _lowest(dtype), _twice, _both_extrema, _two, (None, None), 2)
+
+
+def _comparable(dtype):
+    """What elements compare in: small integers and bool as int32."""
+    return opmath(dtype) if dtype.is_floating_point or dtype is torch.int64 else torch.int32
+
+
+def _extremum(reduction, self, dim, keepdim, outs):
+    compute = _comparable(self.dtype)
+    dtypes = (self.dtype, torch.int64) if INDEX in reduction.states else (self.dtype,) * reduction.results
+    return reduced(reduction, (self,), dim, keepdim, dtypes, outs, compute, empty=False)
+
+
+@operator("amax", accepts=ALL)
+def amax(self, dim=None, keepdim=False, outs=()):
+    return _extremum(_amax, self, dim, keepdim, outs)
+
+
+@operator("amin", accepts=ALL)
+def amin(self, dim=None, keepdim=False, outs=()):
+    return _extremum(_amin, self, dim, keepdim, outs)
+
+
+@operator("aminmax", "_aminmax", accepts=ALL)
+def aminmax(self, dim=None, keepdim=False, outs=()):
+    return _extremum(_aminmax, self, dim, keepdim, outs)
+
+
+@triton.jit
+def _placed(x, index):
+    return x, index
+
+
+@triton.jit
+def _first_largest(a, i, b, j):
+    """nan before all, then the larger, then the one that comes first."""
+    ahead = ((a > b) & (b == b)) | ((a != a) & (b == b))
+    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(ahead, a, b), tl.where(ahead, i, j)
+
+
+@triton.jit
+def _first_smallest(a, i, b, j):
+    ahead = ((a < b) & (b == b)) | ((a != a) & (b == b))
+    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(ahead, a, b), tl.where(ahead, i, j)
+
+
+@triton.jit
+def _place(value, index, count):
+    return index
+
+
+_max = Reduction(_lowest, _placed, _first_largest, _two, (None, INDEX), 2)
+_min = Reduction(_highest, _placed, _first_smallest, _two, (None, INDEX), 2)
+_argmax = Reduction(_lowest, _placed, _first_largest, _place, (None, INDEX))
+_argmin = Reduction(_highest, _placed, _first_smallest, _place, (None, INDEX))
+
+
+@operator("max", accepts=ALL)
+def max(self, dim=None, keepdim=False, outs=()):
+    if dim is None:
+        return _extremum(_amax, self, None, False, outs)
+    return _extremum(_max, self, dim, keepdim, outs)
+
+
+@operator("min", accepts=ALL)
+def min(self, dim=None, keepdim=False, outs=()):
+    if dim is None:
+        return _extremum(_amin, self, None, False, outs)
+    return _extremum(_min, self, dim, keepdim, outs)
+
+
+def _arg(reduction, self, dim, keepdim, outs):
+    if self.dtype is torch.bool:
+        raise Decline("bool")
+    return reduced(reduction, (self,), dim, keepdim, (torch.int64,), outs, _comparable(self.dtype), empty=False)
+
+
+@operator("argmax", accepts=ALL[:-1], promotion="int64")
+def argmax(self, dim=None, keepdim=False, outs=()):
+    return _arg(_argmax, self, dim, keepdim, outs)
+
+
+@operator("argmin", accepts=ALL[:-1], promotion="int64")
+def argmin(self, dim=None, keepdim=False, outs=()):
+    return _arg(_argmin, self, dim, keepdim, outs)
+
+
+@triton.jit
+def _nonzero(x):
+    return (x != 0).to(tl.int32)
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+_any = Reduction((0,), _nonzero, _or, only, (torch.int32,))
+_all = Reduction((1,), _nonzero, _and, only, (torch.int32,))
+_count_nonzero = Reduction((0,), _nonzero, add_states, only, (torch.int64,))
+
+
+def _logical(reduction, self, dim, keepdim, outs):
+    dtype = torch.uint8 if self.dtype is torch.uint8 else torch.bool
+    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, self.dtype, keep_empty=True)
+
+
+@operator("any", accepts=ALL, promotion="bool")
+def any(self, dim=None, keepdim=False, outs=()):
+    return _logical(_any, self, dim, keepdim, outs)
+
+
+@operator("all", accepts=ALL, promotion="bool")
+def all(self, dim=None, keepdim=False, outs=()):
+    return _logical(_all, self, dim, keepdim, outs)
+
+
+@operator("_is_any_true", accepts=(torch.bool,))
+def is_any_true(self, outs=()):
+    return _logical(_any, self, None, False, outs)
+
+
+@operator("_is_all_true", accepts=(torch.bool,))
+def is_all_true(self, outs=()):
+    return _logical(_all, self, None, False, outs)
+
+
+@operator("count_nonzero", accepts=ALL, promotion="int64")
+def count_nonzero(self, dim=None, outs=()):
+    return reduced(_count_nonzero, (self,), dim, False, (torch.int64,), outs, self.dtype)
+
+
+@triton.jit
+def moment_leaf(x):
+    return x, x * 0.0, x * 0.0 + 1.0
+
+
+@triton.jit
+def combine_moments(mean, squares, count, other_mean, other_squares, other_count):
+    """Means, sums of squared distances from them, and counts, of two sets and of both."""
+    total = count + other_count
+    share = other_count / tl.maximum(total, 1.0)
+    distance = other_mean - mean
+    return mean + distance * share, squares + other_squares + distance * distance * count * share, total
+
+
+@triton.jit
+def _variance(mean, squares, own_count, count, correction):
+    divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)
+    return true_divide(squares, tl.broadcast_to(divisor, squares.shape))
+
+
+@triton.jit
+def _deviation(mean, squares, own_count, count, correction):
+    return square_root(_variance(mean, squares, own_count, count, correction))
+
+
+@triton.jit
+def _variance_mean(mean, squares, own_count, count, correction):
+    empty = tl.broadcast_to(count == 0.0, mean.shape)
+    return _variance(mean, squares, own_count, count, correction), tl.where(empty, float("nan"), mean)
+
+
+@triton.jit
+def _deviation_mean(mean, squares, own_count, count, correction):
+    variance, mean = _variance_mean(mean, squares, own_count, count, correction)
+    return square_root(variance), mean
+
+
+def moments(project, results):
+    """A reduction to results of (mean, sum of squared distances from it, count)."""
+    return Reduction((0.0, 0.0, 0.0), moment_leaf, combine_moments, project, (None,) * 3, results)
+
+
+_var, _std = moments(_variance, 1), moments(_deviation, 1)
+_var_mean, _std_mean = moments(_variance_mean, 2), moments(_deviation_mean, 2)
+
+
+def _spread(reduction, self, dim, correction, keepdim, outs):
+    if self.dtype not in FLOATS:
+        raise Decline(f"dtype {self.dtype}")
+    numbers = (1.0 if correction is None else float(correction),)
+    dtypes = (self.dtype,) * reduction.results
+    return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
+
+
+@operator("var", accepts=FLOATS)
+def var(self, dim=None, correction=None, keepdim=False, outs=()):
+    return _spread(_var, self, dim, correction, keepdim, outs)
+
+
+@operator("std", accepts=FLOATS)
+def std(self, dim=None, correction=None, keepdim=False, outs=()):
+    return _spread(_std, self, dim, correction, keepdim, outs)
+
+
+@operator("var_mean", accepts=FLOATS)
+def var_mean(self, dim=None, correction=None, keepdim=False, outs=()):
+    return _spread(_var_mean, self, dim, correction, keepdim, outs)
+
+
+@operator("std_mean", accepts=FLOATS)
+def std_mean(self, dim=None, correction=None, keepdim=False, outs=()):
+    return _spread(_std_mean, self, dim, correction, keepdim, outs)
+
+
+@triton.jit
+def _absolute(x):
+    return tl.abs(x)
+
+
+@triton.jit
+def _square(x):
+    return x * x
+
+
+@triton.jit
+def _root(state, count):
+    return square_root(state)
+
+
+@triton.jit
+def _one_if_nonzero(x):
+    return tl.where(x != 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def _power(x, ord):
+    return libdevice.pow(tl.abs(x), tl.broadcast_to(ord.to(x.dtype), x.shape))
+
+
+@triton.jit
+def _inverse_power(state, count, ord):
+    return libdevice.pow(state, tl.broadcast_to((1.0 / ord).to(state.dtype), state.shape))
+
+
+_NORMS = {
+    0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
+    1.0: Reduction((0.0,), _absolute, add_states, only),
+    2.0: Reduction((0.0,), _square, add_states, _root),
+    math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
+    -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
+}
+_any_norm = Reduction((0.0,), _power, add_states, _inverse_power)
+
+
+def _vector_norm(self, ord, dim, keepdim, dtype, outs):
+    dtype = dtype or (outs[0].dtype if outs else self.dtype)
+    if dtype not in FLOATS or self.dtype not in FLOATS or dtype.itemsize < self.dtype.itemsize:
+        raise Decline(f"dtype {dtype}")
+    if isinstance(ord, complex):
+        raise Decline("complex order")
+    if not self.numel() and (ord < 0 or math.isinf(ord)):
+        raise Decline("an empty tensor, of which there is no such norm")
+    reduction = _NORMS.get(float(ord), _any_norm)
+    numbers = (float(ord),) if reduction is _any_norm else ()
+    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)
+
+
+@operator("linalg_vector_norm", accepts=FLOATS)
+def linalg_vector_norm(self, ord=2, dim=None, keepdim=False, dtype=None, outs=()):
+    return _vector_norm(self, ord, dim, keepdim, dtype, outs)
+
+
+@operator("norm", accepts=FLOATS)
+def norm(self, p=2, dim=None, keepdim=False, dtype=None, outs=()):
+    return _vector_norm(self, 2 if p is None else p, dim, keepdim, dtype, outs)
+
+
+@triton.constexpr_function
+def _lowest_finite(dtype):
+    return -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
+
+
+@triton.jit
+def scaled_exponential(x):
+    """(largest, sum of exponentials next to it) of one element; 0 of them for minus infinity."""
+    infinite = tl.abs(x) == float("inf")
+    total = tl.where(infinite, tl.where(x > 0, 1.0, 0.0), x * 0.0 + 1.0)
+    return maximum_nan(x, tl.full(x.shape, _lowest_finite(x.dtype), x.dtype)), total
+
+
+@triton.jit
+def combine_exponentials(a, total, b, other):
+    """Of two sets: the larger of their largest, and both sums scaled to it. A difference of equals is 0."""
+    scale = libdevice.exp(tl.where(a == b, 0.0, -tl.abs(a - b)))
+    return maximum_nan(a, b), tl.where(a >= b, total + other * scale, total * scale + other)
+
+
+@triton.jit
+def _log_sum(largest, total, count):
+    return largest + libdevice.log(total)
+
+
+def sums_of_exponentials(project, results):
+    """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018."""
+    init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
+    return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results)
+
+
+_logsumexp = sums_of_exponentials(_log_sum, 1)
+
+
+@operator("logsumexp", accepts=ALL, promotion="int_to_float")
+def logsumexp(self, dim, keepdim=False, outs=()):
+    dtype = self.dtype if self.dtype.is_floating_point else torch.get_default_dtype()
+    return reduced(_logsumexp, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))
