@@ -70,6 +70,14 @@ def share_with(dispatcher: Any) -> None:
     dispatcher.set_launch_hooks([hook.calls for hook in hooks if hasattr(hook, "calls")])
 
 
+@functools.lru_cache(maxsize=1)
+def _prepare_core() -> None:
+    """Prepare what Triton's own functions call of its language, for the process, as the first call of one would."""
+    from triton.runtime.interpreter import _patch_lang
+
+    _patch_lang(triton.language.cdiv.fn)
+
+
 @contextlib.contextmanager
 def _interpreting() -> Iterator[None]:
     """The interpreter keeps its state in module globals, so one kernel runs at a time.
@@ -91,6 +99,7 @@ def _interpreting() -> Iterator[None]:
             _native.set_inside_kernel(True)
         saved, call = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         vars(interpreter_builder).update(changes)
+        _prepare_core()
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:

@@ -180,11 +180,11 @@ def _numbers(count, number_0, number_1, COUNTED: tl.constexpr, NUMBERS: tl.const
     """Scalars of float64 whatever Triton made of them, which takes a 1 for a constant."""
     numbers = ()
     if COUNTED:
-        numbers = numbers + (tl.full((1,), count, tl.float64),)
+        numbers = numbers + (tl.full((), count, tl.float64),)
     if NUMBERS > 0:
-        numbers = numbers + (tl.full((1,), number_0, tl.float64),)
+        numbers = numbers + (tl.full((), number_0, tl.float64),)
     if NUMBERS > 1:
-        numbers = numbers + (tl.full((1,), number_1, tl.float64),)
+        numbers = numbers + (tl.full((), number_1, tl.float64),)
     return numbers
 
 
@@ -218,6 +218,7 @@ def reduce(
     DTYPES: tl.constexpr,
     STATES: tl.constexpr,
     NUMBERS: tl.constexpr,
+    LEAF_NUMBERS: tl.constexpr,
     INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
@@ -239,7 +240,7 @@ def reduce(
         shapes,
         strides,
         index_strides,
-        _numbers(count, number_0, number_1, False, NUMBERS),
+        _numbers(count, number_0, number_1, False, LEAF_NUMBERS),
         kept_mask,
         LEAF,
         COMBINE,
@@ -316,6 +317,7 @@ def transform_rows(
     RESULTS: tl.constexpr,
     WRITTEN: tl.constexpr,
     NUMBERS: tl.constexpr,
+    LEAF_NUMBERS: tl.constexpr,
     INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
@@ -330,6 +332,7 @@ def transform_rows(
     start = tl.program_id(1).to(INDEX) * chunk
     stop = tl.minimum(start + chunk, n_reduced)
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
+    leaf_numbers = _numbers(count, number_0, number_1, False, LEAF_NUMBERS)
     SHAPE: tl.constexpr = (KEPT, REDUCED)
     results = ()
     reduced = start.to(INDEX) + tl.arange(0, REDUCED)
@@ -340,7 +343,7 @@ def transform_rows(
     elif ONCE:
         values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
         mask = kept_mask[:, None] & reduced_mask[None, :]
-        states = _fold(_states(values, reduced, shapes, (), numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+        states = _fold(_states(values, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
         results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     else:
         states = _folded(
@@ -351,7 +354,7 @@ def transform_rows(
             shapes,
             strides,
             (),
-            numbers,
+            leaf_numbers,
             kept_mask,
             LEAF,
             COMBINE,
@@ -387,8 +390,8 @@ class Reduction:
     Args:
         init: the identity of `combine`, a number for each of the state's values but the index; or a function from the
             dtype computed in to them.
-        leaf: the state of one element, from the operands' values, its index where the state has one, and the call's
-            numbers.
+        leaf: the state of one element, from the operands' values, its index where the state has one, and, if
+            `parametric`, the call's numbers.
         combine: (*state, *state) -> state, associative and commutative.
         project: the results, from the state, the count of elements and the numbers; both are float64.
         states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
@@ -401,6 +404,7 @@ class Reduction:
     project: Any
     states: tuple[torch.dtype | str | None, ...] = (None,)
     results: int = 1
+    parametric: bool = False
 
     def run(
         self,
@@ -473,6 +477,7 @@ class Reduction:
             "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
             "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
             "NUMBERS": len(numbers),
+            "LEAF_NUMBERS": len(numbers) if self.parametric else 0,
             "INDEX": space.integer,
         }
 

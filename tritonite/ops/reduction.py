@@ -262,7 +262,7 @@ def count_nonzero(self, dim=None, outs=()):
 
 @triton.jit
 def moment_leaf(x):
-    return x, x * 0.0, x * 0.0 + 1.0
+    return x, tl.zeros_like(x), tl.zeros_like(x) + 1.0
 
 
 @triton.jit
@@ -270,8 +270,10 @@ def combine_moments(mean, squares, count, other_mean, other_squares, other_count
     """Means, sums of squared distances from them, and counts, of two sets and of both."""
     total = count + other_count
     share = other_count / tl.maximum(total, 1.0)
-    distance = other_mean - mean
-    return mean + distance * share, squares + other_squares + distance * distance * count * share, total
+    # Next to a set of none its mean does not count, infinite as the other may be.
+    distance = tl.where((count == 0.0) | (other_count == 0.0), 0.0, other_mean - mean)
+    mean = tl.where(count == 0.0, other_mean, mean + distance * share)
+    return mean, squares + other_squares + distance * (distance * share * count), total
 
 
 @triton.jit
@@ -371,7 +373,7 @@ _NORMS = {
     math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
     -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
 }
-_any_norm = Reduction((0.0,), _power, add_states, _inverse_power)
+_any_norm = Reduction((0.0,), _power, add_states, _inverse_power, parametric=True)
 
 
 def _vector_norm(self, ord, dim, keepdim, dtype, outs):

@@ -82,7 +82,12 @@ def assert_close(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tens
 
 
 def to_reference(value: Any, integers: bool = False, device: str | None = None) -> Any:
-    """The same value with floating-point tensors in float64; with `integers`, those of integers too."""
+    """The same value with floating-point tensors in float64; with `integers`, those of integers too.
+
+    A floating-point dtype becomes float64.
+    """
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().to(device or value.device)

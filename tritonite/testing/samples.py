@@ -144,9 +144,9 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: str | None, bo
     if kind == "bool":
         return boolean
     if kind == "int":
-        return _INTEGERS[argument.name]
-    if kind in ("Optional[int]", "List[int]", "Optional[List[int]]"):
         # A dtype is an int in schemas.
+        return tensors[0].dtype if argument.name == "dtype" else _INTEGERS[argument.name]
+    if kind in ("Optional[int]", "List[int]", "Optional[List[int]]"):
         place = None if argument.name == "dtype" else -1 if tensors[0].dim() else 0
         return [place] if "List" in kind and place is not None else place
     number = 2 if not tensors[0].is_floating_point() else 0.75

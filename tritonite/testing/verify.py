@@ -22,6 +22,8 @@ from tritonite.testing.compare import judge, poisoned, to_reference
 from tritonite.testing.samples import ZERO_SIGN_UNDEFINED, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
+# Outputs of one dtype whatever the others'.
+_OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
 
 
 @dataclass
@@ -102,10 +104,10 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
 def _functional(function: Any, op: Op, sample: Any) -> Any:
     """ATen's result for an out= overload, from empty outputs that it resizes."""
     dtype = next((v.dtype for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, torch.Tensor)), None)
-    for candidate in (dtype, torch.float32, torch.bool, torch.int32, torch.float64, torch.complex64):
+    others = (torch.float32, torch.bool, torch.int32, torch.int64, torch.float64, torch.complex64)
+    for candidate in (dtype, *others):
         outs = {name: torch.empty(0, dtype=candidate, device=devices.current.type) for name in op.out_names}
-        if op.out_names == ("mantissa", "exponent"):
-            outs["exponent"] = outs["exponent"].to(torch.int32)
+        outs |= {name: outs[name].to(_OUT_DTYPES[name]) for name in op.out_names if name in _OUT_DTYPES}
         copied = sample.map(_clone)
         result = _quietly(lambda: function(*copied.args, **copied.kwargs, **outs))
         if not isinstance(result, Exception):
