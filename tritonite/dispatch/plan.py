@@ -57,7 +57,7 @@ class Plan:
 
     `slots` are numbers that launches take from the call: the argument, whether as floating point, and bounds to keep;
     `draws` says how far each draw moves the generator on; `buffers` are tensors to allocate the like of; `results` are
-    sources, with (sizes, strides) for views.
+    sources, with (sizes, strides) for views; None for one that was not asked for.
     """
 
     device: torch.device
@@ -65,7 +65,7 @@ class Plan:
     draws: list[int] = field(default_factory=list)
     buffers: list[torch.Tensor] = field(default_factory=list)
     launches: list[LaunchStep] = field(default_factory=list)
-    results: list[tuple[Source, tuple[Sequence[int], Sequence[int]] | None]] = field(default_factory=list)
+    results: list[tuple[Source, tuple[Sequence[int], Sequence[int]] | None] | None] = field(default_factory=list)
 
 
 class Unrecordable(Exception):
@@ -218,12 +218,15 @@ class Recorder:
         assert leaf is not None
         return False, owners[0], pointer - leaf.data_ptr()
 
-    def plan(self, results: Sequence[torch.Tensor]) -> Plan | None:
+    def plan(self, results: Sequence[torch.Tensor | None]) -> Plan | None:
         """The plan of a call that returned `results`, or None, with `reason` set, where there can be none."""
         if self.reason:
             return None
         try:
             for result in results:
+                if result is None:
+                    self._plan.results.append(None)
+                    continue
                 source = self._source(result)
                 base = self._plan.buffers[source[1]] if source[0] else self._leaves[source[1]]
                 if base is result:
@@ -288,11 +291,11 @@ class Watch(TorchDispatchMode):
 
 
 def record(
-    run: Callable[[], tuple[torch.Tensor, ...]],
+    run: Callable[[], tuple[torch.Tensor | None, ...]],
     leaves: Sequence[torch.Tensor | None],
     arguments: dict[int, int],
     watch: bool = True,
-) -> tuple[tuple[torch.Tensor, ...], Plan | None, str]:
+) -> tuple[tuple[torch.Tensor | None, ...], Plan | None, str]:
     """(results, plan or None, why there is none) of a call of a host function.
 
     `watch` unless the function is an engine's, which tells of its allocations itself and calls nothing else.

@@ -61,9 +61,21 @@ def _pointers(base, kept, reduced, shapes, kept_strides, reduced_strides, KIND: 
 
 
 @triton.jit
-def _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS: tl.constexpr, DTYPES: tl.constexpr):
+def _read(
+    inputs,
+    kept,
+    reduced,
+    shapes,
+    strides,
+    kept_mask,
+    reduced_mask,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """The values of the first COUNT operands in a block."""
     values = ()
-    for i in tl.static_range(len(KINDS)):
+    for i in tl.static_range(COUNT):
         pointers = _pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i], KINDS[i])
         if KINDS[i] == 1:
             value = tl.load(pointers, mask=kept_mask[:, None], other=0)
@@ -141,7 +153,8 @@ def _folded(
     inputs,
     kept,
     start,
-    stop,
+    steps,
+    n_reduced,
     shapes,
     strides,
     index_strides,
@@ -152,23 +165,24 @@ def _folded(
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
+    LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
     INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """The state of each row's elements from `start` to `stop`."""
-    reduced = start.to(INDEX) + tl.arange(0, REDUCED)
-    reduced_mask = reduced < stop
-    values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+    """The state of the elements in `steps` blocks of each row from `start` on."""
+    reduced = start + tl.arange(0, REDUCED)
+    reduced_mask = reduced < n_reduced
+    values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
     mask = kept_mask[:, None] & reduced_mask[None, :]
     states = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
     if not ONCE:
-        for begin in range(start + REDUCED, stop, REDUCED):
-            reduced = begin + tl.arange(0, REDUCED)
-            reduced_mask = reduced < stop
-            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+        for step in range(1, steps):
+            reduced = start + step * REDUCED + tl.arange(0, REDUCED)
+            reduced_mask = reduced < n_reduced
+            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
             mask = kept_mask[:, None] & reduced_mask[None, :]
             more = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
             states = _combined(states, more, COMBINE, STATES)
@@ -197,7 +211,7 @@ def _projected(states, numbers, PROJECT: tl.constexpr, RESULTS: tl.constexpr):
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n_kept", "chunk"])
+@triton.jit(do_not_specialize=["steps"])
 def reduce(
     inputs,
     outs,
@@ -206,7 +220,7 @@ def reduce(
     index_strides,
     n_kept,
     n_reduced,
-    chunk,
+    steps,
     count: tl.float64,
     number_0: tl.float64,
     number_1: tl.float64,
@@ -224,19 +238,19 @@ def reduce(
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """A program reduces `chunk` elements of each of KEPT rows; where it has no PROJECT it writes their states.
+    """A program reduces `steps` blocks of each of KEPT rows; where it has no PROJECT it writes their states.
 
     Without LEAF its inputs are such states.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
-    start = tl.program_id(1).to(INDEX) * chunk
-    stop = tl.minimum(start + chunk, n_reduced)
+    start = tl.program_id(1).to(INDEX) * steps * REDUCED
     states = _folded(
         inputs,
         kept,
         start,
-        stop,
+        steps,
+        n_reduced,
         shapes,
         strides,
         index_strides,
@@ -247,6 +261,7 @@ def reduce(
         INIT,
         KINDS,
         DTYPES,
+        len(KINDS),
         STATES,
         INDEX,
         KEPT,
@@ -292,7 +307,7 @@ def _apply(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n_kept", "chunk"])
+@triton.jit(do_not_specialize=["steps"])
 def transform_rows(
     inputs,
     outs,
@@ -302,7 +317,7 @@ def transform_rows(
     strides,
     n_kept,
     n_reduced,
-    chunk,
+    steps,
     count: tl.float64,
     number_0: tl.float64,
     number_1: tl.float64,
@@ -313,6 +328,7 @@ def transform_rows(
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
+    LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
     RESULTS: tl.constexpr,
     WRITTEN: tl.constexpr,
@@ -325,32 +341,35 @@ def transform_rows(
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
-    With `given`, the rows' results (RESULTS of them, contiguous), it only transforms, `chunk` elements of each.
+    With `given`, the rows' results (RESULTS of them, contiguous), it only transforms, `steps` blocks of each.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
-    start = tl.program_id(1).to(INDEX) * chunk
-    stop = tl.minimum(start + chunk, n_reduced)
+    start = tl.program_id(1).to(INDEX) * steps * REDUCED
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
     leaf_numbers = _numbers(count, number_0, number_1, False, LEAF_NUMBERS)
     SHAPE: tl.constexpr = (KEPT, REDUCED)
     results = ()
-    reduced = start.to(INDEX) + tl.arange(0, REDUCED)
-    reduced_mask = reduced < stop
+    reduced = start + tl.arange(0, REDUCED)
+    reduced_mask = reduced < n_reduced
     if len(given) > 0:
         for i in tl.static_range(len(given)):
             results = results + (tl.load(given[i] + kept, mask=kept_mask, other=0),)
     elif ONCE:
-        values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+        values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
         mask = kept_mask[:, None] & reduced_mask[None, :]
-        states = _fold(_states(values, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+        read = ()
+        for i in tl.static_range(LEAF_INPUTS):
+            read = read + (values[i],)
+        states = _fold(_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
         results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     else:
         states = _folded(
             inputs,
             kept,
             start,
-            stop,
+            steps,
+            n_reduced,
             shapes,
             strides,
             (),
@@ -361,6 +380,7 @@ def transform_rows(
             INIT,
             KINDS,
             DTYPES,
+            LEAF_INPUTS,
             STATES,
             INDEX,
             KEPT,
@@ -374,10 +394,10 @@ def transform_rows(
     if ONCE and len(given) == 0:
         _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE)
     else:
-        for begin in range(start, stop, REDUCED):
-            reduced = begin + tl.arange(0, REDUCED)
-            reduced_mask = reduced < stop
-            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES)
+        for step in range(steps):
+            reduced = start + step * REDUCED + tl.arange(0, REDUCED)
+            reduced_mask = reduced < n_reduced
+            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
             _apply(
                 values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE
             )
@@ -430,7 +450,7 @@ class Reduction:
         if blocks.splits == 1:
             reduce[(blocks.programs, 1)](
                 *(tuple(inputs), tuple(outs), shapes, (space.kept[0], space.reduced[0], space.kept[2])),
-                *(space.index_strides, n_kept, space.n_reduced, space.n_reduced, count, first, second),
+                *(space.index_strides, n_kept, space.n_reduced, blocks.steps, count, first, second),
                 LEAF=self.leaf,
                 PROJECT=self.project,
                 KINDS=space.kinds,
@@ -441,7 +461,7 @@ class Reduction:
         partial = tuple([_scratch((blocks.splits, n_kept), dtype, inputs[0]) for dtype in self._dtypes(space, compute)])
         reduce[(blocks.programs, blocks.splits)](
             *(tuple(inputs), partial, shapes, (space.kept[0], space.reduced[0], ())),
-            *(space.index_strides, n_kept, space.n_reduced, blocks.chunk, count, first, second),
+            *(space.index_strides, n_kept, space.n_reduced, blocks.steps, count, first, second),
             LEAF=self.leaf,
             PROJECT=None,
             KINDS=space.kinds,
@@ -449,7 +469,7 @@ class Reduction:
             **constants,
         )
         # The states of all splits, in rows of their own.
-        last = _second(blocks.splits, n_kept)
+        steps, last = _second(blocks.splits, n_kept)
         reduce[(-(-n_kept // last["KEPT"]), 1)](
             *(
                 partial,
@@ -457,7 +477,7 @@ class Reduction:
                 (shapes[0], ()),
                 (((1,),) * len(partial), ((n_kept,),) * len(partial), space.kept[2]),
             ),
-            *((), n_kept, blocks.splits, blocks.splits, count, first, second),
+            *((), n_kept, blocks.splits, steps, count, first, second),
             LEAF=None,
             PROJECT=self.project,
             KINDS=(_BOTH,) * len(partial),
@@ -484,10 +504,14 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class RowTransform:
-    """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`."""
+    """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
+
+    The reduction's leaf takes the first `leaf_inputs` of the operands, or all.
+    """
 
     reduction: Reduction
     apply: Any
+    leaf_inputs: int | None = None
 
     def run(
         self,
@@ -503,7 +527,7 @@ class RowTransform:
 
         `row_outs` receive those results of the rows that `written` numbers.
         """
-        reduction = self.reduction
+        reduction, leaf_inputs = self.reduction, self.leaf_inputs or len(inputs)
         space = _Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
         if not space.n_kept:
             return
@@ -513,16 +537,17 @@ class RowTransform:
         if blocks.splits > 1:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([_scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
-            reduction.run(inputs, dims, given, compute, numbers)
+            reduction.run(inputs[:leaf_inputs], dims, given, compute, numbers)
         transform_rows[(blocks.programs, blocks.splits)](
             *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
             *((space.kept[0], space.reduced[0], space.kept[1], space.reduced[1], space.kept[2]), space.n_kept),
-            *(space.n_reduced, blocks.chunk, count, first, second),
+            *(space.n_reduced, blocks.steps, count, first, second),
             LEAF=reduction.leaf,
             PROJECT=reduction.project,
             APPLY=self.apply,
             KINDS=space.kinds,
             DTYPES=(TRITON_DTYPES[compute],) * len(inputs),
+            LEAF_INPUTS=leaf_inputs,
             RESULTS=reduction.results,
             WRITTEN=tuple(written),
             **reduction._constants(space, compute, numbers) | blocks.sizes,
@@ -600,7 +625,7 @@ class _Space(NamedTuple):
 class _Blocks(NamedTuple):
     programs: int
     splits: int
-    chunk: int
+    steps: int
     sizes: dict[str, Any]
 
 
@@ -618,22 +643,21 @@ def _blocks(space: _Space, transforming: bool) -> _Blocks:
     else:
         kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
-    programs, splits, chunk = -(-n_kept // kept), 1, n_reduced
-    if 2 * programs <= device.programs and n_reduced >= 8 * reduced:
-        steps = -(-n_reduced // reduced)
-        chunk = reduced * -(-steps // min(-(-device.programs // programs), steps // 4))
-        splits = -(-n_reduced // chunk)
-        chunk = chunk if splits > 1 else n_reduced
+    programs, splits, steps = -(-n_kept // kept), 1, -(-n_reduced // reduced)
+    if 2 * programs <= device.programs and steps >= 8:
+        each = -(-steps // min(-(-device.programs // programs), steps // 4))
+        splits, steps = -(-steps // each), each
     warps = min(16, max(4, kept * reduced // 1024))
-    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": chunk <= reduced, "num_warps": warps, **device.options}
-    return _Blocks(programs, splits, chunk, sizes)
+    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": warps, **device.options}
+    return _Blocks(programs, splits, steps, sizes)
 
 
-def _second(splits: int, n_kept: int) -> dict[str, Any]:
-    """The blocks that combine the states of `splits` programs."""
+def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:
+    """The steps and blocks that combine the states of `splits` programs."""
     kept = min(power_of_2(n_kept), 32)
     reduced = min(power_of_2(splits), max(1, devices.current.row_elements // kept))
-    return {"KEPT": kept, "REDUCED": reduced, "ONCE": splits <= reduced, "num_warps": 4}
+    steps = -(-splits // reduced)
+    return steps, {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": 4}
 
 
 def _padded(numbers: Sequence[float]) -> tuple[float, float]:

@@ -25,10 +25,12 @@ for _family in (
     "elementary",
     "gamma",
     "loss",
+    "normalization",
     "polynomial",
     "probability",
     "reduction",
     "rounding",
+    "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 

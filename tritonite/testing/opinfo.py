@@ -27,6 +27,10 @@ _THROUGH_PARTS = {
     "nn.functional.rrelu",
     "nn.functional.relu6",
     "nn.functional.selu",
+    "nn.functional.cross_entropy",
+    "nn.functional.group_norm",
+    "nn.functional.layer_norm",
+    "nn.functional.softmin",
 }
 # The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
 _MOST_STEPS = 2**14

@@ -33,9 +33,13 @@ NAN_UNDEFINED = {
     "special_shifted_chebyshev_polynomial_v",
     "special_shifted_chebyshev_polynomial_w",
 }
-# The same two loops of ATen give zeros of different sign.
+# The same two loops of ATen give zeros of different sign; in gradients of rows its sums start from 0 on a GPU, and on a
+# CPU from the first element.
 ZERO_SIGN_UNDEFINED = {
     "_add_relu",
+    "_log_softmax_backward_data",
+    "_softmax_backward_data",
+    "native_layer_norm_backward",
     "fmax",
     "fmin",
     "hardtanh",
@@ -47,6 +51,35 @@ ZERO_SIGN_UNDEFINED = {
 }
 _INTEGERS = {"dim": -1, "reduction": 1, "n": 2, "p": 1, "decimals": 1}
 _STRINGS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
+
+
+def _layer_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Weight and bias for the last dimension, and what the forward pass hands to the backward pass."""
+    x = tensors[0]
+    size, weight = list(x.shape[-1:]), x[(0,) * (x.dim() - 1)] if x.numel() else x
+    given = {"input": x.flip(0) if x.dim() else x, "normalized_shape": size, "weight": weight, "bias": weight}
+    given |= {"grad_out": x, "output_mask": [True, True, True], "eps": 1e-5}
+    if x.is_floating_point() and x.numel() and x.dim():
+        given |= dict(
+            zip(("mean", "rstd"), torch.native_layer_norm(given["input"], size, None, None, 1e-5)[1:], strict=True)
+        )
+    return given
+
+
+def _softmax(function: Any) -> Any:
+    return lambda tensors: {
+        "grad_output": tensors[0],
+        "output": function(tensors[0], -1) if tensors[0].is_floating_point() else tensors[0],
+    }
+
+
+# Arguments that no schema tells of, from a layout's tensors.
+_ARGUMENTS = {
+    "_log_softmax_backward_data": _softmax(torch.log_softmax),
+    "_softmax_backward_data": _softmax(torch.softmax),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm,
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +142,7 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
 
 def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     """The calls of an overload that take `tensors` for its tensor arguments, in order, for every string and flag."""
+    special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
     choices = next((_STRINGS[name] for name in op.names if name in _STRINGS), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
     for choice in choices:
@@ -119,7 +153,10 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
             for argument in op.schema.arguments:
                 if argument.name in op.out_names:
                     continue
-                value = _argument(argument, remaining, choice, boolean)
+                if argument.name in special:
+                    value = special[argument.name]
+                else:
+                    value = _argument(argument, remaining, choice, boolean)
                 if argument.kwarg_only:
                     kwargs[argument.name] = value
                 else:
@@ -145,7 +182,7 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: str | None, bo
         return boolean
     if kind == "int":
         # A dtype is an int in schemas.
-        return tensors[0].dtype if argument.name == "dtype" else _INTEGERS[argument.name]
+        return tensors[0].dtype if argument.name.endswith("dtype") else _INTEGERS[argument.name]
     if kind in ("Optional[int]", "List[int]", "Optional[List[int]]"):
         place = None if argument.name == "dtype" else -1 if tensors[0].dim() else 0
         return [place] if "List" in kind and place is not None else place

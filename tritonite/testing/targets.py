@@ -73,7 +73,7 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
     """What an operator's host function launches through libentry, on samples in every dtype it serves or in one."""
     found: list[Specialization] = []
 
-    def note(kernel: LibEntry, *args: Any, grid: Any, **kwargs: Any) -> None:
+    def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
     served = 0

@@ -175,6 +175,7 @@ struct Buffer {
 struct Result {
   Source source;
   bool whole = true;
+  bool absent = false;
   c10::SmallVector<int64_t, 6> sizes, strides;
 };
 
@@ -680,6 +681,10 @@ struct Replay {
     }
     c10::SmallVector<IValue, 4> results;
     for (const Result& result : plan.results) {
+      if (result.absent) {
+        results.emplace_back(at::Tensor());
+        continue;
+      }
       const at::Tensor& from = base(result.source);
       if (result.whole) {
         results.emplace_back(from);
@@ -801,8 +806,15 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described) {
   }
   for (const py::handle item : described.attr("launches")) plan->launches.push_back(launch_of(item));
   for (const py::handle item : described.attr("results")) {
+    if (item.is_none()) {
+      plan->results.emplace_back();
+      plan->results.back().absent = true;
+      continue;
+    }
     const auto parts = item.cast<py::tuple>();
-    Result result{source_of(parts[0].cast<py::tuple>()), parts[1].is_none(), {}, {}};
+    Result result;
+    result.source = source_of(parts[0].cast<py::tuple>());
+    result.whole = parts[1].is_none();
     if (!result.whole) {
       const auto layout = parts[1].cast<py::tuple>();
       result.sizes = integers(layout[0]);
