@@ -162,8 +162,8 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
 def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask, outs=()):
     _check(input, grad_out, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
-    if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows or outs:
-        raise Decline("operands of other shapes, or outputs")
+    if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows:
+        raise Decline("operands of other shapes")
     compute = opmath(input.dtype)
     wanted = [
         flag and (i == 0 or operand is not None)
@@ -172,7 +172,9 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
     every = [operand for operand in (grad_out, input, mean, rstd, weight) if operand is not None]
     shapes = [input.shape, normalized_shape, normalized_shape]
     chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
-    found = iter(outputs(every, chosen, [input.dtype] * len(chosen), ()))
+    if outs and not all(wanted):
+        raise Decline("outputs that are not asked for")
+    found = iter(outputs(every, chosen, [input.dtype] * len(chosen), outs))
     results = [next(found) if flag else None for flag in wanted]
     full = [operand.expand(input.shape) for operand in every]
     if wanted[0]:

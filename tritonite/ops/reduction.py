@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
-from tritonite.engine.reduction import INDEX, Reduction, reduced
+from tritonite.engine.reduction import INDEX, Reduction, dimensions, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
@@ -60,9 +60,9 @@ def _summed(reduction, self, dim, keepdim, dtype, outs):
     """In `dtype`, to which elements are converted first."""
     if dtype is None:
         dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
-    if dtype not in ALL or dtype is torch.bool:
-        raise Decline(f"dtype {dtype}")
-    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), read=(dtype,))
+    if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
+        raise Decline(f"{self.dtype} in {dtype}")
+    return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))
 
 
 @operator("sum", accepts=ALL, promotion="integers to int64")
@@ -312,6 +312,8 @@ def _spread(reduction, self, dim, correction, keepdim, outs):
     if self.dtype not in FLOATS:
         raise Decline(f"dtype {self.dtype}")
     numbers = (1.0 if correction is None else float(correction),)
+    if math.prod(self.shape[d] for d in dimensions(dim, self.dim())) <= numbers[0]:
+        raise Decline("no degrees of freedom, of which ATen warns")
     dtypes = (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
 
