@@ -27,8 +27,10 @@ POINTWISE: tuple[Shape, ...] = (
     (4096, 8192),
     (8192, 8192),
 )
-# The shapes of a family that has its own; the others are pointwise.
-SHAPES: dict[str, tuple[Shape, ...]] = {}
+# Square, many rows, long rows, one row, short rows.
+ROWS: tuple[Shape, ...] = ((4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
+# The shapes of families that have their own; the others are pointwise.
+SHAPES = dict.fromkeys(("normalization", "reduction", "softmax"), ROWS)
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -69,7 +71,10 @@ class Case:
         make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(self.operands(make))))
-        return Sample(sample.label, sample.args, {**sample.kwargs, **self.given})
+        places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
+        args = [self.given.get(name, sample.args[i]) for name, i in places.items()]
+        keywords = {name: value for name, value in self.given.items() if name not in places}
+        return Sample(sample.label, tuple(args), {**sample.kwargs, **keywords})
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,9 @@ def cases(
                 for shape in shapes:
                     if not quick or shape in QUICK_SHAPES or interpreted:
                         yield Case(packet, op.overload, op.family, _label(shape), dtype, _alike(op, shape), measure)
+                    for label, given in _other_dimensions(op, len(shape)) if not quick and len(shape) > 1 else ():
+                        label = f"{_label(shape)} {label}"
+                        yield Case(packet, op.overload, op.family, label, dtype, _alike(op, shape), measure, given)
                 for special in SPECIAL if not interpreted else ():
                     if special.op == packet:
                         operands, given = special.operands, special.given
@@ -155,6 +163,16 @@ def cases(
         add = tritonite.overloads()["add.Tensor"]
         for n in VECTOR_ADD[:: 3 if quick else 1]:
             yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _alike(add, (n,)))
+
+
+def _other_dimensions(op: Op, rank: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Labels and arguments for an operator along the first dimension, and over all where it takes several."""
+    kinds = {argument.name: str(argument.type) for argument in op.schema.arguments}
+    if op.family in SHAPES and "dim" in kinds:
+        several = "List" in kinds["dim"]
+        yield "dim 0", {"dim": [0] if several else 0}
+        if several or kinds["dim"].startswith("Optional"):
+            yield "all", {"dim": list(range(rank)) if several else None}
 
 
 def _label(shape: Shape) -> str:
