@@ -152,7 +152,7 @@ def cases(
                 for shape in shapes:
                     if not quick or shape in QUICK_SHAPES or interpreted:
                         yield Case(packet, op.overload, op.family, _label(shape), dtype, _alike(op, shape), measure)
-                    for label, given in _other_dimensions(op, len(shape)) if not quick and len(shape) > 1 else ():
+                    for label, given in _other_dimensions(op, shape) if not quick else ():
                         label = f"{_label(shape)} {label}"
                         yield Case(packet, op.overload, op.family, label, dtype, _alike(op, shape), measure, given)
                 for special in SPECIAL if not interpreted else ():
@@ -165,14 +165,16 @@ def cases(
             yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _alike(add, (n,)))
 
 
-def _other_dimensions(op: Op, rank: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
     """Labels and arguments for an operator along the first dimension, and over all where it takes several."""
-    kinds = {argument.name: str(argument.type) for argument in op.schema.arguments}
-    if op.family in SHAPES and "dim" in kinds:
-        several = "List" in kinds["dim"]
-        yield "dim 0", {"dim": [0] if several else 0}
-        if several or kinds["dim"].startswith("Optional"):
-            yield "all", {"dim": list(range(rank)) if several else None}
+    kind = next((str(argument.type) for argument in op.schema.arguments if argument.name == "dim"), "")
+    if op.family not in SHAPES or not kind:
+        return
+    if shape[0] > 1:
+        yield "dim 0", {"dim": [0] if "List" in kind else 0}
+    # All dimensions of one shape are those of any other.
+    if shape in (ROWS[0], INTERPRETED[0]) and ("List" in kind or kind.startswith("Optional")):
+        yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
 
 
 def _label(shape: Shape) -> str:

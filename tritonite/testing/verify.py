@@ -19,7 +19,7 @@ from tritonite.override import select, use_gems
 from tritonite.stats import stats
 from tritonite.testing import opinfo
 from tritonite.testing.compare import judge, poisoned, to_reference
-from tritonite.testing.samples import ZERO_SIGN_UNDEFINED, samples
+from tritonite.testing.samples import ZERO_SIGN_UNDEFINED, Sample, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
@@ -81,7 +81,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         if isinstance(expected, Exception):
             continue
         widen = _widen(dtype, expected)
-        wide = sample.map(widen)
+        wide = _without_conversion(op, sample.map(widen))
         reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(widen, template)))
         runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
     before = _declines()
@@ -91,6 +91,14 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
     for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
         _record(report, sample.label, actual, expected, reference, _zero_sign(op.packet))
     return report
+
+
+def _without_conversion(op: Op, sample: Sample) -> Sample:
+    """The float64 run's call of what else converts half types to float32, which ATen does for them alone."""
+    if "half_to_float" not in op.names:
+        return sample
+    place = op.names.index("half_to_float")
+    return Sample(sample.label, (*sample.args[:place], False, *sample.args[place + 1 :]), sample.kwargs)
 
 
 def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:

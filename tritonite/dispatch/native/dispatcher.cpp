@@ -700,7 +700,14 @@ struct Replay {
 
 // ---- Recording -------------------------------------------------------------------------------------------------------
 
-py::object to_python(const IValue& value) {
+bool is_dtype(const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type->kind() == c10::TypeKind::ScalarTypeType;
+}
+
+py::object to_python(const IValue& value, const c10::Argument& argument) {
+  if (value.isInt() && is_dtype(argument)) return py::cast(static_cast<at::ScalarType>(value.toInt()));
   if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
     return torch::jit::toPyObject(value.toTensor().item());
   }
@@ -834,7 +841,10 @@ void call_kernel(const State& state, c10::DispatchKeySet keys, Stack* stack) {
 bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
   py::gil_scoped_acquire gil;
   py::list values;
-  for (size_t i = stack->size() - arguments; i < stack->size(); ++i) values.append(to_python((*stack)[i]));
+  const auto& schema = state.handle.schema();
+  for (size_t i = 0; i < arguments; ++i) {
+    values.append(to_python((*stack)[stack->size() - arguments + i], schema.arguments()[i]));
+  }
   const auto outcome = py::handle(state.record)(values).cast<py::tuple>();
   const auto kind = outcome[0].cast<std::string>();
   if (kind == "declined") {
@@ -848,7 +858,7 @@ bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
     return false;
   }
   if (call && !outcome[2].is_none()) insert(state, *call, plan_of(outcome[2]));
-  const auto& returns = state.handle.schema().returns();
+  const auto& returns = schema.returns();
   const auto results = outcome[1].cast<py::tuple>();
   std::vector<IValue> converted;
   for (size_t i = 0; i < returns.size(); ++i) converted.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));

@@ -1,0 +1,149 @@
+"""Reductions and row operators where small samples do not reach: several blocks, split rows, 64-bit offsets."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices
+from tritonite.engine import reduction
+
+SHAPES = [(5, 70), (3, 4, 10)]
+
+
+@pytest.fixture(params=["as it is", "tiny blocks", "64-bit offsets"])
+def cut(request, monkeypatch):
+    """What a space is cut into; tiny blocks split rows over programs, too."""
+    if request.param == "tiny blocks":
+        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=4)
+        monkeypatch.setattr(devices, "current", tiny)
+    if request.param == "64-bit offsets":
+        monkeypatch.setattr(reduction, "INT32_LIMIT", 4)
+
+
+def values(shape, device, transposed=False):
+    x = torch.randn(shape, device=device)
+    return x.transpose(0, -1) if transposed else x
+
+
+def served(name):
+    counts = tritonite.stats()[name]
+    return counts.launched + counts.replayed and not counts.declined
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_dimensions(shape, device, cut):
+    for transposed in (False, True):
+        x = values(shape, device, transposed)
+        for dims in ((0,), (-1,), (0, -1), tuple(range(x.dim()))):
+            expected = x.sum(dims), x.amax(dims, keepdim=True), x.var(dims, correction=0)
+            with tritonite.use_gems():
+                actual = x.sum(dims), x.amax(dims, keepdim=True), x.var(dims, correction=0)
+            torch.testing.assert_close(actual, expected)
+    assert served("sum.dim_IntList") and served("amax") and served("var.correction")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_that_are_transformed(shape, device, cut):
+    for transposed, dim in itertools.product((False, True), range(len(shape))):
+        x = values(shape, device, transposed)
+        expected = x.softmax(dim), x.log_softmax(dim)
+        with tritonite.use_gems():
+            torch.testing.assert_close((x.softmax(dim), x.log_softmax(dim)), expected)
+    x, weight, bias = values(shape, device), values(shape[-1:], device), values(shape[-1:], device)
+    arguments = (x, shape[-1:], weight, bias, 1e-5)
+    expected = torch.native_layer_norm(*arguments)
+    with tritonite.use_gems():
+        torch.testing.assert_close(torch.native_layer_norm(*arguments), expected)
+    assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
+
+
+def test_places_are_of_the_first_and_of_nan(device, cut):
+    ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
+    holes = ties.clone()
+    holes[:, 5], holes[:, 60] = math.nan, math.nan
+    for x, dims in ((ties, (1,)), (holes, (0, 1)), (ties.t(), (0,)), (ties.int(), (1,))):
+        for dim in dims:
+            expected = x.max(dim), x.min(dim), x.argmax(dim), x.argmin(dim)
+            with tritonite.use_gems():
+                actual = x.max(dim), x.min(dim), x.argmax(dim), x.argmin(dim)
+            torch.testing.assert_close(actual, expected, equal_nan=True)
+        expected = x.argmax()
+        with tritonite.use_gems():
+            assert x.argmax() == expected
+
+
+def test_a_wide_row_has_64_bit_places(device, monkeypatch):
+    monkeypatch.setattr(reduction, "INT32_LIMIT", 4)
+    x = torch.arange(40.0, device=device).flip(0)
+    with tritonite.use_gems():
+        assert x.argmin() == 39 and x.argmax() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, None])
+def test_elements_are_converted_first(dtype, device):
+    x = torch.randn(6, 8, device=device) * 9
+    expected = x.sum(1, dtype=dtype), x.sum(dtype=dtype), x.prod(0, dtype=dtype)
+    with tritonite.use_gems():
+        torch.testing.assert_close((x.sum(1, dtype=dtype), x.sum(dtype=dtype), x.prod(0, dtype=dtype)), expected)
+    assert served("sum.dim_IntList") and served("sum") and served("prod.dim_int")
+
+
+def test_gradients_that_nobody_asked_for(device):
+    x = torch.randn(6, 8, device=device, requires_grad=True)
+    weight = torch.randn(8, device=device)
+    for arguments in ((None, None), (weight, None), (weight.clone().requires_grad_(), weight.clone().requires_grad_())):
+        leaves = [x, *(value for value in arguments if value is not None and value.requires_grad)]
+
+        def gradients(arguments=arguments, leaves=leaves):
+            return torch.autograd.grad(torch.layer_norm(x, (8,), *arguments).exp().sum(), leaves)
+
+        expected = gradients()
+        with tritonite.use_gems():
+            for _ in range(3):
+                torch.testing.assert_close(gradients(), expected)
+    assert served("native_layer_norm_backward")
+
+
+def test_sets_of_none(device):
+    x = torch.empty(3, 0, 2, device=device)
+    with tritonite.use_gems():
+        assert x.sum() == 0 and x.prod(1).eq(1).all() and x.mean().isnan() and not x.any() and x.all()
+        assert x.sum(0).shape == (0, 2) and x.amax(0).shape == (0, 2)
+        with pytest.raises(IndexError):
+            x.amax(1)
+        with pytest.raises(RuntimeError):
+            x.max()
+
+
+def test_what_aten_refuses_or_warns_of_is_atens(device):
+    x = torch.randn(3, 4, device=device)
+    with tritonite.use_gems():
+        with pytest.raises(IndexError):
+            x.sum(2)
+        with pytest.raises(RuntimeError):
+            x.sum((0, 0))
+        with pytest.warns(UserWarning, match="degrees of freedom"):
+            assert x[:1].var(0).isnan().all()
+
+
+def test_the_same_bits_every_time(device, cut):
+    x = torch.randn(3, 300, device=device)
+    with tritonite.use_gems():
+        first = x.sum(), x.sum(0), x.std(1), x.softmax(0)
+        for _ in range(2):
+            assert all(map(torch.equal, first, (x.sum(), x.sum(0), x.std(1), x.softmax(0))))
+
+
+def test_outputs_may_have_any_strides_but_no_input(device):
+    x = torch.randn(6, 8, device=device)
+    out, expected = torch.empty(8, 2, device=device)[:, 0], x.sum(0)
+    with tritonite.use_gems():
+        torch.sum(x, 0, out=out)
+        torch.testing.assert_close(out, expected)
+        assert served("sum.IntList_out")
+        torch.amax(x, 1, out=x[:, 0].view(6))
+    assert tritonite.stats()["amax.out"].declined
