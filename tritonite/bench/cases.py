@@ -34,7 +34,23 @@ SHAPES = dict.fromkeys(("normalization", "reduction", "softmax"), ROWS)
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
-QUICK = ("add", "mul", "div", "exp", "gelu", "silu", "silu_backward", "where", "clamp", "eq", "pow", "vector add")
+QUICK = (
+    "add",
+    "mul",
+    "div",
+    "exp",
+    "gelu",
+    "silu",
+    "silu_backward",
+    "where",
+    "clamp",
+    "eq",
+    "pow",
+    "sum",
+    "_softmax",
+    "vector add",
+    "softmax",
+)
 QUICK_SHAPES = (SMALL, (16, 8192), (4096, 4096), (8192, 8192))
 
 
@@ -102,9 +118,13 @@ SPECIAL = (
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
     "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
 }
+# Arguments that models give, where samples have others.
+GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}}
 # They take a tensor for its shape alone.
 WRITE_ONLY = ("fill", "zero")
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
+# Lengths of 4,096 rows.
+SOFTMAX = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 12_288, 12_672)
 
 
 def representative(packet: str) -> Op:
@@ -142,27 +162,32 @@ def cases(
         if op.out_names:
             # ATen has no other overload of it on this device: its result is some other operator's.
             continue
+        usual = GIVEN.get(packet, {})
         shapes = INTERPRETED if interpreted else SHAPES.get(op.family, POINTWISE)
         for dtype in _dtypes(op):
             if "host" in measures and not interpreted:
-                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _alike(op, SMALL), "host")
+                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _alike(op, SMALL), "host", usual)
             for measure in measures:
                 if measure == "host":
                     continue
                 for shape in shapes:
                     if not quick or shape in QUICK_SHAPES or interpreted:
-                        yield Case(packet, op.overload, op.family, _label(shape), dtype, _alike(op, shape), measure)
+                        label, operands = _label(shape), _alike(op, shape)
+                        yield Case(packet, op.overload, op.family, label, dtype, operands, measure, usual)
                     for label, given in _other_dimensions(op, shape) if not quick else ():
-                        label = f"{_label(shape)} {label}"
+                        label, given = f"{_label(shape)} {label}", usual | given
                         yield Case(packet, op.overload, op.family, label, dtype, _alike(op, shape), measure, given)
                 for special in SPECIAL if not interpreted else ():
                     if special.op == packet:
                         operands, given = special.operands, special.given
                         yield Case(packet, op.overload, op.family, special.label, dtype, operands, measure, given)
-    if "device" in measures and not interpreted and matches(ops, "vector add"):
-        add = tritonite.overloads()["add.Tensor"]
-        for n in VECTOR_ADD[:: 3 if quick else 1]:
-            yield Case("vector add", "add.Tensor", "classic", str(n), torch.float32, _alike(add, (n,)))
+    if "device" in measures and not interpreted:
+        vectors: list[Shape] = [(n,) for n in VECTOR_ADD]
+        rows: list[Shape] = [(4096, n) for n in SOFTMAX]
+        for name, overload, every in (("vector add", "add.Tensor", vectors), ("softmax", "_softmax", rows)):
+            op = tritonite.overloads()[overload]
+            for shape in every[:: 3 if quick else 1] if matches(ops, name) else ():
+                yield Case(name, overload, "classic", str(shape[-1]), torch.float32, _alike(op, shape))
 
 
 def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -48,16 +48,9 @@ def _offset(linear, shape, strides):
 
 
 @triton.jit
-def _pointers(base, kept, reduced, shapes, kept_strides, reduced_strides, KIND: tl.constexpr):
-    if KIND == 1:
-        pointers = base + _offset(kept, shapes[0], kept_strides)[:, None]
-    elif KIND == 2:
-        pointers = base + _offset(reduced, shapes[1], reduced_strides)[None, :]
-    else:
-        pointers = base + (
-            _offset(kept, shapes[0], kept_strides)[:, None] + _offset(reduced, shapes[1], reduced_strides)[None, :]
-        )
-    return pointers
+def _pointers(base, kept, reduced, shapes, kept_strides, reduced_strides):
+    kept_offset = _offset(kept, shapes[0], kept_strides)[:, None]
+    return base + (kept_offset + _offset(reduced, shapes[1], reduced_strides)[None, :])
 
 
 @triton.jit
@@ -76,12 +69,18 @@ def _read(
     """The values of the first COUNT operands in a block."""
     values = ()
     for i in tl.static_range(COUNT):
-        pointers = _pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i], KINDS[i])
         if KINDS[i] == 1:
-            value = tl.load(pointers, mask=kept_mask[:, None], other=0)
+            # Two-dimensional pointers would have a thread load its row's value once for each of its elements.
+            offset = _offset(kept, shapes[0], strides[0][i])
+            value = tl.load(inputs[i] + offset, mask=kept_mask, other=0)[:, None]
+        elif KINDS[i] == 2 and kept.shape[0] >= 16:
+            offset = _offset(reduced, shapes[1], strides[1][i])
+            value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif KINDS[i] == 2:
-            value = tl.load(pointers, mask=reduced_mask[None, :], other=0)
+            offset = _offset(reduced, shapes[1], strides[1][i])[None, :]
+            value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0)
         else:
+            pointers = _pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
             value = tl.load(pointers, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         values = values + (value.to(DTYPES[i]),)
     return values
@@ -140,7 +139,9 @@ def _fold_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ..
 
 @tl.core.builtin
 def _fold_in_compiler(states, combine, _semantic=None, _generator=None):
-    found = tl.reduce(tuple(states.values), 1, combine.value, _semantic=_semantic, _generator=_generator)
+    found = tl.reduce(
+        tuple(states.values), 1, getattr(combine, "value", combine), _semantic=_semantic, _generator=_generator
+    )
     return tl.tuple(found)
 
 
@@ -280,6 +281,14 @@ def reduce(
 
 
 @triton.jit
+def _as_columns(results):
+    columns = ()
+    for i in tl.static_range(len(results)):
+        columns = columns + (results[i][:, None],)
+    return columns
+
+
+@triton.jit
 def _apply(
     values,
     results,
@@ -294,14 +303,11 @@ def _apply(
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    columns = ()
-    for i in tl.static_range(len(results)):
-        columns = columns + (results[i][:, None],)
-    found = APPLY(*(values + columns + numbers))
+    found = APPLY(*(values + _as_columns(results) + numbers))
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
-        pointers = _pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i], 3)
+        pointers = _pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i])
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), SHAPE)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :])
 
@@ -330,6 +336,7 @@ def transform_rows(
     DTYPES: tl.constexpr,
     LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
+    STAGES: tl.constexpr,
     RESULTS: tl.constexpr,
     WRITTEN: tl.constexpr,
     NUMBERS: tl.constexpr,
@@ -361,8 +368,15 @@ def transform_rows(
         read = ()
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
-        states = _fold(_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
-        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+        if len(STAGES) == 0:
+            states = _fold(_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+            results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+        counted = _numbers(count, number_0, number_1, True, 0)
+        for s in tl.static_range(len(STAGES)):
+            state = STAGES[s][0](*(read + _as_columns(results) + counted))
+            states = _fold((tl.where(mask, state, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
+            after = states + results + _numbers(count, number_0, number_1, True, NUMBERS)
+            results = results + (STAGES[s][2](*after),)
     else:
         states = _folded(
             inputs,
@@ -489,8 +503,11 @@ class Reduction:
         found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
         return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
 
+    def _init(self, compute: torch.dtype) -> tuple[Any, ...]:
+        return self.init(compute) if callable(self.init) else self.init
+
     def _constants(self, space: _Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
-        init = self.init(compute) if callable(self.init) else self.init
+        init = self._init(compute)
         states = self._dtypes(space, compute)
         return {
             "COMBINE": self.combine,
@@ -506,12 +523,15 @@ class Reduction:
 class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
 
-    The reduction's leaf takes the first `leaf_inputs` of the operands, or all.
+    The reduction's leaf takes the first `leaf_inputs` of the operands, or all. A row that a program holds goes through
+    `stages` instead, if there are any: reductions of one state and result, whose leaf takes the results so far and the
+    count after its operands, and whose project takes those results after the state.
     """
 
     reduction: Reduction
     apply: Any
     leaf_inputs: int | None = None
+    stages: tuple[Reduction, ...] = ()
 
     def run(
         self,
@@ -548,6 +568,7 @@ class RowTransform:
             KINDS=space.kinds,
             DTYPES=(TRITON_DTYPES[compute],) * len(inputs),
             LEAF_INPUTS=leaf_inputs,
+            STAGES=tuple((each.leaf, each.combine, each.project, each._init(compute)[0]) for each in self.stages),
             RESULTS=reduction.results,
             WRITTEN=tuple(written),
             **reduction._constants(space, compute, numbers) | blocks.sizes,

@@ -407,11 +407,17 @@ def _lowest_finite(dtype):
 
 
 @triton.jit
+def at_least_lowest(x):
+    """x, or the lowest finite number: a difference from it is a number where one from minus infinity is not."""
+    return maximum_nan(x, tl.full(x.shape, _lowest_finite(x.dtype), x.dtype))
+
+
+@triton.jit
 def scaled_exponential(x):
     """(largest, sum of exponentials next to it) of one element; 0 of them for minus infinity."""
     infinite = tl.abs(x) == float("inf")
     total = tl.where(infinite, tl.where(x > 0, 1.0, 0.0), x * 0.0 + 1.0)
-    return maximum_nan(x, tl.full(x.shape, _lowest_finite(x.dtype), x.dtype)), total
+    return at_least_lowest(x), total
 
 
 @triton.jit

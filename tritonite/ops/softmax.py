@@ -9,36 +9,78 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import true_divide
-from tritonite.ops.reduction import add_states, only, sums_of_exponentials
+from tritonite.language.math import maximum_nan, true_divide
+from tritonite.ops.reduction import add_states, at_least_lowest, only, sums_of_exponentials
 
 
 @triton.jit
-def _largest_and_sum(largest, total, count):
+def _inverse(total, largest, count):
+    return true_divide(tl.full(total.shape, 1.0, total.dtype), total)
+
+
+@triton.jit
+def _logarithm(total, largest, count):
+    return libdevice.log(total)
+
+
+@triton.jit
+def _total(largest, total):
     # An exponential next to an infinite element is nan, as inf - inf is.
-    return largest, tl.where(largest == float("inf"), float("nan"), total)
+    return tl.where(largest == float("inf"), float("nan"), total)
 
 
 @triton.jit
-def _share(x, largest, total):
-    return true_divide(libdevice.exp(x - largest), tl.broadcast_to(total, x.shape))
+def _largest_and_inverse(largest, total, count):
+    return largest, _inverse(_total(largest, total), largest, count)
 
 
 @triton.jit
-def _safe_share(x, largest, total):
-    """0 throughout a row of minus infinities, whose sum is 0."""
-    return tl.where(total == 0.0, 0.0, true_divide(libdevice.exp(x - largest), tl.broadcast_to(total, x.shape)))
+def _largest_and_logarithm(largest, total, count):
+    return largest, _logarithm(_total(largest, total), largest, count)
 
 
 @triton.jit
-def _log_share(x, largest, total):
-    return x - largest - libdevice.log(total)
+def _share(x, largest, inverse):
+    return libdevice.exp(x - largest) * inverse
 
 
-_exponentials = sums_of_exponentials(_largest_and_sum, 2)
-_softmax = RowTransform(_exponentials, _share)
-_safe = RowTransform(_exponentials, _safe_share)
-_log_softmax = RowTransform(_exponentials, _log_share)
+@triton.jit
+def _safe_share(x, largest, inverse):
+    """0 throughout a row of minus infinities, the inverse of whose sum is infinite."""
+    return tl.where(inverse == float("inf"), 0.0, libdevice.exp(x - largest) * inverse)
+
+
+@triton.jit
+def _log_share(x, largest, logarithm):
+    return x - largest - logarithm
+
+
+@triton.jit
+def _bounded(x, count):
+    return at_least_lowest(x)
+
+
+@triton.jit
+def _exponential(x, largest, count):
+    return libdevice.exp(x - largest)
+
+
+def _lowest(dtype):
+    return (torch.finfo(dtype).min,)
+
+
+def _of_exponentials(project, second, apply):
+    """A row that is held gives its largest element first and then the sum, with one exponential an element."""
+    stages = (
+        Reduction(_lowest, _bounded, maximum_nan, only),
+        Reduction((0.0,), _exponential, add_states, second),
+    )
+    return RowTransform(sums_of_exponentials(project, 2), apply, stages=stages)
+
+
+_softmax = _of_exponentials(_largest_and_inverse, _inverse, _share)
+_safe = _of_exponentials(_largest_and_inverse, _inverse, _safe_share)
+_log_softmax = _of_exponentials(_largest_and_logarithm, _logarithm, _log_share)
 
 
 @triton.jit
