@@ -24,9 +24,19 @@ from tritonite.ops.reduction import add_states, only, over_count
 _NONE, _MEAN, _SUM = 0, 1, 2
 
 
+@triton.jit
+def _mean_with_number(state, count, number):
+    return over_count(state, count)
+
+
+@triton.jit
+def _sum_with_number(state, count, number):
+    return only(state, count)
+
+
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A formula of operands of one shape and of numbers: of every element, and as what the elements of a set add up.
+    """A formula of operands of one shape and of a number or none: of every element, and as what the elements of a set add up.
 
     `leaves` are the formula for the operands that there are, by their positions.
     """
@@ -36,7 +46,8 @@ class Loss:
 
     @classmethod
     def of(cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False) -> "Loss":
-        projects = {_MEAN: over_count, _SUM: only}
+        mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, only)
+        projects = {_MEAN: mean, _SUM: total}
         return cls(
             kernel,
             {
@@ -158,7 +169,7 @@ def soft_margin_loss(self, target, reduction, outs=()):
 
 @scalar_kernel(accepts=FLOATS)
 def _cross_entropy(self, target, weight):
-    log, other_log = libdevice.log(self), libdevice.log1p(-self)
+    log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
     log = tl.where(log < -100.0, -100.0, log)
     other_log = tl.where(other_log < -100.0, -100.0, other_log)
     loss = (target - 1.0) * other_log - target * log
@@ -185,6 +196,8 @@ def binary_cross_entropy(self, target, weight, reduction, outs=()):
     """Logarithms are at least -100."""
     if self.shape != target.shape:
         raise Decline("a target of another shape")
+    if outs and reduction != _NONE:
+        raise Decline("an output that ATen wants in the shape of the input, and makes 0-d")
     _check_parts((self, target, weight), self.shape, reduction, outs)
     if reduction == _NONE and not outs:
         outs = _fresh(self)
