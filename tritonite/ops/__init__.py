@@ -22,6 +22,7 @@ for _family in (
     "bitwise",
     "comparison",
     "conditional",
+    "distance",
     "elementary",
     "gamma",
     "loss",
