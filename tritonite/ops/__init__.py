@@ -26,6 +26,7 @@ for _family in (
     "elementary",
     "gamma",
     "loss",
+    "nll_loss",
     "polynomial",
     "probability",
     "reduction",

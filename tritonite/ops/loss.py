@@ -36,7 +36,7 @@ def _sum_with_number(state, count, number):
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A formula of operands of one shape and of a number or none: of every element, and as what the elements of a set add up.
+    """A formula of operands of one shape and of a number or none, for each element and for a sum or a mean of them.
 
     `leaves` are the formula for the operands that there are, by their positions.
     """
@@ -75,8 +75,8 @@ class Loss:
         shape = broadcast_shape([tensor.shape for tensor in tensors])
         tensors = [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in tensors]
         dtype = tensors[0].dtype
-        compute = opmath(dtype)
-        return reduced(self.reductions[given, reduction], tensors, None, False, (dtype,), outs, compute, numbers=numbers)
+        chosen = self.reductions[given, reduction]
+        return reduced(chosen, tensors, None, False, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 
 def _check_dtypes(tensors: Sequence[torch.Tensor]) -> None:
@@ -186,9 +186,7 @@ def _unweighted_cross_entropy(self, target):
     return _cross_entropy_of(self, target, None)
 
 
-_binary_cross_entropy = Loss.of(
-    _cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula}
-)
+_binary_cross_entropy = Loss.of(_cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula})
 
 
 @operator("binary_cross_entropy", accepts=FLOATS)

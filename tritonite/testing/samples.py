@@ -134,15 +134,15 @@ def _prepared(op: Op, tensors: list[torch.Tensor], choice: Any) -> list[torch.Te
         return [*(x.nan_to_num_().clamp_(0, 1) for x in tensors[:2]), *tensors[2:]]
     if not op.packet.startswith("nll_loss"):
         return tensors
-    x = tensors[0]
+    x = tensors[0] if tensors[0].dim() else tensors[0][None]
     if "2d" in op.packet and x.dim() == 2:
         x = x[None, :, :, None]
-    classes = x.shape[1 if x.dim() > 1 else 0] if x.dim() else 1
-    rows = x.select(1 if x.dim() > 1 else 0, 0) if x.numel() else x.flatten()
-    target = (torch.arange(rows.numel(), device=x.device) * 7 % classes).reshape(rows.shape)
-    gradient, total = tensors[1].flatten()[: rows.numel()].reshape(rows.shape), tensors[2].flatten()[:1].sum()
-    found = {"self": x, "target": target, "weight": tensors[3].flatten()[:classes], "total_weight": total}
-    found["grad_output"] = gradient if choice == 0 else gradient.flatten()[:1].sum()
+    dim = 1 if x.dim() > 1 else 0
+    classes, rows = x.shape[dim], x.select(dim, 0) if x.shape[dim] else x.flatten()
+    target = (torch.arange(rows.numel(), device=x.device) * 7 % max(classes, 1)).reshape(rows.shape)
+    found = {"self": x, "target": target, "weight": tensors[3].flatten()[:classes]}
+    found["grad_output"] = rows if choice == 0 else tensors[1].flatten()[:1].sum()
+    found["total_weight"] = tensors[2].flatten()[:1].sum()
     return [found[name] for name in op.names if name in found]
 
 
