@@ -88,8 +88,8 @@ def gather_losses(
             result = true_divide(result, total)
         if NOTHING_IS_ZERO:
             result = tl.where(tl.sum(exists.to(tl.int32), axis=0) == 0, 0.0, result)
-        tl.store(losses + program, result.to(losses.dtype.element_ty))
-        tl.store(weights + program, total.to(weights.dtype.element_ty))
+        tl.store(losses + program, result.to(COMPUTE).to(losses.dtype.element_ty))
+        tl.store(weights + program, total.to(COMPUTE).to(weights.dtype.element_ty))
     else:
         tl.store(losses + row, loss.to(losses.dtype.element_ty), mask=mask)
         if program == 0:
@@ -200,7 +200,7 @@ def _forward(self, target, weight, reduction, ignore_index, outs):
     found = outs
     if not whole:
         found = tuple(
-            [torch.empty_strided((programs,), (1,), dtype=torch.float64, device=self.device) for _ in range(2)]
+            [torch.empty_strided((programs,), (1,), dtype=opmath(dtype), device=self.device) for _ in range(2)]
         )
     mean = whole and not unreduced and reduction == _MEAN
     gather_losses[(programs,)](
@@ -214,7 +214,7 @@ def _forward(self, target, weight, reduction, ignore_index, outs):
         ROWS=rows,
     )
     if not whole:
-        _REDUCTIONS[reduction].run(found, (0,), outs, torch.float64)
+        _REDUCTIONS[reduction].run(found, (0,), outs, opmath(dtype))
     return outs
 
 
