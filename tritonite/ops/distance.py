@@ -7,7 +7,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.pointwise import broadcast_shape, never_overlaps_itself
+from tritonite.engine.pointwise import broadcast_shape, common_device, never_overlaps_itself
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -131,6 +131,10 @@ _RENORMS = {
 _any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_power, parametric=True), _scale)
 
 
+def _same_place(a, b):
+    return a.data_ptr() == b.data_ptr() and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+
+
 @operator("renorm", accepts=FLOATS)
 def renorm(self, p, dim, maxnorm, outs=()):
     """A row is read whole before it is written, so that it may be written in place."""
@@ -141,12 +145,10 @@ def renorm(self, p, dim, maxnorm, outs=()):
     if self.dim() < 2:
         raise Decline("fewer than 2 dimensions")
     (kept,) = dimensions(dim, self.dim())
-    in_place = bool(outs) and outs[0].data_ptr() == self.data_ptr() and outs[0].stride() == self.stride()
-    if in_place and outs[0].shape == self.shape and outs[0].dtype is self.dtype:
+    if outs and _same_place(outs[0], self):
+        common_device((self,), outs)
         if not never_overlaps_itself(self.shape, self.stride()):
             raise Decline("output overlaps itself")
-        # Looks at the device alone.
-        outputs((self,), [self.shape], [self.dtype], ())
     else:
         outs = outputs((self,), [self.shape], [self.dtype], outs)
     if not self.numel():

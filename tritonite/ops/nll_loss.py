@@ -1,6 +1,6 @@
 """The negative log likelihood of one class a row, and its gradient; an image has a row for each of its pixels.
 
-A class that there is not, for which ATen stops the program, is read nowhere and gives nan.
+A class that there is not, for which ATen stops the program, is never read: its loss is nan, its gradient 0.
 """
 
 import math
@@ -243,7 +243,7 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
         classes = min(power_of_2(n_classes), tile)
         rows = min(power_of_2(n_rows), max(1, tile // classes))
     else:
-        rows = min(power_of_2(n_rows), max(tile // 4, 1))
+        rows = min(power_of_2(n_rows), max(1, tile // 16))
         classes = min(power_of_2(n_classes), max(1, tile // rows))
     scatter_gradients[(-(-n_rows // rows) * -(-n_classes // classes),)](
         *(gradient, grad_output, target, weight, total_weight, tuple(sizes[:-1]), *map(tuple, strides)),

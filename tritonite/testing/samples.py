@@ -152,6 +152,9 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: Any, boolean: 
         return choice
     if kind in ("Tensor", "Optional[Tensor]"):
         tensor = tensors.pop(0) if len(tensors) > 1 else tensors[0]
+        if "Optional" in kind and choice == 2:
+            # A sum of a loss, without weights.
+            return None
         if argument.name in ("mask", "condition"):
             return tensor.nan_to_num() > 0 if tensor.is_floating_point() else tensor > 0
         if argument.name == "n" and tensor.is_floating_point():
