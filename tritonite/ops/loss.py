@@ -337,7 +337,7 @@ def soft_margin_loss_backward(grad_output, self, target, factor):
 )
 def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
     variance = (1.0 - self) * self
-    gradient = grad_output * true_divide(self - target, tl.maximum(variance, 1e-12))
+    gradient = true_divide(grad_output * (self - target), tl.maximum(variance, 1e-12))
     if weight is not None:
         gradient = gradient * weight
     return gradient * factor
