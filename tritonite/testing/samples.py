@@ -129,7 +129,7 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
 
 def _prepared(op: Op, tensors: list[torch.Tensor], choice: Any) -> list[torch.Tensor]:
     """The tensor arguments of operators that want more of them than a common shape."""
-    if op.packet == "binary_cross_entropy":
+    if op.packet == "binary_cross_entropy" and tensors[0].is_floating_point():
         # Probabilities, in place for the layout's sake.
         return [*(x.nan_to_num_().clamp_(0, 1) for x in tensors[:2]), *tensors[2:]]
     if not op.packet.startswith("nll_loss"):
