@@ -19,6 +19,7 @@ OPINFO_DTYPES = DTYPES if FULL else (torch.bfloat16, torch.int32)
 UNSAMPLED = {
     "glu_backward": "its gradient has half the shape of its input",
     "glu_backward.grad_input": "its gradient has half the shape of its input",
+    "binary_cross_entropy.out": "ATen wants out in its final shape",
     "binary_cross_entropy_backward.grad_input": "ATen wants grad_input in its final shape",
 }
 if tritonite.device == "cuda":

@@ -375,6 +375,9 @@ class LibEntry(KernelInterface):
             if isinstance(value, torch.Tensor):
                 attributes[path] = [["tt.divisibility", 16]]
                 return "*" + dtypes.TRITON_NAMES[value.dtype]
+            if value is None:
+                constants[path] = None
+                return "constexpr"
             if parameter.annotation_type:
                 return parameter.annotation_type
             if isinstance(value, float):

@@ -1,16 +1,256 @@
-"""Gradients of losses that act element by element, and of dropout.
+"""Losses that act element by element, their gradients, and that of dropout.
 
-`reduction` becomes a factor: the gradient of a mean is divided by the number of elements.
+A loss is one formula, which a pointwise kernel applies and a mean or a sum adds up. In gradients `reduction` becomes a
+factor: that of a mean is divided by the number of elements.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
-from tritonite.dtypes import FLOATS
+from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.pointwise import Pointwise, broadcast_shape, output_strides
+from tritonite.engine.reduction import Reduction, outputs, reduced
+from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
+from tritonite.ops.reduction import add_states, only, over_count
 
-_MEAN = 1
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+@triton.jit
+def _mean_with_number(state, count, number):
+    return over_count(state, count)
+
+
+@triton.jit
+def _sum_with_number(state, count, number):
+    return only(state, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A formula of operands of one shape and of a number or none, for each element and for a sum or a mean of them.
+
+    `leaves` are the formula for the operands that there are, by their positions.
+    """
+
+    kernel: Pointwise
+    reductions: dict[tuple[tuple[int, ...], int], Reduction]
+
+    @classmethod
+    def of(cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False) -> "Loss":
+        mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, only)
+        projects = {_MEAN: mean, _SUM: total}
+        return cls(
+            kernel,
+            {
+                (given, reduction): Reduction((0,), leaf, add_states, project, parametric=parametric)
+                for given, leaf in leaves.items()
+                for reduction, project in projects.items()
+            },
+        )
+
+    def run(
+        self,
+        operands: Sequence[torch.Tensor | None],
+        reduction: int,
+        outs: Sequence[torch.Tensor],
+        numbers: Sequence[float] = (),
+    ) -> Sequence[torch.Tensor]:
+        """The loss of each element, or their mean or sum, in the dtype of the first operand."""
+        if reduction == _NONE:
+            return self.kernel.run((*operands, *numbers), outs)
+        if reduction not in (_MEAN, _SUM):
+            raise Decline("no such reduction")
+        given = tuple([i for i, operand in enumerate(operands) if operand is not None])
+        tensors = [operand for operand in operands if operand is not None]
+        _check_dtypes(tensors)
+        shape = broadcast_shape([tensor.shape for tensor in tensors])
+        tensors = [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in tensors]
+        dtype = tensors[0].dtype
+        chosen = self.reductions[given, reduction]
+        return reduced(chosen, tensors, None, False, (dtype,), outs, opmath(dtype), numbers=numbers)
+
+
+def _check_dtypes(tensors: Sequence[torch.Tensor]) -> None:
+    dtype = tensors[0].dtype
+    if dtype not in FLOATS or any(tensor.dtype is not dtype for tensor in tensors):
+        raise Decline("operands of other dtypes, or of several")
+
+
+def _check_parts(
+    operands: Sequence[torch.Tensor | None], shape: Sequence[int], reduction: int, outs: Sequence[torch.Tensor]
+) -> None:
+    """Decline where ATen's steps, which write the result several times, would refuse or mix up the operands."""
+    tensors = [operand for operand in operands if operand is not None]
+    _check_dtypes(tensors)
+    if broadcast_shape([tensor.shape for tensor in tensors]) != tuple(shape):
+        raise Decline("an operand does not broadcast to the result's shape")
+    if outs:
+        outputs(tensors, [shape if reduction == _NONE else ()], [tensors[0].dtype], outs)
+
+
+def _fresh(like: torch.Tensor, number: bool = False) -> tuple[torch.Tensor]:
+    """An output with the strides that ATen gives the result of one operand, or of one and a number."""
+    strides = output_strides(tuple(like.shape), [(like.shape, like.stride())], number)
+    return (torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device),)
+
+
+@scalar_kernel(accepts=FLOATS)
+def _mse(self, target):
+    return (self - target) * (self - target)
+
+
+_mse_loss = Loss.of(_mse, {(0, 1): _mse.formula})
+
+
+@operator("mse_loss", accepts=FLOATS, promotion="default")
+def mse_loss(self, target, reduction, outs=()):
+    return _mse_loss.run((self, target), reduction, outs)
+
+
+@scalar_kernel(accepts=FLOATS, cast=("beta",))
+def _smooth_l1(self, target, beta):
+    distance = tl.abs(self - target)
+    beta = tl.broadcast_to(beta.to(distance.dtype), distance.shape)
+    inner = true_divide(0.5 * distance * distance, beta)
+    return tl.where(distance < beta, inner, distance - 0.5 * beta)
+
+
+_smooth_l1_loss = Loss.of(_smooth_l1, {(0, 1): _smooth_l1.formula}, parametric=True)
+
+
+@operator("smooth_l1_loss", accepts=FLOATS, promotion="default")
+def smooth_l1_loss(self, target, reduction, beta, outs=()):
+    if beta < 0:
+        raise Decline("negative beta")
+    return _smooth_l1_loss.run((self, target), reduction, outs, (beta,))
+
+
+@scalar_kernel(accepts=FLOATS, cast=("delta",))
+def _huber(self, target, delta):
+    distance = tl.abs(self - target)
+    delta = delta.to(distance.dtype)
+    return tl.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+_huber_loss = Loss.of(_huber, {(0, 1): _huber.formula}, parametric=True)
+
+
+@operator("huber_loss", accepts=FLOATS, promotion="default")
+def huber_loss(self, target, reduction, delta, outs=()):
+    if not delta > 0:
+        raise Decline("delta that is not positive")
+    return _huber_loss.run((self, target), reduction, outs, (delta,))
+
+
+@scalar_kernel(accepts=FLOATS)
+def _soft_margin(self, target):
+    return libdevice.log1p(libdevice.exp(-self * target))
+
+
+_soft_margin_loss = Loss.of(_soft_margin, {(0, 1): _soft_margin.formula})
+
+
+@operator("soft_margin_loss", accepts=FLOATS)
+def soft_margin_loss(self, target, reduction, outs=()):
+    _check_parts((self, target), self.shape, reduction, outs)
+    if reduction == _NONE and not outs:
+        outs = _fresh(self)
+    return _soft_margin_loss.run((self, target), reduction, outs)
+
+
+@scalar_kernel(accepts=FLOATS)
+def _cross_entropy(self, target, weight):
+    log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
+    log = tl.where(log < -100.0, -100.0, log)
+    other_log = tl.where(other_log < -100.0, -100.0, other_log)
+    loss = (target - 1.0) * other_log - target * log
+    if weight is not None:
+        loss = loss * weight
+    return loss
+
+
+_cross_entropy_of = _cross_entropy.formula
+
+
+@triton.jit
+def _unweighted_cross_entropy(self, target):
+    return _cross_entropy_of(self, target, None)
+
+
+_binary_cross_entropy = Loss.of(_cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula})
+
+
+@operator("binary_cross_entropy", accepts=FLOATS)
+def binary_cross_entropy(self, target, weight, reduction, outs=()):
+    """Logarithms are at least -100."""
+    if self.shape != target.shape:
+        raise Decline("a target of another shape")
+    if outs and reduction != _NONE:
+        raise Decline("an output that ATen wants in the shape of the input, and makes 0-d")
+    _check_parts((self, target, weight), self.shape, reduction, outs)
+    if reduction == _NONE and not outs:
+        outs = _fresh(self)
+    return _binary_cross_entropy.run((self, target, weight), reduction, outs)
+
+
+@scalar_kernel(accepts=FLOATS)
+def _logits_cross_entropy(self, target, weight, pos_weight):
+    log_sigmoid = tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
+    if pos_weight is not None:
+        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
+    loss = (1.0 - target) * self - log_sigmoid
+    if weight is not None:
+        loss = loss * weight
+    return loss
+
+
+_logits_cross_entropy_of = _logits_cross_entropy.formula
+
+
+@triton.jit
+def _plain_logits_cross_entropy(self, target):
+    return _logits_cross_entropy_of(self, target, None, None)
+
+
+@triton.jit
+def _weighted_logits_cross_entropy(self, target, weight):
+    return _logits_cross_entropy_of(self, target, weight, None)
+
+
+@triton.jit
+def _positive_logits_cross_entropy(self, target, pos_weight):
+    return _logits_cross_entropy_of(self, target, None, pos_weight)
+
+
+_binary_cross_entropy_with_logits = Loss.of(
+    _logits_cross_entropy,
+    {
+        (0, 1): _plain_logits_cross_entropy,
+        (0, 1, 2): _weighted_logits_cross_entropy,
+        (0, 1, 3): _positive_logits_cross_entropy,
+        (0, 1, 2, 3): _logits_cross_entropy.formula,
+    },
+)
+
+
+@operator("binary_cross_entropy_with_logits", accepts=FLOATS)
+def binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction, outs=()):
+    """A result has the shape of the target, to which the logits broadcast."""
+    if pos_weight is not None and self.shape != target.shape:
+        raise Decline("a target of another shape")
+    _check_parts((self, target, weight, pos_weight), target.shape, reduction, outs)
+    if reduction == _NONE and not outs:
+        outs = _fresh(target, number=True)
+    return _binary_cross_entropy_with_logits.run((self, target, weight, pos_weight), reduction, outs)
 
 
 def _mean_factor(tensor, reduction):
@@ -97,7 +337,7 @@ def soft_margin_loss_backward(grad_output, self, target, factor):
 )
 def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
     variance = (1.0 - self) * self
-    gradient = grad_output * true_divide(self - target, tl.maximum(variance, 1e-12))
+    gradient = true_divide(grad_output * (self - target), tl.maximum(variance, 1e-12))
     if weight is not None:
         gradient = gradient * weight
     return gradient * factor

@@ -17,11 +17,8 @@ from tritonite import catalog, devices
 
 # Functions that have no overload in the catalog themselves but whose gradients, or parts, have.
 _THROUGH_PARTS = {
-    "nn.functional.mse_loss",
-    "nn.functional.smooth_l1_loss",
-    "nn.functional.huber_loss",
-    "nn.functional.soft_margin_loss",
-    "nn.functional.binary_cross_entropy",
+    "nn.functional.cross_entropy",
+    "nn.functional.nll_loss",
     "nn.functional.prelu",
     "nn.functional.logsigmoid",
     "nn.functional.rrelu",

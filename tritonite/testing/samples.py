@@ -49,8 +49,8 @@ ZERO_SIGN_UNDEFINED = {
     "relu6",
     "softshrink",
 }
-_INTEGERS = {"dim": -1, "reduction": 1, "n": 2, "p": 1, "decimals": 1}
-_STRINGS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
+_INTEGERS = {"dim": -1, "n": 2, "p": 1, "decimals": 1, "ignore_index": 1}
+_CHOICES = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor"), "reduction": (1, 2, 0)}
 
 
 def _layer_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -150,11 +150,11 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
 def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     """The calls of an overload that take `tensors` for its tensor arguments, in order, for every string and flag."""
     special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
-    choices = next((_STRINGS[name] for name in op.names if name in _STRINGS), (None,))
+    choices: tuple[Any, ...] = next((_CHOICES[name] for name in op.names if name in _CHOICES), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
     for choice in choices:
         for boolean in booleans:
-            remaining = list(tensors)
+            remaining = list(_prepared(op, tensors, choice))
             args: list[Any] = []
             kwargs: dict[str, Any] = {}
             for argument in op.schema.arguments:
@@ -171,10 +171,34 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
             yield Sample(f"{label} {choice or ''}{boolean or ''}".strip(), tuple(args), kwargs)
 
 
-def _argument(argument: Any, tensors: list[torch.Tensor], choice: str | None, boolean: bool) -> Any:
+def _prepared(op: Op, tensors: list[torch.Tensor], choice: Any) -> list[torch.Tensor]:
+    """The tensor arguments of operators that want more of them than a common shape."""
+    if op.packet == "binary_cross_entropy" and tensors[0].is_floating_point():
+        # Probabilities, in place for the layout's sake.
+        return [*(x.nan_to_num_().clamp_(0, 1) for x in tensors[:2]), *tensors[2:]]
+    if not op.packet.startswith("nll_loss"):
+        return tensors
+    x = tensors[0] if tensors[0].dim() else tensors[0][None]
+    if "2d" in op.packet and x.dim() == 2:
+        x = x[None, :, :, None]
+    dim = 1 if x.dim() > 1 else 0
+    classes, rows = x.shape[dim], x.select(dim, 0) if x.shape[dim] else x.flatten()
+    target = (torch.arange(rows.numel(), device=x.device) * 7 % max(classes, 1)).reshape(rows.shape)
+    found = {"self": x, "target": target, "weight": tensors[3].flatten()[:classes]}
+    found["grad_output"] = rows if choice == 0 else tensors[1].flatten()[:1].sum()
+    found["total_weight"] = tensors[2].flatten()[:1].sum()
+    return [found[name] for name in op.names if name in found]
+
+
+def _argument(argument: Any, tensors: list[torch.Tensor], choice: Any, boolean: bool) -> Any:
     kind = str(argument.type)
+    if argument.name in _CHOICES:
+        return choice
     if kind in ("Tensor", "Optional[Tensor]"):
         tensor = tensors.pop(0) if len(tensors) > 1 else tensors[0]
+        if "Optional" in kind and choice == 2:
+            # A sum of a loss, without weights.
+            return None
         if argument.name in ("mask", "condition"):
             return tensor.nan_to_num() > 0 if tensor.is_floating_point() else tensor > 0
         if argument.name == "n" and tensor.is_floating_point():
@@ -183,8 +207,6 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: str | None, bo
         if argument.name == "value":
             return torch.tensor(2, dtype=tensor.dtype, device=tensor.device)
         return tensor
-    if kind in ("Optional[str]", "str"):
-        return choice
     if kind == "bool":
         return boolean
     if kind == "int":

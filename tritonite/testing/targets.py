@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -70,14 +70,18 @@ def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[s
 
 
 def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """What an operator's host function launches through libentry, on samples in every dtype it serves or in one."""
+    """What an operator's host function launches, on samples in every dtype it serves or in one."""
     found: list[Specialization] = []
+
+    def launch(specialization: Specialization, device: torch.device) -> Callable[..., None]:
+        found.append(specialization)
+        return lambda *_: None
 
     def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
     served = 0
-    with mock.patch.object(LibEntry, "run", note):
+    with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
             if dtype not in op.declaration.accepts or (served and not full):
                 continue

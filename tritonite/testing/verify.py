@@ -80,10 +80,14 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         expected = _quietly(lambda: _call(function, op, sample, template))
         if isinstance(expected, Exception):
             continue
-        widen = _widen(dtype, expected)
-        wide = _without_conversion(op, sample.map(widen))
-        reference = _quietly(lambda: _call(function, op, wide, pytree.tree_map(widen, template)))
-        runs.append((sample, template, expected, None if isinstance(reference, Exception) else reference))
+        reference = _reference(
+            dtype,
+            expected,
+            lambda widen: _call(
+                function, op, _without_conversion(op, sample.map(widen)), pytree.tree_map(widen, template)
+            ),
+        )
+        runs.append((sample, template, expected, reference))
     before = _declines()
     with use_gems(), poisoned():
         results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
@@ -134,10 +138,10 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             expected = _quietly(run)
             if isinstance(expected, Exception):
                 continue
-            reference = _quietly(_bind(way, sample.transform(_widen(dtype, expected))))
+            reference = _reference(dtype, expected, lambda widen: way(sample.transform(widen)))
             if dtype is torch.float64 and isinstance(reference, torch.Tensor):
                 reference = opinfo.refine(info, sample.input, reference)
-            runs.append((label, run, expected, None if isinstance(reference, Exception) else reference))
+            runs.append((label, run, expected, reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
         for sample in itertools.islice(gradients, limit):
@@ -166,6 +170,15 @@ def _widen(dtype: torch.dtype, expected: Any) -> Callable[[Any], Any]:
     floating = any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in pytree.tree_leaves(expected))
     device = "cpu" if dtype is torch.float64 else None
     return functools.partial(to_reference, integers=floating, device=device)
+
+
+def _reference(dtype: torch.dtype, expected: Any, run: Callable[[Callable[[Any], Any]], Any]) -> Any:
+    """What `run` gives with arguments in float64, or None where it fails; integers stay where they are no numbers."""
+    for like in (expected, None):
+        reference = _quietly(lambda: run(_widen(dtype, like)))
+        if not isinstance(reference, Exception):
+            return reference
+    return None
 
 
 def _ways(info: Any, first: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:

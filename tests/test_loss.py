@@ -1,0 +1,183 @@
+"""Losses, distances and renorm where samples of schemas do not reach: several blocks, weights, wrong classes."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices
+from tritonite.errors import Decline
+from tritonite.testing.compare import assert_close, to_reference
+
+aten = torch.ops.aten
+MEAN, SUM, NONE = 1, 2, 0
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
+    monkeypatch.setattr(devices, "current", record)
+
+
+def same(name, *args, **kwargs):
+    """Run our overload itself, which raises where it declines, and compare it with ATen's."""
+    packet, _, overload = name.partition(".")
+    function = getattr(getattr(aten, packet), overload or "default")
+    actual = tritonite.overloads()[name](*args, **kwargs)
+    expected = function(*args, **kwargs)
+    try:
+        reference = function(*map(to_reference, args))
+    except RuntimeError:
+        reference = expected
+    parts = (actual, expected, reference) if isinstance(actual, tuple) else ((actual,), (expected,), (reference,))
+    for ours, theirs, exact in zip(*parts, strict=True):
+        assert_close(ours, theirs, exact)
+    return actual
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=tritonite.device).to(dtype)
+
+
+@pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
+def test_losses_of_several_blocks(reduction, tiny_blocks):
+    x, y = normal(37, 29), normal(29, 37).t()
+    same("mse_loss", x, y, reduction)
+    same("mse_loss", x, y[:, :1], reduction)
+    same("smooth_l1_loss", x, y, reduction, 0.0)
+    same("huber_loss", x, y, reduction, 0.5)
+    same("soft_margin_loss", x, y.sign(), reduction)
+    probability, target = x.sigmoid(), y.sigmoid()
+    same("binary_cross_entropy", probability, target, None, reduction)
+    same("binary_cross_entropy", probability, target, y[0], reduction)
+    for weight, pos_weight in itertools.product((None, y[0].abs()), (None, y[1].abs())):
+        same("binary_cross_entropy_with_logits", x, target, weight, pos_weight, reduction)
+
+
+def test_losses_decline_what_aten_refuses_or_resizes():
+    x, y = normal(4, 3), normal(4, 3)
+    refused = {
+        "mse_loss": [(x, y.double(), MEAN), (x, y, 3)],
+        "smooth_l1_loss": [(x, y, MEAN, -1.0)],
+        "huber_loss": [(x, y, MEAN, 0.0)],
+        "soft_margin_loss": [(x[0], y, NONE), (x[0], y, MEAN)],
+        "binary_cross_entropy": [(x, y[:1], None, NONE), (x, y, x.double(), MEAN)],
+        "binary_cross_entropy_with_logits": [(x, y[0], None, None, MEAN), (x[0], y, None, y, SUM)],
+        "dist": [(x, y.double(), 2), (x[:0], y[:0], math.inf)],
+        "renorm": [(x, 0, 0, 1), (x, 2, 0, -1), (x[0], 2, 0, 1)],
+    }
+    for name, calls in refused.items():
+        for args in calls:
+            with pytest.raises(Decline):
+                tritonite.overloads()[name](*args)
+
+
+def test_binary_cross_entropy_writes_its_output():
+    x, target = normal(5, 7).sigmoid(), normal(5, 7).sigmoid()
+    out = torch.empty_like(x)
+    op = tritonite.overloads()["binary_cross_entropy.out"]
+    assert op(x, target, None, NONE, out=out) is out
+    reference = aten.binary_cross_entropy(x.double(), target.double(), None, NONE)
+    assert_close(out, aten.binary_cross_entropy(x, target, None, NONE), reference)
+    with pytest.raises(Decline):
+        op(x, target, x, NONE, out=x)
+
+
+@pytest.mark.parametrize("p", [0, 1, 2, 3.5, -1, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_distances(p, dtype, tiny_blocks):
+    same("dist", normal(37, 29, dtype=dtype), normal(29, dtype=dtype), p)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_renorm(p, dim, tiny_blocks):
+    x = normal(3, 40, 4)
+    result = same("renorm", x, p, dim, 4.0)
+    copy = x.clone()
+    assert tritonite.overloads()["renorm_"](copy, p, dim, 4.0) is copy
+    assert torch.equal(copy, result)
+    permuted = same("renorm", x.permute(2, 0, 1), p, dim, 4.0)
+    assert permuted.is_contiguous()
+
+
+def test_renorm_does_not_write_over_what_it_reads():
+    x = normal(8, 8)
+    with pytest.raises(Decline):
+        tritonite.overloads()["renorm.out"](x[:4], 2, 0, 1.0, out=x[2:6])
+    with pytest.raises(Decline):
+        tritonite.overloads()["renorm_"](x[:1].expand(8, 8), 2, 0, 1.0)
+
+
+def targets(*shape, classes, dtype=torch.int64):
+    return torch.randint(0, classes, shape, device=tritonite.device).to(dtype)
+
+
+@pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_nll_loss_of_rows(reduction, weighted, tiny_blocks):
+    weight = normal(66).abs()[::2] if weighted else None
+    target = targets(70, 3, classes=33)[:, 1]
+    for x, wanted in ((normal(70, 33), target), (normal(33, 70).t(), target.to(torch.uint8))):
+        _, total = same("nll_loss_forward", x, wanted, weight, reduction, 7)
+        seed = normal(70, 2)[:, 0] if reduction == NONE else normal()
+        same("nll_loss_backward", seed, x, wanted, weight, reduction, 7, total)
+
+
+@pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
+def test_nll_loss_of_one_row(reduction):
+    x, weight = normal(9), normal(9).abs()
+    target = torch.tensor(4, device=tritonite.device)
+    for ignored in (-100, 4):
+        _, total = same("nll_loss_forward", x, target, weight, reduction, ignored)
+        same("nll_loss_backward", normal(), x, target, weight, reduction, ignored, total)
+
+
+@pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_nll_loss_of_images(reduction, weighted, tiny_blocks):
+    x, weight = normal(2, 11, 5, 8), normal(11).abs() if weighted else None
+    target = targets(2, 8, 5, classes=11).transpose(1, 2)
+    for values in (x, x.to(memory_format=torch.channels_last), normal(2, 22, 5, 8)[:, ::2]):
+        _, total = same("nll_loss2d_forward", values, target, weight, reduction, 3)
+    seed = normal(2, 5, 8) if reduction == NONE else normal()
+    same("nll_loss2d_backward", seed, x, target, weight, reduction, 3, total)
+    with pytest.raises(Decline):
+        channels_last = x.to(memory_format=torch.channels_last)
+        tritonite.overloads()["nll_loss2d_backward"](seed, channels_last, target, weight, reduction, 3, total)
+
+
+def test_nll_loss_of_no_rows_and_of_ignored_ones():
+    nothing, target = normal(0, 5), targets(0, classes=5)
+    for reduction in (MEAN, SUM, NONE):
+        same("nll_loss_forward", nothing, target, None, reduction, -100)
+        same(
+            "nll_loss_backward", normal(0) if not reduction else normal(), nothing, target, None, reduction, 0, normal()
+        )
+        same("nll_loss_forward", normal(3, 5), torch.full_like(targets(3, classes=5), 2), None, reduction, 2)
+
+
+def test_nll_loss_reads_no_class_that_there_is_not():
+    x, target = normal(4, 3), torch.tensor([0, 3, -1, 2**40], device=tritonite.device)
+    forward = tritonite.overloads()["nll_loss_forward"]
+    loss, _ = forward(x, target, None, NONE, -100)
+    assert loss.isnan().tolist() == [False, True, True, True]
+    assert forward(x, target, normal(3), SUM, -100)[0].isnan()
+    gradient = tritonite.overloads()["nll_loss_backward"](normal(4), x, target, None, NONE, -100, normal())
+    assert gradient.count_nonzero().item() == 1
+
+
+def test_cross_entropy_runs_through_both_ways():
+    x = normal(6, 10).requires_grad_()
+    target = targets(6, classes=10)
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(x, target), x)
+    for _ in range(2):
+        with tritonite.use_gems():
+            (actual,) = torch.autograd.grad(torch.nn.functional.cross_entropy(x, target), x)
+        torch.testing.assert_close(actual, expected)
+    counts = tritonite.stats()
+    for name in ("nll_loss_forward", "nll_loss_backward"):
+        assert counts[name].launched + counts[name].replayed == 2 and not counts[name].declined

@@ -1,0 +1,160 @@
+"""The distance of two tensors, and slices kept within a distance of 0."""
+
+import math
+
+import triton
+import triton.language as tl
+
+from tritonite.catalog import operator
+from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.pointwise import broadcast_shape, common_device, never_overlaps_itself
+from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
+from tritonite.errors import Decline
+from tritonite.language import libdevice
+from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
+from tritonite.ops.reduction import add_states, only
+
+
+@triton.jit
+def _difference(x, y):
+    """Rounded to the operands' dtype, as its gradient has it, and float32 for half types."""
+    if x.dtype == tl.float64:
+        difference = x - y
+    else:
+        difference = (x.to(tl.float32) - y.to(tl.float32)).to(x.dtype).to(tl.float32)
+    return difference
+
+
+@triton.jit
+def _differs(x, y):
+    return tl.where(_difference(x, y) != 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def _distance(x, y):
+    return tl.abs(_difference(x, y))
+
+
+@triton.jit
+def _squared_distance(x, y):
+    difference = _difference(x, y)
+    return difference * difference
+
+
+@triton.jit
+def _power(x, p):
+    return libdevice.pow(tl.abs(x), tl.broadcast_to(p.to(x.dtype), x.shape))
+
+
+@triton.jit
+def _distance_to_power(x, y, p):
+    return _power(_difference(x, y), p)
+
+
+@triton.jit
+def _root(state, count):
+    return square_root(state)
+
+
+@triton.jit
+def _inverse_power(state, count, p):
+    return libdevice.pow(state, tl.broadcast_to((1.0 / p).to(state.dtype), state.shape))
+
+
+_DISTANCES = {
+    0.0: Reduction((0.0,), _differs, add_states, only),
+    1.0: Reduction((0.0,), _distance, add_states, only),
+    2.0: Reduction((0.0,), _squared_distance, add_states, _root),
+    math.inf: Reduction((0.0,), _distance, maximum_nan, only),
+    -math.inf: Reduction((math.inf,), _distance, minimum_nan, only),
+}
+_any_distance = Reduction((0.0,), _distance_to_power, add_states, _inverse_power, parametric=True)
+
+
+@operator("dist", accepts=FLOATS)
+def dist(self, other, p, outs=()):
+    if self.dtype not in FLOATS or other.dtype is not self.dtype:
+        raise Decline("operands of other dtypes, or of several")
+    if isinstance(p, complex):
+        raise Decline("complex order")
+    shape = broadcast_shape((self.shape, other.shape))
+    if 0 in shape and (p < 0 or math.isinf(p)):
+        raise Decline("an empty tensor, of which there is no such norm")
+    reduction = _DISTANCES.get(float(p), _any_distance)
+    numbers = (float(p),) if reduction is _any_distance else ()
+    dtype = self.dtype
+    operands, read = (self.expand(shape), other.expand(shape)), (dtype, dtype)
+    return reduced(reduction, operands, None, False, (dtype,), outs, opmath(dtype), numbers=numbers, read=read)
+
+
+@triton.jit
+def _absolute(x, p, maxnorm):
+    return tl.abs(x)
+
+
+@triton.jit
+def _square(x, p, maxnorm):
+    return x * x
+
+
+@triton.jit
+def _to_power(x, p, maxnorm):
+    return _power(x, p)
+
+
+@triton.jit
+def _factor(norm, count, p, maxnorm):
+    limit = tl.broadcast_to(maxnorm.to(norm.dtype), norm.shape)
+    return tl.where(norm > limit, true_divide(limit, norm + 1e-7), 1.0)
+
+
+@triton.jit
+def _factor_of_root(state, count, p, maxnorm):
+    return _factor(square_root(state), count, p, maxnorm)
+
+
+@triton.jit
+def _factor_of_power(state, count, p, maxnorm):
+    return _factor(_inverse_power(state, count, p), count, p, maxnorm)
+
+
+@triton.jit
+def _scale(x, factor, p, maxnorm):
+    return x * factor
+
+
+_RENORMS = {
+    1.0: RowTransform(Reduction((0.0,), _absolute, add_states, _factor, parametric=True), _scale),
+    2.0: RowTransform(Reduction((0.0,), _square, add_states, _factor_of_root, parametric=True), _scale),
+    math.inf: RowTransform(Reduction((0.0,), _absolute, maximum_nan, _factor, parametric=True), _scale),
+}
+_any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_power, parametric=True), _scale)
+
+
+def _same_place(a, b):
+    return a.data_ptr() == b.data_ptr() and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+
+
+@operator("renorm", accepts=FLOATS)
+def renorm(self, p, dim, maxnorm, outs=()):
+    """A row is read whole before it is written, so that it may be written in place."""
+    if self.dtype not in FLOATS:
+        raise Decline(f"dtype {self.dtype}")
+    if isinstance(p, complex) or isinstance(maxnorm, complex) or not (p > 0 and maxnorm >= 0):
+        raise Decline("complex, or out of bounds")
+    if self.dim() < 2:
+        raise Decline("fewer than 2 dimensions")
+    (kept,) = dimensions(dim, self.dim())
+    if outs and _same_place(outs[0], self):
+        common_device((self,), outs)
+        if not never_overlaps_itself(self.shape, self.stride()):
+            raise Decline("output overlaps itself")
+    else:
+        outs = outputs((self,), [self.shape], [self.dtype], outs)
+    if not self.numel():
+        if math.isinf(p):
+            raise Decline("slices of no elements, of which there is no such norm")
+        return outs
+    dims = [d for d in range(self.dim()) if d != kept]
+    _RENORMS.get(float(p), _any_renorm).run((self,), dims, outs, opmath(self.dtype), (float(p), float(maxnorm)))
+    return outs

@@ -1,0 +1,295 @@
+"""The negative log likelihood of one class a row, and its gradient; an image has a row for each of its pixels.
+
+A class that there is not, for which ATen stops the program, is never read: its loss is nan, its gradient 0.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.catalog import operator
+from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.pointwise import (
+    INT32_LIMIT,
+    TRITON_DTYPES,
+    collapse,
+    contiguous_strides,
+    output_strides,
+    power_of_2,
+    span,
+)
+from tritonite.engine.reduction import Reduction, _offset, outputs
+from tritonite.errors import Decline
+from tritonite.language.math import true_divide
+from tritonite.launch import libentry
+
+_NONE, _MEAN, _SUM = 0, 1, 2
+_ON_CPU = devices.current.type == "cpu"
+
+
+@triton.jit
+def _weight_of(target, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE: tl.constexpr):
+    """(the weight of each row's class, 0 where it is ignored and nan where it does not exist; whether to read it)."""
+    counts = mask & (target != ignore_index)
+    exists = counts & (target >= 0) & (target < n_classes)
+    value = tl.where(counts, 1.0, 0.0).to(COMPUTE)
+    if weight is not None:
+        value = tl.load(weight + target * weight_stride, mask=exists, other=0).to(COMPUTE)
+    return tl.where(counts & (exists == 0), float("nan"), value), exists
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n_classes", "ignore_index", "weight_stride"])
+def gather_losses(
+    x,
+    target,
+    weight,
+    losses,
+    weights,
+    shape,
+    x_strides,
+    target_strides,
+    class_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    ignore_index: tl.int64,
+    REDUCED: tl.constexpr,
+    MEAN: tl.constexpr,
+    NOTHING_IS_ZERO: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A program takes ROWS rows: the loss of each of them and, of all, weight 0, or their sums; a mean if it has all.
+
+    With NOTHING_IS_ZERO the mean of none is not nan.
+    """
+    program = tl.program_id(0)
+    row = program.to(INDEX) * ROWS + tl.arange(0, ROWS)
+    mask = row < n_rows
+    wanted = tl.load(target + _offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+    pointers = x + _offset(row, shape, x_strides) + wanted * class_stride
+    value = tl.load(pointers, mask=exists, other=0).to(COMPUTE)
+    if REDUCED:
+        # Of one value a row there are few enough for float64, in which losses of different sign may cancel.
+        own_weight, value = own_weight.to(tl.float64), value.to(tl.float64)
+    loss = tl.where(mask & (wanted != ignore_index), -1.0 * own_weight * value, 0.0)
+    if REDUCED:
+        total = tl.sum(own_weight, axis=0)
+        result = tl.sum(loss, axis=0)
+        if MEAN:
+            result = true_divide(result, total)
+        if NOTHING_IS_ZERO:
+            result = tl.where(tl.sum(exists.to(tl.int32), axis=0) == 0, 0.0, result)
+        tl.store(losses + program, result.to(COMPUTE).to(losses.dtype.element_ty))
+        tl.store(weights + program, total.to(COMPUTE).to(weights.dtype.element_ty))
+    else:
+        tl.store(losses + row, loss.to(losses.dtype.element_ty), mask=mask)
+        if program == 0:
+            tl.store(weights, tl.zeros((), weights.dtype.element_ty))
+
+
+@libentry()
+@triton.jit(do_not_specialize=["ignore_index", "weight_stride"])
+def scatter_gradients(
+    gradient,
+    grad_output,
+    target,
+    weight,
+    total_weight,
+    shape,
+    gradient_strides,
+    grad_output_strides,
+    target_strides,
+    class_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    ignore_index: tl.int64,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """A program writes CLASSES classes of ROWS rows, 0 but for the rows' own class."""
+    blocks = tl.cdiv(n_classes, CLASSES)
+    program = tl.program_id(0)
+    row = (program // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    classes = (program % blocks).to(INDEX) * CLASSES + tl.arange(0, CLASSES)
+    mask = row < n_rows
+    wanted = tl.load(target + _offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+    factor = tl.load(grad_output + _offset(row, shape, grad_output_strides), mask=mask, other=0).to(COMPUTE)
+    if MEAN:
+        factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
+    value = (-1.0 * own_weight * factor).to(gradient.dtype.element_ty)
+    # Without a class of its own a row has no gradient; compared in the narrow type that classes are counted in.
+    place = tl.where(exists, wanted, -1).to(INDEX)
+    block = tl.where(place[:, None] == classes[None, :], value[:, None], tl.zeros((1, 1), value.dtype))
+    pointers = gradient + (_offset(row, shape, gradient_strides)[:, None] + classes[None, :] * class_stride)
+    tl.store(pointers, block, mask=mask[:, None] & (classes < n_classes)[None, :])
+
+
+@triton.jit
+def _two(loss, weight):
+    return loss, weight
+
+
+@triton.jit
+def _add_both(loss, weight, other_loss, other_weight):
+    return loss + other_loss, weight + other_weight
+
+
+@triton.jit
+def _sums(loss, weight, count):
+    return loss, weight
+
+
+@triton.jit
+def _mean(loss, weight, count):
+    return true_divide(loss, weight), weight
+
+
+_REDUCTIONS = {
+    _MEAN: Reduction((0.0, 0.0), _two, _add_both, _mean, (None, None), 2),
+    _SUM: Reduction((0.0, 0.0), _two, _add_both, _sums, (None, None), 2),
+}
+
+
+def _class_dim(self: Any, target: Any, weight: Any, reduction: int, others: Sequence[torch.Tensor]) -> int:
+    """The dimension of the classes; declines what ATen refuses."""
+    if reduction not in (_NONE, _MEAN, _SUM):
+        raise Decline("no such reduction")
+    if self.dtype not in FLOATS or any(other.dtype is not self.dtype for other in others):
+        raise Decline("operands of other dtypes, or of several")
+    dim = 1 if self.dim() > 1 else 0
+    rows = (*self.shape[:dim], *self.shape[dim + 1 :])
+    if tuple(target.shape) != rows or not self.shape[dim]:
+        raise Decline("a target of another shape, or no classes")
+    if weight is not None and (weight.dtype is not self.dtype or tuple(weight.shape) != (self.shape[dim],)):
+        raise Decline("weights of another shape or dtype")
+    return dim
+
+
+def _wide(*tensors: torch.Tensor) -> Any:
+    return tl.int64 if any([span(t.shape, t.stride()) >= INT32_LIMIT for t in tensors]) else tl.int32
+
+
+def _forward(self, target, weight, reduction, ignore_index, outs):
+    dim = _class_dim(self, target, weight, reduction, ())
+    dtype, shape = self.dtype, tuple(target.shape)
+    unreduced = reduction == _NONE and self.dim() > 1
+    operands = (self, target) if weight is None else (self, target, weight)
+    outs = outputs(operands, [shape if unreduced else (), ()], (dtype, dtype), outs)
+    if unreduced and outs[0].stride() != contiguous_strides(shape) and outs[0].numel():
+        raise Decline("output that is not contiguous")
+    x = self.select(dim, 0)
+    sizes, strides = collapse(shape, [x.stride(), target.stride(), contiguous_strides(shape)])
+    n_rows = math.prod(shape)
+    rows = min(power_of_2(n_rows), devices.current.row_elements // 4)
+    programs = max(1, -(-n_rows // rows))
+    whole = unreduced or programs == 1
+    found = outs
+    if not whole:
+        found = tuple(
+            [torch.empty_strided((programs,), (1,), dtype=opmath(dtype), device=self.device) for _ in range(2)]
+        )
+    mean = whole and not unreduced and reduction == _MEAN
+    gather_losses[(programs,)](
+        *(self, target, weight, *found, tuple(sizes[:-1]), tuple(strides[0]), tuple(strides[1])),
+        *(self.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, self.shape[dim], ignore_index),
+        REDUCED=not unreduced,
+        MEAN=mean,
+        NOTHING_IS_ZERO=mean and self.dim() == 1 and not _ON_CPU,
+        COMPUTE=TRITON_DTYPES[opmath(dtype)],
+        INDEX=_wide(self, target),
+        ROWS=rows,
+    )
+    if not whole:
+        _REDUCTIONS[reduction].run(found, (0,), outs, opmath(dtype))
+    return outs
+
+
+def _backward(grad_output, self, target, weight, reduction, ignore_index, total_weight, outs):
+    dim = _class_dim(self, target, weight, reduction, (grad_output, total_weight))
+    dtype, shape = self.dtype, tuple(target.shape)
+    if total_weight.numel() != 1:
+        raise Decline("total weight of another shape")
+    if reduction == _NONE and self.dim() > 1:
+        if tuple(grad_output.shape) != shape:
+            raise Decline("gradient of another shape")
+        grad_strides = grad_output.stride()
+    else:
+        if grad_output.dim() > 1 or grad_output.numel() != 1:
+            raise Decline("gradient of another shape")
+        grad_strides = (0,) * len(shape)
+    operands = (grad_output, self, target, total_weight, *(() if weight is None else (weight,)))
+    (gradient,) = outs = outputs(operands, [self.shape], [dtype], outs)
+    n_rows, n_classes = math.prod(shape), self.shape[dim]
+    if not n_rows:
+        return outs
+    row_strides = gradient.select(dim, 0).stride()
+    sizes, strides = collapse(shape, [row_strides, grad_strides, target.stride()])
+    tile = devices.current.row_elements
+    if gradient.stride(dim) == 1:
+        classes = min(power_of_2(n_classes), tile)
+        rows = min(power_of_2(n_rows), max(1, tile // classes))
+    else:
+        rows = min(power_of_2(n_rows), max(1, tile // 16))
+        classes = min(power_of_2(n_classes), max(1, tile // rows))
+    scatter_gradients[(-(-n_rows // rows) * -(-n_classes // classes),)](
+        *(gradient, grad_output, target, weight, total_weight, tuple(sizes[:-1]), *map(tuple, strides)),
+        *(gradient.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, n_classes, ignore_index),
+        MEAN=reduction == _MEAN,
+        COMPUTE=TRITON_DTYPES[opmath(dtype)],
+        INDEX=_wide(gradient, grad_output, target),
+        ROWS=rows,
+        CLASSES=classes,
+    )
+    return outs
+
+
+def _check_rows(self, target):
+    if self.dim() not in (1, 2) or target.dtype not in (torch.int64, torch.uint8):
+        raise Decline("neither one row nor a matrix, or a target of another dtype")
+
+
+def _check_images(self, target):
+    if self.dim() != 4 or target.dtype is not torch.int64:
+        raise Decline("no images, or a target of another dtype")
+
+
+@operator("nll_loss_forward", accepts=FLOATS)
+def nll_loss_forward(self, target, weight, reduction, ignore_index, outs=()):
+    _check_rows(self, target)
+    return _forward(self, target, weight, reduction, ignore_index, outs)
+
+
+@operator("nll_loss_backward", accepts=FLOATS)
+def nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight, outs=()):
+    _check_rows(self, target)
+    return _backward(grad_output, self, target, weight, reduction, ignore_index, total_weight, outs)
+
+
+@operator("nll_loss2d_forward", accepts=FLOATS)
+def nll_loss2d_forward(self, target, weight, reduction, ignore_index, outs=()):
+    _check_images(self, target)
+    return _forward(self, target, weight, reduction, ignore_index, outs)
+
+
+@operator("nll_loss2d_backward", accepts=FLOATS)
+def nll_loss2d_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight, outs=()):
+    _check_images(self, target)
+    shape = tuple(self.shape)
+    layout = outs[0].stride() if outs else output_strides(shape, [(shape, self.stride())], False)
+    if layout != contiguous_strides(shape):
+        raise Decline("a gradient that is not contiguous, which ATen refuses")
+    return _backward(grad_output, self, target, weight, reduction, ignore_index, total_weight, outs)
