@@ -37,7 +37,7 @@ _KEPT, _REDUCED, _BOTH = 1, 2, 3
 
 
 @triton.jit
-def _offset(linear, shape, strides):
+def strided_offset(linear, shape, strides):
     """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
     offset = linear * 0
     rest = linear
@@ -48,9 +48,9 @@ def _offset(linear, shape, strides):
 
 
 @triton.jit
-def _pointers(base, kept, reduced, shapes, kept_strides, reduced_strides):
-    kept_offset = _offset(kept, shapes[0], kept_strides)[:, None]
-    return base + (kept_offset + _offset(reduced, shapes[1], reduced_strides)[None, :])
+def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides):
+    kept_offset = strided_offset(kept, shapes[0], kept_strides)[:, None]
+    return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides)[None, :])
 
 
 @triton.jit
@@ -71,16 +71,16 @@ def _read(
     for i in tl.static_range(COUNT):
         if KINDS[i] == 1:
             # Two-dimensional pointers would have a thread load its row's value once for each of its elements.
-            offset = _offset(kept, shapes[0], strides[0][i])
+            offset = strided_offset(kept, shapes[0], strides[0][i])
             value = tl.load(inputs[i] + offset, mask=kept_mask, other=0)[:, None]
         elif KINDS[i] == 2 and kept.shape[0] >= 16:
-            offset = _offset(reduced, shapes[1], strides[1][i])
+            offset = strided_offset(reduced, shapes[1], strides[1][i])
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif KINDS[i] == 2:
-            offset = _offset(reduced, shapes[1], strides[1][i])[None, :]
+            offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0)
         else:
-            pointers = _pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
+            pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
             value = tl.load(pointers, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         values = values + (value.to(DTYPES[i]),)
     return values
@@ -103,7 +103,7 @@ def _states(
     if LEAF is None:
         states = values
     elif len(index_strides) > 0:
-        index = _offset(reduced, shapes[1], index_strides)
+        index = strided_offset(reduced, shapes[1], index_strides)
         states = LEAF(*(values + (tl.broadcast_to(index[None, :], SHAPE),) + numbers))
     else:
         states = LEAF(*(values + numbers))
@@ -275,7 +275,7 @@ def reduce(
     else:
         results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, len(outs))
         for i in tl.static_range(len(outs)):
-            offset = _offset(kept, shapes[0], strides[2][i])
+            offset = strided_offset(kept, shapes[0], strides[2][i])
             result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (KEPT,))
             tl.store(outs[i] + offset, result, mask=kept_mask)
 
@@ -307,7 +307,7 @@ def _apply(
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
-        pointers = _pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i])
+        pointers = strided_pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i])
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), SHAPE)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :])
 
@@ -403,7 +403,7 @@ def transform_rows(
         )
         results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
-        offset = _offset(kept, shapes[0], strides[4][i])
+        offset = strided_offset(kept, shapes[0], strides[4][i])
         tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
     if ONCE and len(given) == 0:
         _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE)

@@ -10,9 +10,8 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.pointwise import broadcast_shape, common_device, never_overlaps_itself
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
 from tritonite.errors import Decline
-from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
-from tritonite.ops.reduction import add_states, only
+from tritonite.ops.reduction import add_states, inverse_power, only, power, root
 
 
 @triton.jit
@@ -42,33 +41,18 @@ def _squared_distance(x, y):
 
 
 @triton.jit
-def _power(x, p):
-    return libdevice.pow(tl.abs(x), tl.broadcast_to(p.to(x.dtype), x.shape))
-
-
-@triton.jit
 def _distance_to_power(x, y, p):
-    return _power(_difference(x, y), p)
-
-
-@triton.jit
-def _root(state, count):
-    return square_root(state)
-
-
-@triton.jit
-def _inverse_power(state, count, p):
-    return libdevice.pow(state, tl.broadcast_to((1.0 / p).to(state.dtype), state.shape))
+    return power(_difference(x, y), p)
 
 
 _DISTANCES = {
     0.0: Reduction((0.0,), _differs, add_states, only),
     1.0: Reduction((0.0,), _distance, add_states, only),
-    2.0: Reduction((0.0,), _squared_distance, add_states, _root),
+    2.0: Reduction((0.0,), _squared_distance, add_states, root),
     math.inf: Reduction((0.0,), _distance, maximum_nan, only),
     -math.inf: Reduction((math.inf,), _distance, minimum_nan, only),
 }
-_any_distance = Reduction((0.0,), _distance_to_power, add_states, _inverse_power, parametric=True)
+_any_distance = Reduction((0.0,), _distance_to_power, add_states, inverse_power, parametric=True)
 
 
 @operator("dist", accepts=FLOATS)
@@ -99,7 +83,7 @@ def _square(x, p, maxnorm):
 
 @triton.jit
 def _to_power(x, p, maxnorm):
-    return _power(x, p)
+    return power(x, p)
 
 
 @triton.jit
@@ -115,7 +99,7 @@ def _factor_of_root(state, count, p, maxnorm):
 
 @triton.jit
 def _factor_of_power(state, count, p, maxnorm):
-    return _factor(_inverse_power(state, count, p), count, p, maxnorm)
+    return _factor(inverse_power(state, count, p), count, p, maxnorm)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from tritonite.engine.pointwise import (
     power_of_2,
     span,
 )
-from tritonite.engine.reduction import Reduction, _offset, outputs
+from tritonite.engine.reduction import Reduction, outputs, strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.launch import libentry
@@ -73,9 +73,9 @@ def gather_losses(
     program = tl.program_id(0)
     row = program.to(INDEX) * ROWS + tl.arange(0, ROWS)
     mask = row < n_rows
-    wanted = tl.load(target + _offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    wanted = tl.load(target + strided_offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
     own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
-    pointers = x + _offset(row, shape, x_strides) + wanted * class_stride
+    pointers = x + strided_offset(row, shape, x_strides) + wanted * class_stride
     value = tl.load(pointers, mask=exists, other=0).to(COMPUTE)
     if REDUCED:
         # Of one value a row there are few enough for float64, in which losses of different sign may cancel.
@@ -125,16 +125,16 @@ def scatter_gradients(
     row = (program // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
     classes = (program % blocks).to(INDEX) * CLASSES + tl.arange(0, CLASSES)
     mask = row < n_rows
-    wanted = tl.load(target + _offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    wanted = tl.load(target + strided_offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
     own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
-    factor = tl.load(grad_output + _offset(row, shape, grad_output_strides), mask=mask, other=0).to(COMPUTE)
+    factor = tl.load(grad_output + strided_offset(row, shape, grad_output_strides), mask=mask, other=0).to(COMPUTE)
     if MEAN:
         factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
     value = (-1.0 * own_weight * factor).to(gradient.dtype.element_ty)
     # Without a class of its own a row has no gradient; compared in the narrow type that classes are counted in.
     place = tl.where(exists, wanted, -1).to(INDEX)
     block = tl.where(place[:, None] == classes[None, :], value[:, None], tl.zeros((1, 1), value.dtype))
-    pointers = gradient + (_offset(row, shape, gradient_strides)[:, None] + classes[None, :] * class_stride)
+    pointers = gradient + (strided_offset(row, shape, gradient_strides)[:, None] + classes[None, :] * class_stride)
     tl.store(pointers, block, mask=mask[:, None] & (classes < n_classes)[None, :])
 
 

@@ -349,7 +349,7 @@ def _square(x):
 
 
 @triton.jit
-def _root(state, count):
+def root(state, count):
     return square_root(state)
 
 
@@ -359,23 +359,23 @@ def _one_if_nonzero(x):
 
 
 @triton.jit
-def _power(x, ord):
+def power(x, ord):
     return libdevice.pow(tl.abs(x), tl.broadcast_to(ord.to(x.dtype), x.shape))
 
 
 @triton.jit
-def _inverse_power(state, count, ord):
+def inverse_power(state, count, ord):
     return libdevice.pow(state, tl.broadcast_to((1.0 / ord).to(state.dtype), state.shape))
 
 
 _NORMS = {
     0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
     1.0: Reduction((0.0,), _absolute, add_states, only),
-    2.0: Reduction((0.0,), _square, add_states, _root),
+    2.0: Reduction((0.0,), _square, add_states, root),
     math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
     -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
 }
-_any_norm = Reduction((0.0,), _power, add_states, _inverse_power, parametric=True)
+_any_norm = Reduction((0.0,), power, add_states, inverse_power, parametric=True)
 
 
 def _vector_norm(self, ord, dim, keepdim, dtype, outs):

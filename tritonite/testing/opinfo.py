@@ -24,7 +24,6 @@ _THROUGH_PARTS = {
     "nn.functional.rrelu",
     "nn.functional.relu6",
     "nn.functional.selu",
-    "nn.functional.cross_entropy",
     "nn.functional.group_norm",
     "nn.functional.layer_norm",
     "nn.functional.softmin",
