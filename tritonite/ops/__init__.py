@@ -29,6 +29,7 @@ for _family in (
     "probability",
     "reduction",
     "rounding",
+    "scan",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 
