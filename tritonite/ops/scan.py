@@ -22,7 +22,6 @@ from tritonite.ops.reduction import (
     _prod,
     _same,
     add_states,
-    only,
 )
 
 
