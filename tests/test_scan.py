@@ -22,8 +22,8 @@ LAYOUTS = {
 
 @pytest.fixture(params=[1, 64], ids=["whole rows", "split rows"])
 def tiny_blocks(request, monkeypatch):
-    """Blocks of 64 elements on a device of few programs, which take rows whole, or of many, which share them."""
-    record = dataclasses.replace(devices.current, row_elements=64, row_columns=8, programs=request.param)
+    """Blocks of 64 elements (small tensors take a quarter) on a device of few programs, which take rows whole, or of many, which share them."""
+    record = dataclasses.replace(devices.current, row_elements=256, row_columns=8, programs=request.param)
     monkeypatch.setattr(devices, "current", record)
 
 

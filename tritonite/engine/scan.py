@@ -248,7 +248,7 @@ def _blocks(space: _Space, inner: bool) -> _Blocks:
     if n_kept * n_scanned <= 64 * tile:
         tile //= 4
     if inner:
-        scanned = min(power_of_2(n_scanned), device.row_elements)
+        scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
     else:
         kept = min(power_of_2(n_kept), max(device.row_columns, tile // power_of_2(n_scanned)))
