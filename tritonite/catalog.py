@@ -130,7 +130,7 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         results = self.results(args, kwargs)
-        return results[0] if len(results) == 1 else tuple(results)
+        return results[0] if len(results) == 1 else tuple(results) or None
 
     def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
         """What a call returns, as a sequence also where it is one tensor."""

@@ -33,7 +33,7 @@ from tritonite.launch import libentry
 # The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
 INDEX = "index"
 # Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
-_KEPT, _REDUCED, _BOTH = 1, 2, 3
+_KEPT, _REDUCED, BOTH = 1, 2, 3
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides)
 
 
 @triton.jit
-def _read(
+def read_block(
     inputs,
     kept,
     reduced,
@@ -87,7 +87,7 @@ def _read(
 
 
 @triton.jit
-def _states(
+def leaf_states(
     values,
     reduced,
     shapes,
@@ -117,7 +117,7 @@ def _states(
 
 
 @triton.jit
-def _combined(a, b, COMBINE: tl.constexpr, STATES: tl.constexpr):
+def combine_states(a, b, COMBINE: tl.constexpr, STATES: tl.constexpr):
     both = COMBINE(*(a + b))
     if len(STATES) == 1:
         both = (both,)
@@ -150,7 +150,7 @@ _fold = _fold_in_interpreter if devices.current.interpreted else _fold_in_compil
 
 
 @triton.jit
-def _folded(
+def fold_blocks(
     inputs,
     kept,
     start,
@@ -176,17 +176,21 @@ def _folded(
     """The state of the elements in `steps` blocks of each row from `start` on."""
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
-    values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
+    values = read_block(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
     mask = kept_mask[:, None] & reduced_mask[None, :]
-    states = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+    states = leaf_states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
     if not ONCE:
         for step in range(1, steps):
             reduced = start + step * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
+            values = read_block(
+                inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS
+            )
             mask = kept_mask[:, None] & reduced_mask[None, :]
-            more = _states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
-            states = _combined(states, more, COMBINE, STATES)
+            more = leaf_states(
+                values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED)
+            )
+            states = combine_states(states, more, COMBINE, STATES)
     return _fold(states, COMBINE)
 
 
@@ -204,7 +208,7 @@ def _numbers(count, number_0, number_1, COUNTED: tl.constexpr, NUMBERS: tl.const
 
 
 @triton.jit
-def _projected(states, numbers, PROJECT: tl.constexpr, RESULTS: tl.constexpr):
+def project_states(states, numbers, PROJECT: tl.constexpr, RESULTS: tl.constexpr):
     results = PROJECT(*(states + numbers))
     if RESULTS == 1:
         results = (results,)
@@ -246,7 +250,7 @@ def reduce(
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
-    states = _folded(
+    states = fold_blocks(
         inputs,
         kept,
         start,
@@ -273,7 +277,7 @@ def reduce(
         for i in tl.static_range(len(outs)):
             tl.store(outs[i] + tl.program_id(1).to(INDEX) * n_kept + kept, states[i], mask=kept_mask)
     else:
-        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, len(outs))
+        results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, len(outs))
         for i in tl.static_range(len(outs)):
             offset = strided_offset(kept, shapes[0], strides[2][i])
             result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (KEPT,))
@@ -363,14 +367,16 @@ def transform_rows(
         for i in tl.static_range(len(given)):
             results = results + (tl.load(given[i] + kept, mask=kept_mask, other=0),)
     elif ONCE:
-        values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
+        values = read_block(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
         mask = kept_mask[:, None] & reduced_mask[None, :]
         read = ()
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
         if len(STAGES) == 0:
-            states = _fold(_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
-            results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+            states = _fold(
+                leaf_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE
+            )
+            results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
         counted = _numbers(count, number_0, number_1, True, 0)
         for s in tl.static_range(len(STAGES)):
             state = STAGES[s][0](*(read + _as_columns(results) + counted))
@@ -378,7 +384,7 @@ def transform_rows(
             after = states + results + _numbers(count, number_0, number_1, True, NUMBERS)
             results = results + (STAGES[s][2](*after),)
     else:
-        states = _folded(
+        states = fold_blocks(
             inputs,
             kept,
             start,
@@ -401,7 +407,7 @@ def transform_rows(
             REDUCED,
             ONCE,
         )
-        results = _projected(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
+        results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
         offset = strided_offset(kept, shapes[0], strides[4][i])
         tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
@@ -411,7 +417,9 @@ def transform_rows(
         for step in range(steps):
             reduced = start + step * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = _read(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
+            values = read_block(
+                inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS)
+            )
             _apply(
                 values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE
             )
@@ -453,7 +461,7 @@ class Reduction:
 
         Values are read as `compute` or as `dtypes_read`.
         """
-        space = _Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
+        space = Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
         if not space.n_kept:
             return
         blocks = _blocks(space, transforming=False)
@@ -472,7 +480,7 @@ class Reduction:
                 **constants,
             )
             return
-        partial = tuple([_scratch((blocks.splits, n_kept), dtype, inputs[0]) for dtype in self._dtypes(space, compute)])
+        partial = tuple([scratch((blocks.splits, n_kept), dtype, inputs[0]) for dtype in self._dtypes(space, compute)])
         reduce[(blocks.programs, blocks.splits)](
             *(tuple(inputs), partial, shapes, (space.kept[0], space.reduced[0], ())),
             *(space.index_strides, n_kept, space.n_reduced, blocks.steps, count, first, second),
@@ -494,19 +502,19 @@ class Reduction:
             *((), n_kept, blocks.splits, steps, count, first, second),
             LEAF=None,
             PROJECT=self.project,
-            KINDS=(_BOTH,) * len(partial),
+            KINDS=(BOTH,) * len(partial),
             DTYPES=constants["STATES"],
             **constants | last,
         )
 
-    def _dtypes(self, space: _Space, compute: torch.dtype) -> list[torch.dtype]:
+    def _dtypes(self, space: Space, compute: torch.dtype) -> list[torch.dtype]:
         found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
         return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
 
     def _init(self, compute: torch.dtype) -> tuple[Any, ...]:
         return self.init(compute) if callable(self.init) else self.init
 
-    def _constants(self, space: _Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
+    def _constants(self, space: Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
         init = self._init(compute)
         states = self._dtypes(space, compute)
         return {
@@ -548,7 +556,7 @@ class RowTransform:
         `row_outs` receive those results of the rows that `written` numbers.
         """
         reduction, leaf_inputs = self.reduction, self.leaf_inputs or len(inputs)
-        space = _Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
+        space = Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
         if not space.n_kept:
             return
         blocks = _blocks(space, transforming=True)
@@ -556,7 +564,7 @@ class RowTransform:
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
-            given = tuple([_scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
+            given = tuple([scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
             reduction.run(inputs[:leaf_inputs], dims, given, compute, numbers)
         transform_rows[(blocks.programs, blocks.splits)](
             *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
@@ -575,7 +583,7 @@ class RowTransform:
         )
 
 
-class _Space(NamedTuple):
+class Space(NamedTuple):
     """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
@@ -594,7 +602,7 @@ class _Space(NamedTuple):
     @property
     def inner(self) -> bool:
         """Whether elements that are reduced, and not those that are kept, are next to each other."""
-        full = next((i for i, kind in enumerate(self.kinds) if kind == _BOTH), None)
+        full = next((i for i, kind in enumerate(self.kinds) if kind == BOTH), None)
         if full is None:
             return True
         return self.n_kept == 1 or self.reduced[0][full][0] <= self.kept[0][full][0]
@@ -607,7 +615,7 @@ class _Space(NamedTuple):
         outs: tuple[torch.Tensor, ...],
         kept_outs: tuple[torch.Tensor, ...],
         indexed: bool,
-    ) -> _Space:
+    ) -> Space:
         shape = inputs[0].shape
         kept = [d for d in range(len(shape)) if d not in dims]
         full = [tensor.stride() for tensor in (*inputs, *outs)]
@@ -650,7 +658,7 @@ class _Blocks(NamedTuple):
     sizes: dict[str, Any]
 
 
-def _blocks(space: _Space, transforming: bool) -> _Blocks:
+def _blocks(space: Space, transforming: bool) -> _Blocks:
     """How a space is cut: KEPT by REDUCED elements at a time, rows in several programs where there are few of them."""
     device = devices.current
     n_kept, n_reduced = space.n_kept, space.n_reduced
@@ -686,7 +694,7 @@ def _padded(numbers: Sequence[float]) -> tuple[float, float]:
     return first, second
 
 
-def _scratch(shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+def scratch(shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=like.device)
 
 

@@ -32,6 +32,7 @@ for _family in (
     "probability",
     "reduction",
     "rounding",
+    "scan",
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")

@@ -14,7 +14,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, square_root, true_divide
-from tritonite.ops.reduction import add_states, moments, over_count
+from tritonite.ops.reduction import add_states, moments, only, over_count, same
 
 
 @triton.jit
@@ -142,23 +142,13 @@ def _product(grad, x, mean, rstd):
 
 
 @triton.jit
-def _same(grad):
-    return grad
-
-
-@triton.jit
 def _two(first, second, count):
     return first, second
 
 
-@triton.jit
-def _one(first, count):
-    return first
-
-
 _WEIGHT_AND_BIAS = Reduction((0.0, 0.0), _product_and_gradient, _both_sums, _two, (None, None), 2)
-_WEIGHT = Reduction((0.0,), _product, add_states, _one)
-_BIAS = Reduction((0.0,), _same, add_states, _one)
+_WEIGHT = Reduction((0.0,), _product, add_states, only)
+_BIAS = Reduction((0.0,), same, add_states, only)
 
 
 def _trailing(shape, normalized_shape):

@@ -19,7 +19,7 @@ from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_
 
 
 @triton.jit
-def _same(x):
+def same(x):
     return x
 
 
@@ -43,9 +43,9 @@ def over_count(state, count):
     return true_divide(state, tl.broadcast_to(count.to(state.dtype), state.shape))
 
 
-_sum = Reduction((0,), _same, add_states, only)
-_mean = Reduction((0,), _same, add_states, over_count)
-_prod = Reduction((1,), _same, _multiply, only)
+_sum = Reduction((0,), same, add_states, only)
+_mean = Reduction((0,), same, add_states, over_count)
+product = Reduction((1,), same, _multiply, only)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def mean(self, dim=None, keepdim=False, dtype=None, outs=()):
 
 @operator("prod", accepts=ALL, promotion="integers to int64")
 def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
-    return _summed(_prod, self, dim, keepdim, dtype, outs)
+    return _summed(product, self, dim, keepdim, dtype, outs)
 
 
 @operator("trace", accepts=ALL, promotion="integers to int64")
@@ -95,11 +95,11 @@ def trace(self, outs=()):
     return _summed(_sum, self.diagonal(), None, False, None, outs)
 
 
-def _lowest(dtype):
+def lowest(dtype):
     return (-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min,)
 
 
-def _highest(dtype):
+def highest(dtype):
     return (math.inf if dtype.is_floating_point else torch.iinfo(dtype).max,)
 
 
@@ -118,18 +118,18 @@ def _two(first, second, count):
     return first, second
 
 
-_amax = Reduction(_lowest, _same, maximum_nan, only)
-_amin = Reduction(_highest, _same, minimum_nan, only)
-_aminmax = Reduction(lambda dtype: _highest(dtype) + _lowest(dtype), _twice, _both_extrema, _two, (None, None), 2)
+_amax = Reduction(lowest, same, maximum_nan, only)
+_amin = Reduction(highest, same, minimum_nan, only)
+_aminmax = Reduction(lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, _two, (None, None), 2)
 
 
-def _comparable(dtype):
+def comparable(dtype):
     """What elements compare in: small integers and bool as int32."""
     return opmath(dtype) if dtype.is_floating_point or dtype is torch.int64 else torch.int32
 
 
 def _extremum(reduction, self, dim, keepdim, outs):
-    compute = _comparable(self.dtype)
+    compute = comparable(self.dtype)
     dtypes = (self.dtype, torch.int64) if INDEX in reduction.states else (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, compute, empty=False)
 
@@ -155,7 +155,7 @@ def _placed(x, index):
 
 
 @triton.jit
-def _first_largest(a, i, b, j):
+def first_largest(a, i, b, j):
     """nan before all, then the larger, then the one that comes first."""
     ahead = ((a > b) & (b == b)) | ((a != a) & (b == b))
     ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
@@ -163,7 +163,7 @@ def _first_largest(a, i, b, j):
 
 
 @triton.jit
-def _first_smallest(a, i, b, j):
+def first_smallest(a, i, b, j):
     ahead = ((a < b) & (b == b)) | ((a != a) & (b == b))
     ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(ahead, a, b), tl.where(ahead, i, j)
@@ -174,10 +174,10 @@ def _place(value, index, count):
     return index
 
 
-_max = Reduction(_lowest, _placed, _first_largest, _two, (None, INDEX), 2)
-_min = Reduction(_highest, _placed, _first_smallest, _two, (None, INDEX), 2)
-_argmax = Reduction(_lowest, _placed, _first_largest, _place, (None, INDEX))
-_argmin = Reduction(_highest, _placed, _first_smallest, _place, (None, INDEX))
+_max = Reduction(lowest, _placed, first_largest, _two, (None, INDEX), 2)
+_min = Reduction(highest, _placed, first_smallest, _two, (None, INDEX), 2)
+_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX))
+_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX))
 
 
 @operator("max", accepts=ALL)
@@ -197,7 +197,7 @@ def min(self, dim=None, keepdim=False, outs=()):
 def _arg(reduction, self, dim, keepdim, outs):
     if self.dtype is torch.bool:
         raise Decline("bool")
-    return reduced(reduction, (self,), dim, keepdim, (torch.int64,), outs, _comparable(self.dtype), empty=False)
+    return reduced(reduction, (self,), dim, keepdim, (torch.int64,), outs, comparable(self.dtype), empty=False)
 
 
 @operator("argmax", accepts=ALL[:-1], promotion="int64")
@@ -438,10 +438,10 @@ def sums_of_exponentials(project, results):
     return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results)
 
 
-_logsumexp = sums_of_exponentials(_log_sum, 1)
+log_sum_exp = sums_of_exponentials(_log_sum, 1)
 
 
 @operator("logsumexp", accepts=ALL, promotion="int_to_float")
 def logsumexp(self, dim, keepdim=False, outs=()):
     dtype = self.dtype if self.dtype.is_floating_point else torch.get_default_dtype()
-    return reduced(_logsumexp, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))
+    return reduced(log_sum_exp, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))

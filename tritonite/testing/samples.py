@@ -51,6 +51,8 @@ ZERO_SIGN_UNDEFINED = {
 }
 _INTEGERS = {"dim": -1, "n": 2, "p": 1, "decimals": 1, "ignore_index": 1}
 _CHOICES = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor"), "reduction": (1, 2, 0)}
+# Parts of others, which hand them a dimension from 0 and no tensor without dimensions or elements.
+_PARTS = {"_cummax_helper", "_cummin_helper"}
 
 
 def _layer_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -149,6 +151,8 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
 
 def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     """The calls of an overload that take `tensors` for its tensor arguments, in order, for every string and flag."""
+    if op.packet in _PARTS and not (tensors[0].dim() and tensors[0].numel()):
+        return
     special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
     choices: tuple[Any, ...] = next((_CHOICES[name] for name in op.names if name in _CHOICES), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
@@ -162,6 +166,12 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
                     continue
                 if argument.name in special:
                     value = special[argument.name]
+                elif argument.alias_info is not None and argument.alias_info.is_write and args:
+                    # A destination that is no keyword has the first tensor's shape.
+                    kind = torch.int64 if argument.name == "indices" else args[0].dtype
+                    value = torch.zeros(args[0].shape, dtype=kind, device=args[0].device)
+                elif op.packet in _PARTS and argument.name == "dim":
+                    value = args[0].dim() - 1
                 else:
                     value = _argument(argument, remaining, choice, boolean)
                 if argument.kwarg_only:

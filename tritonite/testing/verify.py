@@ -110,7 +110,9 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
     copied = sample.map(_clone)
     templates = template if isinstance(template, tuple) else (template,)
     outs = {name: torch.empty_like(value) for name, value in zip(op.out_names, templates, strict=False)}
-    return function(*copied.args, **copied.kwargs, **outs)
+    result = function(*copied.args, **copied.kwargs, **outs)
+    # What returns nothing has written some of its arguments.
+    return result if op.schema.returns else copied.args
 
 
 def _functional(function: Any, op: Op, sample: Any) -> Any:

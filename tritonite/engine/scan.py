@@ -1,0 +1,337 @@
+"""Scans: what a reduction gives of the elements so far, at every place along one dimension of any layout.
+
+A program takes some rows and goes along them block by block, carrying each row's state. Where there are too few rows
+to fill the device, several programs share a row: the reduction's kernel first leaves the state of each one's chunk, and
+every program starts from those of the chunks before its own (Blelloch 1990, "Prefix Sums and Their Applications").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+from tritonite import devices
+from tritonite.engine.pointwise import TRITON_DTYPES, power_of_2
+from tritonite.engine.reduction import (
+    BOTH,
+    INDEX,
+    Reduction,
+    Space,
+    combine_states,
+    dimensions,
+    fold_blocks,
+    leaf_states,
+    outputs,
+    project_states,
+    read_block,
+    reduce,
+    scratch,
+    strided_pointers,
+)
+from tritonite.launch import libentry
+
+
+def _like(state: Any, data: np.ndarray) -> Any:
+    return tl.tensor(TensorHandle(data, state.dtype), tl.block_type(state.dtype, list(data.shape)))
+
+
+def _scan_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
+    """By doubling (Hillis and Steele 1986): Triton's own scan runs element by element there."""
+    columns = np.arange(states[0].handle.data.shape[1])
+    step = 1
+    while step < len(columns):
+        found = combine(*[_like(state, np.roll(state.handle.data, step, 1)) for state in states], *states)
+        found = found if isinstance(found, tuple) else (found,)
+        both = zip(states, found, strict=True)
+        states = tuple([_like(old, np.where(columns < step, old.handle.data, new.handle.data)) for old, new in both])
+        step *= 2
+    return states
+
+
+@tl.core.builtin
+def _scan_in_compiler(states, combine, _semantic=None, _generator=None):
+    found = tl.associative_scan(tuple(states.values), 1, combine.value, _semantic=_semantic, _generator=_generator)
+    return tl.tuple(found)
+
+
+def _last_in_interpreter(state: Any) -> Any:
+    return _like(state, state.handle.data[:, -1].copy())
+
+
+@triton.jit
+def _last_in_compiler(state):
+    """A sum of bits of which all others are 0, because one of floats would lose the sign of a zero."""
+    if state.dtype == tl.float64:
+        bits = state.to(tl.int64, bitcast=True)
+    elif state.dtype == tl.float32:
+        bits = state.to(tl.int32, bitcast=True)
+    else:
+        bits = state
+    last = tl.arange(0, state.shape[1])[None, :] == state.shape[1] - 1
+    return tl.sum(tl.where(last, bits, 0), axis=1).to(state.dtype, bitcast=True)
+
+
+# Along the second dimension of a block: the states so far, and those in the last column.
+_scan = _scan_in_interpreter if devices.current.interpreted else _scan_in_compiler
+_last = _last_in_interpreter if devices.current.interpreted else _last_in_compiler
+
+
+@triton.jit
+def _scan_block(
+    inputs,
+    outs,
+    carried,
+    kept,
+    begin,
+    n_scanned,
+    shapes,
+    strides,
+    index_strides,
+    kept_mask,
+    LEAF: tl.constexpr,
+    COMBINE: tl.constexpr,
+    PROJECT: tl.constexpr,
+    INIT: tl.constexpr,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    KEPT: tl.constexpr,
+    SCANNED: tl.constexpr,
+):
+    """Write the results of SCANNED elements of each row from `begin`, after the states `carried`; returns theirs."""
+    SHAPE: tl.constexpr = (KEPT, SCANNED)
+    scanned = begin + tl.arange(0, SCANNED)
+    scanned_mask = scanned < n_scanned
+    mask = kept_mask[:, None] & scanned_mask[None, :]
+    values = read_block(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
+    states = _scan(leaf_states(values, scanned, shapes, index_strides, (), mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+    if len(carried) > 0:
+        before = ()
+        for i in tl.static_range(len(carried)):
+            before = before + (tl.broadcast_to(carried[i][:, None], SHAPE),)
+        states = combine_states(before, states, COMBINE, STATES)
+    results = project_states(states, ((scanned + 1).to(tl.float64)[None, :],), PROJECT, len(outs))
+    for i in tl.static_range(len(outs)):
+        pointers = strided_pointers(outs[i], kept, scanned, shapes, strides[2][i], strides[3][i])
+        tl.store(pointers, results[i].to(outs[i].dtype.element_ty), mask=mask)
+    return states
+
+
+@libentry()
+@triton.jit(do_not_specialize=["steps"])
+def scan(
+    inputs,
+    outs,
+    partial,
+    shapes,
+    strides,
+    index_strides,
+    n_kept,
+    n_scanned,
+    steps,
+    LEAF: tl.constexpr,
+    COMBINE: tl.constexpr,
+    PROJECT: tl.constexpr,
+    INIT: tl.constexpr,
+    KINDS: tl.constexpr,
+    PARTIAL_KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    INDEX: tl.constexpr,
+    KEPT: tl.constexpr,
+    SCANNED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ONCE: tl.constexpr,
+):
+    """A program scans `steps` blocks of each of KEPT rows, after the chunks before, whose states are `partial`.
+
+    It reads a block before it writes it, and no other program does, so that an input may be an output.
+    """
+    kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
+    kept_mask = kept < n_kept
+    start = tl.program_id(1).to(INDEX) * steps * SCANNED
+    carried = ()
+    if len(partial) > 0:
+        carried = fold_blocks(
+            partial,
+            kept,
+            start * 0,
+            tl.cdiv(tl.program_id(1), SPLITS),
+            tl.program_id(1),
+            ((), ()),
+            (strides[4], strides[5]),
+            (),
+            (),
+            kept_mask,
+            None,
+            COMBINE,
+            INIT,
+            PARTIAL_KINDS,
+            STATES,
+            len(STATES),
+            STATES,
+            INDEX,
+            KEPT,
+            SPLITS,
+            False,
+        )
+    elif not ONCE:
+        for i in tl.static_range(len(INIT)):
+            carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
+    if ONCE:
+        _scan_block(
+            inputs,
+            outs,
+            carried,
+            kept,
+            start,
+            n_scanned,
+            shapes,
+            strides,
+            index_strides,
+            kept_mask,
+            LEAF,
+            COMBINE,
+            PROJECT,
+            INIT,
+            KINDS,
+            DTYPES,
+            STATES,
+            KEPT,
+            SCANNED,
+        )
+    else:
+        for step in range(steps):
+            states = _scan_block(
+                inputs,
+                outs,
+                carried,
+                kept,
+                start + step * SCANNED,
+                n_scanned,
+                shapes,
+                strides,
+                index_strides,
+                kept_mask,
+                LEAF,
+                COMBINE,
+                PROJECT,
+                INIT,
+                KINDS,
+                DTYPES,
+                STATES,
+                KEPT,
+                SCANNED,
+            )
+            carried = ()
+            for i in tl.static_range(len(STATES)):
+                carried = carried + (_last(states[i]),)
+
+
+class _Blocks(NamedTuple):
+    programs: int
+    splits: int
+    steps: int
+    sizes: dict[str, Any]
+
+
+def _blocks(space: Space, inner: bool) -> _Blocks:
+    """How a space is cut: KEPT by SCANNED elements at a time, rows in several programs where there are few of them."""
+    device = devices.current
+    n_kept, n_scanned = space.n_kept, space.n_reduced
+    tile = device.row_elements
+    if n_kept * n_scanned <= 64 * tile:
+        tile //= 4
+    if inner:
+        scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
+        kept = min(power_of_2(n_kept), max(1, tile // scanned))
+    else:
+        kept = min(power_of_2(n_kept), max(device.row_columns, tile // power_of_2(n_scanned)))
+        scanned = min(power_of_2(n_scanned), max(1, tile // kept))
+    programs, steps = -(-n_kept // kept), -(-n_scanned // scanned)
+    splits = 1
+    if 4 * programs <= device.programs and steps >= 4:
+        each = -(-steps // min(-(-device.programs // programs), steps // 2))
+        splits, steps = -(-steps // each), each
+    warps = min(16, max(4, kept * scanned // 512))
+    sizes = {"KEPT": kept, "ONCE": steps <= 1, "num_warps": warps, **device.options}
+    return _Blocks(programs, splits, steps, sizes | {"SCANNED": scanned})
+
+
+def scanned(
+    reduction: Reduction,
+    self: torch.Tensor,
+    dim: int,
+    result_dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    compute: torch.dtype,
+) -> Sequence[torch.Tensor]:
+    """What `reduction` gives of the elements so far along `dim`, fresh or in `outs`: the host function of scans.
+
+    The reduction takes no numbers; its count is that of the elements so far.
+    An output may be the input itself. Declines where ATen must raise an error.
+    """
+    dims = dimensions(dim, self.dim())
+    apart = [] if any(_same_elements(self, out) for out in outs) else [self]
+    outs = outputs(apart, [self.shape] * len(result_dtypes), result_dtypes, outs)
+    space = Space.of((self,), dims, tuple(outs), (), INDEX in reduction.states)
+    if space.n_kept and space.n_reduced:
+        _launch(reduction, space, self, tuple(outs), compute)
+    return outs
+
+
+def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
+    return same and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _launch(
+    reduction: Reduction,
+    space: Space,
+    self: torch.Tensor,
+    outs: tuple[torch.Tensor, ...],
+    compute: torch.dtype,
+) -> None:
+    # Across the grain of an operand it takes tiles, as it does where operands differ.
+    along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
+    blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
+    constants = reduction._constants(space, compute, ())
+    counts = constants.pop("NUMBERS"), constants.pop("LEAF_NUMBERS")
+    constants |= {"LEAF": reduction.leaf, "KINDS": space.kinds, "DTYPES": (TRITON_DTYPES[compute],)} | blocks.sizes
+    partial: tuple[torch.Tensor, ...] = ()
+    if blocks.splits > 1:
+        states = reduction._dtypes(space, compute)
+        partial = tuple([scratch((blocks.splits, space.n_kept), dtype, self) for dtype in states])
+        settings = {name: value for name, value in constants.items() if name != "SCANNED"}
+        reduce[(blocks.programs, blocks.splits)](
+            *((self,), partial, space.shapes, (space.kept[0], space.reduced[0], ())),
+            *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps, 0.0, 0.0, 0.0),
+            PROJECT=None,
+            NUMBERS=counts[0],
+            LEAF_NUMBERS=counts[1],
+            REDUCED=blocks.sizes["SCANNED"],
+            **settings,
+        )
+    several = len(partial)
+    scan[(blocks.programs, blocks.splits)](
+        *((self,), outs, partial, space.shapes),
+        (
+            space.kept[0],
+            space.reduced[0],
+            space.kept[1],
+            space.reduced[1],
+            ((1,),) * several,
+            ((space.n_kept,),) * several,
+        ),
+        *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps),
+        PROJECT=reduction.project,
+        PARTIAL_KINDS=(BOTH,) * several,
+        SPLITS=min(power_of_2(blocks.splits), max(1, devices.current.row_elements // blocks.sizes["KEPT"])),
+        **constants,
+    )

@@ -1,0 +1,107 @@
+"""Scans along a dimension: sums, products, logarithms of sums of exponentials, extrema with their places.
+
+Each is the reduction of the elements so far.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.catalog import operator
+from tritonite.dtypes import ALL, FLOATS, opmath
+from tritonite.engine.reduction import INDEX, Reduction
+from tritonite.engine.scan import scanned
+from tritonite.errors import Decline
+from tritonite.ops.reduction import (
+    add_states,
+    comparable,
+    first_largest,
+    first_smallest,
+    highest,
+    log_sum_exp,
+    lowest,
+    product,
+    same,
+)
+
+
+@triton.jit
+def _added_to_zero(state, count):
+    """As ATen begins, which leaves no negative zero."""
+    return state + tl.zeros_like(state)
+
+
+_sum = Reduction((0,), same, add_states, _added_to_zero)
+
+
+def _accumulated(reduction, self, dim, dtype, outs):
+    """In `dtype`, to which elements are converted first. On a CPU ATen adds float32 up in float64, and so does this."""
+    if dtype is None:
+        dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
+    if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
+        raise Decline(f"{self.dtype} in {dtype}")
+    compute = torch.float64 if dtype is torch.float32 and self.device.type == "cpu" else comparable(dtype)
+    return scanned(reduction, self, dim, (dtype,), outs, compute)
+
+
+@operator("cumsum", accepts=ALL, promotion="integers to int64")
+def cumsum(self, dim, dtype=None, outs=()):
+    return _accumulated(_sum, self, dim, dtype, outs)
+
+
+@operator("cumprod", accepts=ALL, promotion="integers to int64")
+def cumprod(self, dim, dtype=None, outs=()):
+    return _accumulated(product, self, dim, dtype, outs)
+
+
+@operator("logcumsumexp", "_logcumsumexp", accepts=FLOATS)
+def logcumsumexp(self, dim, outs=()):
+    if self.dtype not in FLOATS:
+        raise Decline(f"dtype {self.dtype}")
+    return scanned(log_sum_exp, self, dim, (self.dtype,), outs, opmath(self.dtype))
+
+
+@triton.jit
+def _placed_from_end(x, index):
+    """Of equals ATen takes the last, which is the first by negative places."""
+    return x, -index
+
+
+@triton.jit
+def _value_and_place(x, place, count):
+    return x, -place
+
+
+_max = Reduction(lowest, _placed_from_end, first_largest, _value_and_place, (None, INDEX), 2)
+_min = Reduction(highest, _placed_from_end, first_smallest, _value_and_place, (None, INDEX), 2)
+
+
+def _extrema(reduction, self, dim, outs):
+    return scanned(reduction, self, dim, (self.dtype, torch.int64), outs, comparable(self.dtype))
+
+
+@operator("cummax", accepts=ALL)
+def cummax(self, dim, outs=()):
+    return _extrema(_max, self, dim, outs)
+
+
+@operator("cummin", accepts=ALL)
+def cummin(self, dim, outs=()):
+    return _extrema(_min, self, dim, outs)
+
+
+def _extrema_into(reduction, self, values, indices, dim):
+    if dim < 0:
+        raise Decline("a dimension counted from the last, which ATen does not take here")
+    _extrema(reduction, self, dim, (values, indices))
+    return ()
+
+
+@operator("_cummax_helper", accepts=ALL)
+def cummax_helper(self, values, indices, dim, outs=()):
+    return _extrema_into(_max, self, values, indices, dim)
+
+
+@operator("_cummin_helper", accepts=ALL)
+def cummin_helper(self, values, indices, dim, outs=()):
+    return _extrema_into(_min, self, values, indices, dim)
