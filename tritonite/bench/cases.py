@@ -30,7 +30,8 @@ POINTWISE: tuple[Shape, ...] = (
 # Square, many rows, long rows, one row, short rows.
 ROWS: tuple[Shape, ...] = ((4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
 # The shapes of families that have their own; the others are pointwise.
-SHAPES = dict.fromkeys(("normalization", "reduction", "softmax"), ROWS)
+SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
+SHAPES["nll_loss"] = ((8192, 1000), (8192, 32_000), (4096, 128_256))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -118,6 +119,8 @@ SPECIAL = (
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
     "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
 }
+for _name in ("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"):
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[-1]))
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}}
 # They take a tensor for its shape alone.
@@ -208,7 +211,7 @@ def _label(shape: Shape) -> str:
 
 def _dtypes(op: Op) -> list[torch.dtype]:
     found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
-    return found or [torch.int32]
+    return found or [torch.int32 if torch.int32 in op.declaration.accepts else torch.bool]
 
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:

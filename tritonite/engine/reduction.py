@@ -54,7 +54,7 @@ def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides)
 
 
 @triton.jit
-def read_block(
+def load(
     inputs,
     kept,
     reduced,
@@ -87,7 +87,7 @@ def read_block(
 
 
 @triton.jit
-def leaf_states(
+def leaves(
     values,
     reduced,
     shapes,
@@ -176,20 +176,16 @@ def fold_blocks(
     """The state of the elements in `steps` blocks of each row from `start` on."""
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
-    values = read_block(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
+    values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
     mask = kept_mask[:, None] & reduced_mask[None, :]
-    states = leaf_states(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+    states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
     if not ONCE:
         for step in range(1, steps):
             reduced = start + step * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = read_block(
-                inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS
-            )
+            values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
             mask = kept_mask[:, None] & reduced_mask[None, :]
-            more = leaf_states(
-                values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED)
-            )
+            more = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
             states = combine_states(states, more, COMBINE, STATES)
     return _fold(states, COMBINE)
 
@@ -367,15 +363,13 @@ def transform_rows(
         for i in tl.static_range(len(given)):
             results = results + (tl.load(given[i] + kept, mask=kept_mask, other=0),)
     elif ONCE:
-        values = read_block(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
+        values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
         mask = kept_mask[:, None] & reduced_mask[None, :]
         read = ()
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
         if len(STAGES) == 0:
-            states = _fold(
-                leaf_states(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE
-            )
+            states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
             results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
         counted = _numbers(count, number_0, number_1, True, 0)
         for s in tl.static_range(len(STAGES)):
@@ -417,9 +411,7 @@ def transform_rows(
         for step in range(steps):
             reduced = start + step * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = read_block(
-                inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS)
-            )
+            values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
             _apply(
                 values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE
             )

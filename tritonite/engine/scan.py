@@ -26,10 +26,10 @@ from tritonite.engine.reduction import (
     combine_states,
     dimensions,
     fold_blocks,
-    leaf_states,
+    leaves,
+    load,
     outputs,
     project_states,
-    read_block,
     reduce,
     scratch,
     strided_pointers,
@@ -109,8 +109,8 @@ def _scan_block(
     scanned = begin + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
     mask = kept_mask[:, None] & scanned_mask[None, :]
-    values = read_block(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
-    states = _scan(leaf_states(values, scanned, shapes, index_strides, (), mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
+    states = _scan(leaves(values, scanned, shapes, index_strides, (), mask, LEAF, INIT, STATES, SHAPE), COMBINE)
     if len(carried) > 0:
         before = ()
         for i in tl.static_range(len(carried)):
