@@ -16,6 +16,8 @@ from tritonite.bench.results import Timing
 
 Call = Callable[..., Any]
 ROUNDS = 10
+# A case ends after this many seconds, though not before the third round.
+SECONDS = 2.0
 _DEVICE_CALLS = 4
 _HOST_CALLS = 200
 _GRAPH_CALLS = 20
@@ -45,7 +47,7 @@ def _flush_buffer() -> torch.Tensor:
     return torch.empty(2**28, dtype=torch.uint8, device="cuda")
 
 
-def device_samples(call: Call) -> list[float]:
+def device_samples(call: Call, calls: int = _DEVICE_CALLS) -> list[float]:
     """Microseconds of the device for each of a few calls, whose operands have been driven out of its L2 cache.
 
     Driving them out takes the device longer than the host takes to queue the call, so that no host time is in it.
@@ -54,7 +56,7 @@ def device_samples(call: Call) -> list[float]:
         return [_wall(call)]
     flush = _flush_buffer()
     events = []
-    for _ in range(_DEVICE_CALLS):
+    for _ in range(calls):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         flush.fill_(0)
         begin.record()
@@ -100,26 +102,35 @@ def _graph_samples(replay: Call) -> list[float]:
     return [begin.elapsed_time(end) * 1e3 / _GRAPH_CALLS]
 
 
-_SAMPLES: dict[str, Callable[[Call], list[float]]] = {
-    "device": device_samples,
-    "host": host_samples,
-    "graph": _graph_samples,
-}
+def _samples(kind: str, call: Call, alone: float) -> list[float]:
+    """Of a call that took `alone` seconds by itself: one that takes long is timed once a round."""
+    if kind == "graph":
+        return _graph_samples(call)
+    if kind == "host":
+        return host_samples(call)
+    return device_samples(call, 1 if alone * ROUNDS > SECONDS / 20 else _DEVICE_CALLS)
 
 
 def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", rounds: int = ROUNDS) -> dict[str, Timing]:
     """Times of a call by every provider, which take turns round by round; each is run before, and not timed."""
-    ready: dict[Provider, Call] = {}
+    ready: dict[Provider, tuple[Call, float]] = {}
     for provider, call in calls.items():
         with provider.scope(op):
-            call(), call()
+            call()
             synchronize()
-            ready[provider] = _captured(call) if kind == "graph" else call
+            alone = -time.perf_counter()
+            call()
+            synchronize()
+            alone += time.perf_counter()
+            ready[provider] = _captured(call) if kind == "graph" else call, alone
     times: dict[Provider, list[float]] = {provider: [] for provider in calls}
-    for _ in range(rounds):
-        for provider, call in ready.items():
+    end = time.perf_counter() + SECONDS
+    for number in range(rounds):
+        if number >= 3 and time.perf_counter() > end:
+            break
+        for provider, (call, alone) in ready.items():
             with provider.scope(op) if kind != "graph" else nullcontext():
-                times[provider] += _SAMPLES[kind](call)
+                times[provider] += _samples(kind, call, alone)
     return {provider.name: Timing.of(found) for provider, found in times.items()}
 
 

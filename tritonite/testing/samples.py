@@ -156,6 +156,9 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
     choices: tuple[Any, ...] = next((_CHOICES[name] for name in op.names if name in _CHOICES), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
+    if op.packet == "nll_loss2d_forward" and tensors[0].device.type == "cuda":
+        # Without a reduction ATen's total weight is what its memory held.
+        choices = choices[:-1]
     for choice in choices:
         for boolean in booleans:
             remaining = list(_prepared(op, tensors, choice))
