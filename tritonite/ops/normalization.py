@@ -1,4 +1,4 @@
-"""Layer, group and root-mean-square normalisation, forward and backward.
+"""Layer and group normalisation, forward and backward.
 
 With x' = (x - mean) * rstd the gradient by x is rstd * (h - mean of h - x' * mean of h x'), where h is the output's
 gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias are sums of g x' and of g.
@@ -172,19 +172,53 @@ def _statistics_dtype(input):
     return input.dtype if input.device.type == "cpu" else opmath(input.dtype)
 
 
+def _normalized(input, weight, bias, dims, eps, out, statistics):
+    """Write the result of operands of one shape, and the (mean, rstd) of rows along `dims`."""
+    inputs = [operand for operand in (input, weight, bias) if operand is not None]
+    transform = _FORWARD[weight is not None, bias is not None]
+    transform.run(inputs, dims, (out,), opmath(input.dtype), (eps,), statistics, (1, 2))
+
+
+def _gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
+    """Write those gradients that are not None, of operands of one shape; by weight and bias over `parameter_dims`."""
+    compute, (own, by_weight, by_bias) = opmath(input.dtype), results
+    if own is not None:
+        operands = [grad, input, mean, rstd, *([] if weight is None else [weight])]
+        _BACKWARD[weight is not None].run(operands, dims, (own,), compute)
+    if by_weight is not None and by_bias is not None:
+        _WEIGHT_AND_BIAS.run((grad, input, mean, rstd), parameter_dims, (by_weight, by_bias), compute)
+    elif by_weight is not None:
+        _WEIGHT.run((grad, input, mean, rstd), parameter_dims, (by_weight,), compute)
+    elif by_bias is not None:
+        _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
+
+
+def _asked_for(operands, shapes, wanted, outs):
+    """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
+    if outs and not all(wanted):
+        raise Decline("outputs that are not asked for")
+    chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
+    found = iter(outputs(operands, chosen, [operands[0].dtype] * len(chosen), outs))
+    return [next(found) if flag else None for flag in wanted]
+
+
+def _present(*operands):
+    return [operand for operand in operands if operand is not None]
+
+
+def _expanded(shape, *operands):
+    return [None if operand is None else operand.expand(shape) for operand in operands]
+
+
 @operator("native_layer_norm", accepts=FLOATS)
 def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
     _check(input, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
-    for operand in (weight, bias):
-        if operand is not None and tuple(operand.shape) != tuple(normalized_shape):
-            raise Decline("weight or bias of another shape")
+    if any(tuple(operand.shape) != tuple(normalized_shape) for operand in _present(weight, bias)):
+        raise Decline("weight or bias of another shape")
     kept = _statistics_dtype(input)
-    given = [operand for operand in (weight, bias) if operand is not None]
-    outs = outputs((input, *given), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
-    inputs = [input, *(operand.expand(input.shape) for operand in given)]
-    transform = _FORWARD[weight is not None, bias is not None]
-    transform.run(inputs, dims, outs[:1], opmath(input.dtype), (eps,), outs[1:], (1, 2))
+    outs = outputs(_present(input, weight, bias), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
+    _normalized(input, *_expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
     return outs
 
 
@@ -194,26 +228,51 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
     dims, rows = _trailing(input.shape, normalized_shape)
     if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows:
         raise Decline("operands of other shapes")
-    compute = opmath(input.dtype)
-    wanted = [
-        flag and (i == 0 or operand is not None)
-        for i, (flag, operand) in enumerate(zip(output_mask, (input, weight, bias), strict=True))
+    wanted = [flag and part is not None for flag, part in zip(output_mask, (input, weight, bias), strict=True)]
+    shapes = (input.shape, normalized_shape, normalized_shape)
+    results = _asked_for(_present(input, grad_out, mean, rstd, weight), shapes, wanted, outs)
+    others = _expanded(input.shape, mean, rstd, weight)
+    _gradients(grad_out, input, *others, dims, tuple(range(dims[0])), results)
+    return results
+
+
+def _groups(N, C, HxW, group, *tensors):
+    """(N, group, C / group, HxW); declines what cannot be viewed so, or has no elements."""
+    if not (N and C and HxW and group > 0) or C % group or not all(tensor.is_contiguous() for tensor in tensors):
+        raise Decline("no elements, groups that do not divide the channels, or channels that are not apart")
+    return N, group, C // group, HxW
+
+
+def _by_channel(shape, *operands):
+    """Values of channels as operands of `shape`."""
+    return _expanded(shape, *(operand if operand is None else operand.view(1, *shape[1:3], 1) for operand in operands))
+
+
+@operator("native_group_norm", accepts=FLOATS)
+def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
+    _check(input, weight, bias)
+    shape = _groups(N, C, HxW, group, input)
+    if any(tuple(operand.shape) != (C,) for operand in _present(weight, bias)):
+        raise Decline("weight or bias of another shape")
+    shapes = [input.shape, (N, group), (N, group)]
+    outs = outputs(_present(input, weight, bias), shapes, [input.dtype] * 3, outs)
+    _groups(N, C, HxW, group, outs[0])
+    _normalized(input.view(shape), *_by_channel(shape, weight, bias), (2, 3), eps, outs[0].view(shape), outs[1:])
+    return outs
+
+
+@operator("native_group_norm_backward", accepts=FLOATS)
+def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
+    _check(input, grad_out, mean, rstd, weight)
+    shape = _groups(N, C, HxW, group, input, grad_out)
+    if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
+        raise Decline("operands of other shapes")
+    results = _asked_for(_present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
+    _groups(N, C, HxW, group, *results[:1] if results[0] is not None else ())
+    views = [
+        None if result is None else result.view(shape if i == 0 else shape[1:3]) for i, result in enumerate(results)
     ]
-    every = [operand for operand in (grad_out, input, mean, rstd, weight) if operand is not None]
-    shapes = [input.shape, normalized_shape, normalized_shape]
-    chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
-    if outs and not all(wanted):
-        raise Decline("outputs that are not asked for")
-    found = iter(outputs(every, chosen, [input.dtype] * len(chosen), outs))
-    results = [next(found) if flag else None for flag in wanted]
-    full = [operand.expand(input.shape) for operand in every]
-    if wanted[0]:
-        _BACKWARD[weight is not None].run(full, dims, results[:1], compute)
-    leading = tuple(range(dims[0]))
-    if wanted[1] and wanted[2]:
-        _WEIGHT_AND_BIAS.run(full[:4], leading, results[1:], compute)
-    elif wanted[1]:
-        _WEIGHT.run(full[:4], leading, results[1:2], compute)
-    elif wanted[2]:
-        _BIAS.run(full[:1], leading, results[2:], compute)
+    statistics = _expanded(shape, *(operand[:, :, None, None] for operand in (mean, rstd)))
+    grads = grad_out.view(shape), input.view(shape)
+    _gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
     return results

@@ -39,6 +39,7 @@ ZERO_SIGN_UNDEFINED = {
     "_add_relu",
     "_log_softmax_backward_data",
     "_softmax_backward_data",
+    "native_group_norm_backward",
     "native_layer_norm_backward",
     "fmax",
     "fmin",
@@ -68,6 +69,22 @@ def _layer_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return given
 
 
+def _group_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Weight and bias for the second dimension, in groups of one or two."""
+    x = tensors[0]
+    if x.dim() < 2 or not x.numel():
+        return {"N": 0, "C": 0, "HxW": 0, "group": 1, "output_mask": [True, True, True]}
+    rows, channels = x.shape[:2]
+    weight, group = x.select(0, 0).reshape(channels, -1)[:, 0], max(channels // 2, 1) if channels % 2 == 0 else 1
+    sizes = (rows, channels, x.numel() // (rows * channels), group)
+    given = dict(zip(("N", "C", "HxW", "group"), sizes, strict=True))
+    given |= {"input": x.flip(0), "weight": weight, "bias": weight, "grad_out": x, "eps": 1e-5}
+    if x.is_floating_point():
+        _, mean, rstd = torch.native_group_norm(given["input"], None, None, *sizes, 1e-5)
+        given |= {"mean": mean, "rstd": rstd, "output_mask": [True, True, True]}
+    return given
+
+
 def _softmax(function: Any) -> Any:
     """A gradient that differs along a row, and a result that does: with equal ones ATen's own is but roundoff."""
 
@@ -86,6 +103,8 @@ def _softmax(function: Any) -> Any:
 _ARGUMENTS = {
     "_log_softmax_backward_data": _softmax(torch.log_softmax),
     "_softmax_backward_data": _softmax(torch.softmax),
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm,
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm,
 }
