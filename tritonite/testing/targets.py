@@ -8,6 +8,8 @@ Prints a line for every kernel that does not compile and exits with 1 if there i
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +18,7 @@ from unittest import mock
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tritonite import catalog, dtypes
+from tritonite import catalog, devices, dtypes
 from tritonite.engine import pointwise
 from tritonite.errors import Decline
 from tritonite.launch import LibEntry, Specialization
@@ -70,7 +72,10 @@ def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[s
 
 
 def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """What an operator's host function launches, on samples in every dtype it serves or in one."""
+    """What an operator's host function launches, on samples in every dtype it serves or in one.
+
+    Once on this device, and once where blocks are so small that rows take several of them, and several programs.
+    """
     found: list[Specialization] = []
 
     def launch(specialization: Specialization, device: torch.device) -> Callable[..., None]:
@@ -80,21 +85,24 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
     def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=8)
     served = 0
     with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
             if dtype not in op.declaration.accepts or (served and not full):
                 continue
-            for sample in samples(op, dtype):
+            for sample, device in itertools.product(samples(op, dtype), (devices.current, tiny)):
                 if sample.label.split()[0] not in ("contiguous", "transposed"):
                     continue
                 found.clear()
                 try:
-                    op(*sample.args, **sample.kwargs)
+                    with mock.patch.object(devices, "current", device):
+                        op(*sample.args, **sample.kwargs)
                 except Decline:
                     continue
                 served += 1
-                yield from [(f"{dtype} {sample.label}", specialization) for specialization in found]
+                label = f"{dtype} {sample.label}{' in tiny blocks' if device is tiny else ''}"
+                yield from [(label, specialization) for specialization in found]
 
 
 def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
