@@ -36,7 +36,7 @@ def name(case):
 
 
 def test_every_operator_has_cases():
-    packets = {op.packet for op in tritonite.overloads().values() if not op.out_names}
+    packets = {op.packet for op in tritonite.overloads().values() if not op.out_names and op.schema.returns}
     assert {case.packet for case in cases.cases()} == packets
     keys = list(map(name, cases.cases()))
     assert len(keys) == len(set(keys))

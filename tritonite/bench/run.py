@@ -146,7 +146,7 @@ def _disagreement(
 
 def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
     value = function(*sample.args, **sample.kwargs)
-    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch.Tensor)]
+    return value if isinstance(value, tuple) else (value,)
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:
