@@ -61,6 +61,15 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
+def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
+    monkeypatch.setattr(devices, "current", tiny)
+    x = torch.randn(3, 2, 300, device=device).transpose(0, 1)
+    expected = x.softmax(-1), x.sum(-1), x.var(-1)
+    with tritonite.use_gems():
+        torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
+
+
 def test_places_are_of_the_first_and_of_nan(device, cut):
     ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
     holes = ties.clone()

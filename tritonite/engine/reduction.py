@@ -348,7 +348,7 @@ def transform_rows(
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
-    With `given`, the rows' results (RESULTS of them, contiguous), it only transforms, `steps` blocks of each.
+    With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
@@ -361,7 +361,8 @@ def transform_rows(
     reduced_mask = reduced < n_reduced
     if len(given) > 0:
         for i in tl.static_range(len(given)):
-            results = results + (tl.load(given[i] + kept, mask=kept_mask, other=0),)
+            offset = strided_offset(kept, shapes[0], strides[4][len(results_out) + i])
+            results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
     elif ONCE:
         values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
         mask = kept_mask[:, None] & reduced_mask[None, :]
@@ -558,6 +559,7 @@ class RowTransform:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
             reduction.run(inputs[:leaf_inputs], dims, given, compute, numbers)
+            space = Space.of(tuple(inputs), tuple(dims), tuple(outs), (*row_outs, *given), False)
         transform_rows[(blocks.programs, blocks.splits)](
             *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
             *((space.kept[0], space.reduced[0], space.kept[1], space.reduced[1], space.kept[2]), space.n_kept),
