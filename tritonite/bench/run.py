@@ -67,12 +67,12 @@ def machine(command: str, with_matmul: bool = False) -> Machine:
 
 
 def _commit() -> str:
-    """The commit of the source, where it is a checkout."""
+    """The commit of the source, where it is a checkout, with "-dirty" after it where files differ."""
     git = shutil.which("git")
     if git is None:
         return ""
     done = subprocess.run(
-        [git, "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+        [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
         text=True,
         check=False,
