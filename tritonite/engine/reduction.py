@@ -150,6 +150,45 @@ _fold = _fold_in_interpreter if devices.current.interpreted else _fold_in_compil
 
 
 @triton.jit
+def as_columns(results):
+    columns = ()
+    for i in tl.static_range(len(results)):
+        columns = columns + (results[i][:, None],)
+    return columns
+
+
+@triton.jit
+def _block_state(
+    values,
+    begin,
+    n_reduced,
+    mask,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
+    INIT: tl.constexpr,
+    STATES: tl.constexpr,
+    REDUCED: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """The state of each row of a block, by a fold for each of the stages.
+
+    Unless it is a program's FIRST a block may lie beyond the row's end, and then has the identity.
+    """
+    count = tl.minimum(n_reduced - begin, REDUCED).to(tl.float64)
+    results = ()
+    for s in tl.static_range(len(STAGES)):
+        elements = STAGES[s][0](*(values + as_columns(results) + (count,)))
+        folded = _fold((tl.where(mask, elements, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
+        results = results + (STAGES[s][2](*(folded + results)),)
+    gathered = GATHER(*(results + (count,)))
+    states = ()
+    for i in tl.static_range(len(STATES)):
+        state = gathered[i] if FIRST else tl.where(count > 0.0, gathered[i], INIT[i])
+        states = states + (state.to(STATES[i]),)
+    return states
+
+
+@triton.jit
 def fold_blocks(
     inputs,
     kept,
@@ -163,31 +202,42 @@ def fold_blocks(
     kept_mask,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
     LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
-    INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
 ):
     """The state of the elements in `steps` blocks of each row from `start` on."""
+    SHAPE: tl.constexpr = (KEPT, REDUCED)
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
     values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
     mask = kept_mask[:, None] & reduced_mask[None, :]
-    states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+    if len(STAGES) > 0:
+        states = _block_state(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, True)
+    else:
+        states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
     if not ONCE:
         for step in range(1, steps):
-            reduced = start + step * REDUCED + tl.arange(0, REDUCED)
+            begin = start + step * REDUCED
+            reduced = begin + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
             values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
             mask = kept_mask[:, None] & reduced_mask[None, :]
-            more = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, (KEPT, REDUCED))
+            if len(STAGES) > 0:
+                more = _block_state(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, False)
+            else:
+                more = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
             states = combine_states(states, more, COMBINE, STATES)
-    return _fold(states, COMBINE)
+    if len(STAGES) == 0:
+        states = _fold(states, COMBINE)
+    return states
 
 
 @triton.jit
@@ -227,6 +277,8 @@ def reduce(
     number_1: tl.float64,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
     PROJECT: tl.constexpr,
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
@@ -259,12 +311,13 @@ def reduce(
         kept_mask,
         LEAF,
         COMBINE,
+        STAGES,
+        GATHER,
         INIT,
         KINDS,
         DTYPES,
         len(KINDS),
         STATES,
-        INDEX,
         KEPT,
         REDUCED,
         ONCE,
@@ -278,14 +331,6 @@ def reduce(
             offset = strided_offset(kept, shapes[0], strides[2][i])
             result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (KEPT,))
             tl.store(outs[i] + offset, result, mask=kept_mask)
-
-
-@triton.jit
-def _as_columns(results):
-    columns = ()
-    for i in tl.static_range(len(results)):
-        columns = columns + (results[i][:, None],)
-    return columns
 
 
 @triton.jit
@@ -303,7 +348,7 @@ def _apply(
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    found = APPLY(*(values + _as_columns(results) + numbers))
+    found = APPLY(*(values + as_columns(results) + numbers))
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
@@ -329,6 +374,8 @@ def transform_rows(
     number_1: tl.float64,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
     PROJECT: tl.constexpr,
     APPLY: tl.constexpr,
     INIT: tl.constexpr,
@@ -336,7 +383,6 @@ def transform_rows(
     DTYPES: tl.constexpr,
     LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
-    STAGES: tl.constexpr,
     RESULTS: tl.constexpr,
     WRITTEN: tl.constexpr,
     NUMBERS: tl.constexpr,
@@ -369,15 +415,11 @@ def transform_rows(
         read = ()
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
-        if len(STAGES) == 0:
+        if len(STAGES) > 0:
+            states = _block_state(read, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, True)
+        else:
             states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
-            results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
-        counted = _numbers(count, number_0, number_1, True, 0)
-        for s in tl.static_range(len(STAGES)):
-            state = STAGES[s][0](*(read + _as_columns(results) + counted))
-            states = _fold((tl.where(mask, state, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
-            after = states + results + _numbers(count, number_0, number_1, True, NUMBERS)
-            results = results + (STAGES[s][2](*after),)
+        results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     else:
         states = fold_blocks(
             inputs,
@@ -392,12 +434,13 @@ def transform_rows(
             kept_mask,
             LEAF,
             COMBINE,
+            STAGES,
+            GATHER,
             INIT,
             KINDS,
             DTYPES,
             LEAF_INPUTS,
             STATES,
-            INDEX,
             KEPT,
             REDUCED,
             ONCE,
@@ -419,6 +462,20 @@ def transform_rows(
 
 
 @dataclass(frozen=True, eq=False)
+class Stage:
+    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`."""
+
+    init: float | Callable[[torch.dtype], float]
+    leaf: Any
+    combine: Any
+    finish: Any
+
+    def constants(self, compute: torch.dtype) -> tuple[Any, ...]:
+        init = self.init(compute) if callable(self.init) else self.init
+        return self.leaf, self.combine, self.finish, init
+
+
+@dataclass(frozen=True, eq=False)
 class Reduction:
     """How a set of elements becomes results, in functions of `triton.jit`.
 
@@ -431,6 +488,9 @@ class Reduction:
         project: the results, from the state, the count of elements and the numbers; both are float64.
         states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
         results: how many results there are.
+        parametric: whether `leaf` takes the numbers.
+        stages: a cheaper way to the state of a block of elements next to each other, a fold each.
+        gather: the state, from the results of the stages and the count of elements in the block.
     """
 
     init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
@@ -440,6 +500,8 @@ class Reduction:
     states: tuple[torch.dtype | str | None, ...] = (None,)
     results: int = 1
     parametric: bool = False
+    stages: tuple[Stage, ...] = ()
+    gather: Any = None
 
     def run(
         self,
@@ -497,21 +559,20 @@ class Reduction:
             PROJECT=self.project,
             KINDS=(BOTH,) * len(partial),
             DTYPES=constants["STATES"],
-            **constants | last,
+            **constants | last | {"STAGES": (), "GATHER": None},
         )
 
     def _dtypes(self, space: Space, compute: torch.dtype) -> list[torch.dtype]:
         found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
         return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
 
-    def _init(self, compute: torch.dtype) -> tuple[Any, ...]:
-        return self.init(compute) if callable(self.init) else self.init
-
     def _constants(self, space: Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
-        init = self._init(compute)
+        init = self.init(compute) if callable(self.init) else self.init
         states = self._dtypes(space, compute)
         return {
             "COMBINE": self.combine,
+            "STAGES": tuple(stage.constants(compute) for stage in self.stages) if space.inner else (),
+            "GATHER": self.gather if space.inner else None,
             "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
             "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
             "NUMBERS": len(numbers),
@@ -524,15 +585,12 @@ class Reduction:
 class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
 
-    The reduction's leaf takes the first `leaf_inputs` of the operands, or all. A row that a program holds goes through
-    `stages` instead, if there are any: reductions of one state and result, whose leaf takes the results so far and the
-    count after its operands, and whose project takes those results after the state.
+    The reduction's leaf takes the first `leaf_inputs` of the operands, or all.
     """
 
     reduction: Reduction
     apply: Any
     leaf_inputs: int | None = None
-    stages: tuple[Reduction, ...] = ()
 
     def run(
         self,
@@ -570,7 +628,6 @@ class RowTransform:
             KINDS=space.kinds,
             DTYPES=(TRITON_DTYPES[compute],) * len(inputs),
             LEAF_INPUTS=leaf_inputs,
-            STAGES=tuple((each.leaf, each.combine, each.project, each._init(compute)[0]) for each in self.stages),
             RESULTS=reduction.results,
             WRITTEN=tuple(written),
             **reduction._constants(space, compute, numbers) | blocks.sizes,

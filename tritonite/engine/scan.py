@@ -171,12 +171,13 @@ def scan(
             kept_mask,
             None,
             COMBINE,
+            (),
+            None,
             INIT,
             PARTIAL_KINDS,
             STATES,
             len(STATES),
             STATES,
-            INDEX,
             KEPT,
             SPLITS,
             False,
@@ -302,7 +303,7 @@ def _launch(
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
     constants = reduction._constants(space, compute, ())
-    counts = constants.pop("NUMBERS"), constants.pop("LEAF_NUMBERS")
+    staged = {name: constants.pop(name) for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER")}
     constants |= {"LEAF": reduction.leaf, "KINDS": space.kinds, "DTYPES": (TRITON_DTYPES[compute],)} | blocks.sizes
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
@@ -313,8 +314,7 @@ def _launch(
             *((self,), partial, space.shapes, (space.kept[0], space.reduced[0], ())),
             *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps, 0.0, 0.0, 0.0),
             PROJECT=None,
-            NUMBERS=counts[0],
-            LEAF_NUMBERS=counts[1],
+            **staged,
             REDUCED=blocks.sizes["SCANNED"],
             **settings,
         )

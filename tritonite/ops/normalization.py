@@ -4,8 +4,6 @@ With x' = (x - mean) * rstd the gradient by x is rstd * (h - mean of h - x' * me
 gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias are sums of g x' and of g.
 """
 
-import math
-
 import triton
 import triton.language as tl
 
@@ -13,77 +11,39 @@ from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
-from tritonite.language.math import maximum_nan, square_root, true_divide
+from tritonite.language.math import square_root, true_divide
 from tritonite.ops.reduction import add_states, moments, only, over_count, same
 
 
 @triton.jit
-def _element(x, count):
-    return x
-
-
-@triton.jit
-def _shift(largest, count, eps):
-    return largest
-
-
-@triton.jit
-def _part_of_mean(x, shift, count):
-    return (x - shift) * true_divide(tl.full((), 1.0, x.dtype), count.to(x.dtype))
-
-
-@triton.jit
-def _mean(total, shift, count, eps):
-    return shift + total
-
-
-@triton.jit
-def _squared_distance(x, shift, mean, count):
-    return (x - mean) * (x - mean)
-
-
-@triton.jit
-def _rstd(squares, shift, mean, count, eps):
-    variance = over_count(squares, count) + eps.to(squares.dtype)
-    return true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(variance))
-
-
-@triton.jit
 def _mean_and_rstd(mean, squares, own_count, count, eps):
-    return mean, mean, _rstd(squares, mean, mean, count, eps)
-
-
-_statistics = moments(_mean_and_rstd, 3)
-# Next to an element of the row its others neither overflow in a sum nor, if they are all alike, have a variance.
-_stages = (
-    Reduction((-math.inf,), _element, maximum_nan, _shift),
-    Reduction((0.0,), _part_of_mean, add_states, _mean),
-    Reduction((0.0,), _squared_distance, add_states, _rstd),
-)
+    variance = over_count(squares, count) + eps.to(squares.dtype)
+    return mean, true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(variance))
 
 
 @triton.jit
-def _normalize(x, shift, mean, rstd, eps):
+def _normalize(x, mean, rstd, eps):
     return (x - mean) * rstd
 
 
 @triton.jit
-def _normalize_weight(x, weight, shift, mean, rstd, eps):
+def _normalize_weight(x, weight, mean, rstd, eps):
     return (x - mean) * rstd * weight
 
 
 @triton.jit
-def _normalize_bias(x, bias, shift, mean, rstd, eps):
+def _normalize_bias(x, bias, mean, rstd, eps):
     return (x - mean) * rstd + bias
 
 
 @triton.jit
-def _normalize_both(x, weight, bias, shift, mean, rstd, eps):
+def _normalize_both(x, weight, bias, mean, rstd, eps):
     return (x - mean) * rstd * weight + bias
 
 
+_statistics = moments(_mean_and_rstd, 2)
 _FORWARD = {
-    (with_weight, with_bias): RowTransform(_statistics, apply, leaf_inputs=1, stages=_stages)
+    (with_weight, with_bias): RowTransform(_statistics, apply, leaf_inputs=1)
     for with_weight, with_bias, apply in (
         (False, False, _normalize),
         (True, False, _normalize_weight),
@@ -176,7 +136,7 @@ def _normalized(input, weight, bias, dims, eps, out, statistics):
     """Write the result of operands of one shape, and the (mean, rstd) of rows along `dims`."""
     inputs = [operand for operand in (input, weight, bias) if operand is not None]
     transform = _FORWARD[weight is not None, bias is not None]
-    transform.run(inputs, dims, (out,), opmath(input.dtype), (eps,), statistics, (1, 2))
+    transform.run(inputs, dims, (out,), opmath(input.dtype), (eps,), statistics, (0, 1))
 
 
 def _gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):

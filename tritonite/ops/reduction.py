@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
-from tritonite.engine.reduction import INDEX, Reduction, dimensions, reduced
+from tritonite.engine.reduction import INDEX, Reduction, Stage, dimensions, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
@@ -299,9 +299,53 @@ def _deviation_mean(mean, squares, own_count, count, correction):
     return square_root(variance), mean
 
 
+@triton.jit
+def _element(x, count):
+    return x
+
+
+@triton.jit
+def _keep(state):
+    return state
+
+
+@triton.jit
+def _part_of_mean(x, shift, count):
+    return (x - shift) * true_divide(tl.full((), 1.0, x.dtype), count.to(x.dtype))
+
+
+@triton.jit
+def _mean_of_parts(total, shift):
+    return shift + total
+
+
+@triton.jit
+def _squared_distance(x, shift, mean, count):
+    return (x - mean) * (x - mean)
+
+
+@triton.jit
+def _keep_third(state, first, second):
+    return state
+
+
+@triton.jit
+def _moments_of_block(shift, mean, squares, count):
+    return mean, squares, tl.zeros_like(mean) + count.to(mean.dtype)
+
+
 def moments(project, results):
-    """A reduction to results of (mean, sum of squared distances from it, count)."""
-    return Reduction((0.0, 0.0, 0.0), moment_leaf, combine_moments, project, (None,) * 3, results)
+    """A reduction to results of (mean, sum of squared distances from it, count).
+
+    Next to an element of a block its others neither overflow in a sum nor, if they are all alike, have a variance.
+    """
+    stages = (
+        Stage(-math.inf, _element, maximum_nan, _keep),
+        Stage(0.0, _part_of_mean, add_states, _mean_of_parts),
+        Stage(0.0, _squared_distance, add_states, _keep_third),
+    )
+    gathered = {"stages": stages, "gather": _moments_of_block}
+    return Reduction((0.0, 0.0, 0.0), moment_leaf, combine_moments, project, (None,) * 3, results, **gathered)
 
 
 _var, _std = moments(_variance, 1), moments(_deviation, 1)
@@ -429,13 +473,41 @@ def combine_exponentials(a, total, b, other):
 
 @triton.jit
 def _log_sum(largest, total, count):
-    return largest + libdevice.log(total)
+    return tl.where(largest == float("inf"), largest, largest + libdevice.log(total))
+
+
+@triton.jit
+def _bounded(x, count):
+    return at_least_lowest(x)
+
+
+@triton.jit
+def _exponential(x, largest, count):
+    return libdevice.exp(x - largest)
+
+
+@triton.jit
+def _keep_second(state, first):
+    return state
+
+
+@triton.jit
+def _exponentials_of_block(largest, total, count):
+    return largest, total
 
 
 def sums_of_exponentials(project, results):
-    """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018."""
+    """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018.
+
+    A block gives its largest element first and then the sum, with one exponential an element.
+    """
     init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
-    return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results)
+    stages = (
+        Stage(lambda dtype: torch.finfo(dtype).min, _bounded, maximum_nan, _keep),
+        Stage(0.0, _exponential, add_states, _keep_second),
+    )
+    gathered = {"stages": stages, "gather": _exponentials_of_block}
+    return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results, **gathered)
 
 
 log_sum_exp = sums_of_exponentials(_log_sum, 1)

@@ -9,18 +9,8 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import maximum_nan, true_divide
-from tritonite.ops.reduction import add_states, at_least_lowest, only, sums_of_exponentials
-
-
-@triton.jit
-def _inverse(total, largest, count):
-    return true_divide(tl.full(total.shape, 1.0, total.dtype), total)
-
-
-@triton.jit
-def _logarithm(total, largest, count):
-    return libdevice.log(total)
+from tritonite.language.math import true_divide
+from tritonite.ops.reduction import add_states, only, sums_of_exponentials
 
 
 @triton.jit
@@ -31,12 +21,12 @@ def _total(largest, total):
 
 @triton.jit
 def _largest_and_inverse(largest, total, count):
-    return largest, _inverse(_total(largest, total), largest, count)
+    return largest, true_divide(tl.full(total.shape, 1.0, total.dtype), _total(largest, total))
 
 
 @triton.jit
 def _largest_and_logarithm(largest, total, count):
-    return largest, _logarithm(_total(largest, total), largest, count)
+    return largest, libdevice.log(_total(largest, total))
 
 
 @triton.jit
@@ -55,32 +45,9 @@ def _log_share(x, largest, logarithm):
     return x - largest - logarithm
 
 
-@triton.jit
-def _bounded(x, count):
-    return at_least_lowest(x)
-
-
-@triton.jit
-def _exponential(x, largest, count):
-    return libdevice.exp(x - largest)
-
-
-def _lowest(dtype):
-    return (torch.finfo(dtype).min,)
-
-
-def _of_exponentials(project, second, apply):
-    """A row that is held gives its largest element first and then the sum, with one exponential an element."""
-    stages = (
-        Reduction(_lowest, _bounded, maximum_nan, only),
-        Reduction((0.0,), _exponential, add_states, second),
-    )
-    return RowTransform(sums_of_exponentials(project, 2), apply, stages=stages)
-
-
-_softmax = _of_exponentials(_largest_and_inverse, _inverse, _share)
-_safe = _of_exponentials(_largest_and_inverse, _inverse, _safe_share)
-_log_softmax = _of_exponentials(_largest_and_logarithm, _logarithm, _log_share)
+_softmax = RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _share)
+_safe = RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _safe_share)
+_log_softmax = RowTransform(sums_of_exponentials(_largest_and_logarithm, 2), _log_share)
 
 
 @triton.jit
