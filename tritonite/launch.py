@@ -397,6 +397,8 @@ class LibEntry(KernelInterface):
         return Specialization(self.jit, signature, constants, attributes, (), (), options=options)
 
     def _first(self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
+        if _local.recorder is not None and torch.cuda.is_current_stream_capturing():
+            raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
