@@ -1,4 +1,4 @@
-"""Layer and group normalisation, forward and backward.
+"""Layer, group and weight normalisation, forward and backward.
 
 With x' = (x - mean) * rstd the gradient by x is rstd * (h - mean of h - x' * mean of h x'), where h is the output's
 gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias are sums of g x' and of g.
@@ -236,3 +236,67 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
     grads = grad_out.view(shape), input.view(shape)
     _gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
     return results
+
+
+@triton.jit
+def _square(v):
+    return v * v
+
+
+@triton.jit
+def _length(squares, count):
+    return square_root(squares)
+
+
+@triton.jit
+def _of_length(v, g, norm):
+    return v * true_divide(g, norm)
+
+
+@triton.jit
+def _projection(grad_w, v, g, norm):
+    return grad_w * v * true_divide(tl.full(norm.shape, 1.0, norm.dtype), norm)
+
+
+@triton.jit
+def _gradient_of_direction(grad_w, v, g, norm, grad_g):
+    return true_divide(g, norm) * (grad_w - v * true_divide(grad_g, norm))
+
+
+_weight_norm = RowTransform(Reduction((0.0,), _square, add_states, _length), _of_length, leaf_inputs=1)
+_weight_norm_backward = RowTransform(Reduction((0.0,), _projection, add_states, only), _gradient_of_direction)
+
+
+def _slices(v, dim, *others):
+    """The dimensions of v's slices along `dim`; declines where ATen stops, or others have no value for each slice."""
+    shape = [size if i == dim else 1 for i, size in enumerate(v.shape)]
+    if (
+        dim not in (0, v.dim() - 1)
+        or not v.numel()
+        or not all(list(other.shape) == shape and other.is_contiguous() for other in others)
+    ):
+        raise Decline("a dimension between others, no elements, or lengths of another shape or with gaps")
+    return tuple(i for i in range(v.dim()) if i != dim)
+
+
+@operator("_weight_norm_interface", accepts=FLOATS)
+def _weight_norm_interface(v, g, dim=0, outs=()):
+    """v g / |v|, and |v|, of slices along `dim`: Salimans and Kingma 2016."""
+    _check(v, g)
+    dims = _slices(v, dim, g)
+    outs = outputs((v, g), [v.shape, g.shape], [v.dtype, opmath(v.dtype)], outs)
+    _weight_norm.run((v, g.expand(v.shape)), dims, outs[:1], opmath(v.dtype), (), outs[1:], (0,))
+    return outs
+
+
+@operator("_weight_norm_interface_backward", accepts=FLOATS)
+def _weight_norm_interface_backward(grad_w, saved_v, saved_g, saved_norms, dim, outs=()):
+    _check(saved_v, grad_w, saved_g)
+    dims = _slices(saved_v, dim, saved_g, saved_norms)
+    if grad_w.shape != saved_v.shape or saved_norms.dtype is not opmath(saved_v.dtype):
+        raise Decline("operands of other shapes or dtypes")
+    every = (grad_w, saved_v, saved_g, saved_norms)
+    outs = outputs(every, [saved_v.shape, saved_g.shape], [saved_v.dtype] * 2, outs)
+    operands = [operand.expand(saved_v.shape) for operand in every]
+    _weight_norm_backward.run(operands, dims, outs[:1], opmath(saved_v.dtype), (), outs[1:], (0,))
+    return outs

@@ -39,6 +39,7 @@ ZERO_SIGN_UNDEFINED = {
     "_add_relu",
     "_log_softmax_backward_data",
     "_softmax_backward_data",
+    "_weight_norm_interface_backward",
     "native_group_norm_backward",
     "native_layer_norm_backward",
     "fmax",
@@ -87,6 +88,17 @@ def _group_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return given
 
 
+def _weight_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""
+    v = tensors[0].clone(memory_format=torch.contiguous_format)
+    if not (v.dim() and v.numel() and v.is_floating_point()):
+        return {}
+    g = v.flatten(1)[:, 0].clone().reshape(-1, *[1] * (v.dim() - 1)) if v.dim() > 1 else v.clone()
+    _, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
+    given = {"grad_w": v.flip(0), "saved_v": v, "saved_g": g, "saved_norms": norms}
+    return {"v": v, "g": g, "dim": 0} | given
+
+
 def _softmax(function: Any) -> Any:
     """A gradient that differs along a row, and a result that does: with equal ones ATen's own is but roundoff."""
 
@@ -105,6 +117,8 @@ def _softmax(function: Any) -> Any:
 _ARGUMENTS = {
     "_log_softmax_backward_data": _softmax(torch.log_softmax),
     "_softmax_backward_data": _softmax(torch.softmax),
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm_interface_backward": _weight_norm,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm,
     "native_layer_norm": _layer_norm,
