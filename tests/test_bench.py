@@ -16,6 +16,7 @@ from tritonite import cli
 from tritonite.bench import cases, models, run, timing
 from tritonite.bench.results import Machine, ModelResult, Run, Timing
 from tritonite.errors import InvalidProvider
+from tritonite.testing.compare import judge
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 SMALL = ["--shape", "16x64"] if tritonite.backend.interpreted else ["--shape", "16x8192"]
@@ -123,6 +124,12 @@ def test_no_figure_on_a_wrong_answer():
     assert not result.times and "wrong gives another answer than ATen" in result.failure
     (result,) = run.run([case], [timing.TRITONITE], rounds=1)
     assert not result.failure and set(result.times) == {"aten", "tritonite"}
+
+
+def test_roundoff_grows_with_the_terms():
+    own, aten, exact = torch.tensor([3e-6]), torch.tensor([0.0]), torch.tensor([0.0], dtype=torch.float64)
+    assert judge(own, aten, exact).failure and not judge(own, aten, exact, terms=64).failure
+    assert judge(10 * own, aten, exact, terms=64).failure
 
 
 def test_an_error_is_a_result():

@@ -34,12 +34,14 @@ def judge(
     reference: torch.Tensor | None = None,
     zero_sign: bool = True,
     device: str = "cpu",
+    terms: float = 1.0,
 ) -> Verdict:
     """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
 
     Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
     the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own largest
-    relative error; a zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. It is
+    relative error; a zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are
+    the elements that went into each of the result: their roundoff grows with the square root of their number. It is
     computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the device.
     """
     for what in ("dtype", "shape"):
@@ -49,7 +51,7 @@ def judge(
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
         parts = [torch.view_as_real(t) if t is not None else None for t in (actual, aten, reference)]
-        return judge(parts[0], parts[1], parts[2], device=device)
+        return judge(parts[0], parts[1], parts[2], device=device, terms=terms)
     actual, aten = actual.to(device), aten.to(device)
     reference = None if reference is None else reference.to(device)
     same = _identical(actual, aten)
@@ -65,7 +67,7 @@ def judge(
     finite = exact.isfinite() & wide_aten.isfinite()
     aten_relative = (aten_error / scale)[finite]
     aten_worst = float(aten_relative.max()) if aten_relative.numel() else 0.0
-    allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype], 2 * aten_worst * exact.abs())
+    allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype] * terms**0.5, 2 * aten_worst * exact.abs())
     signed = (not zero_sign) | (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
     near = (exact.isfinite() & (error <= allowed)) | ((wide == exact) & ~finite) | (wide.isnan() & exact.isnan())
     good = same | (signed & near)
