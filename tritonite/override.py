@@ -64,7 +64,9 @@ def _apply() -> None:
     """Make what is installed equal to the last layer's selection."""
     wanted = _layers[max(_layers)] if _layers else frozenset()
     for name in _installed.keys() - wanted:
-        _installed.pop(name)()
+        # One may have gone with others of its library.
+        if name in _installed:
+            _installed.pop(name)()
     missing = sorted(wanted - _installed.keys())
     if not missing:
         return
@@ -79,10 +81,17 @@ def _apply() -> None:
     with warnings.catch_warnings():
         # torch warns once in a process that a kernel is overridden, which is what was asked for.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
+        library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
         for name in missing:
-            library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
             library.impl(name, key, _function_for(table[name], key), False)
-            _installed[name] = library.reset
+            _installed[name] = functools.partial(_remove_all, library, missing)
+
+
+def _remove_all(library: Any, names: list[str]) -> None:
+    """Take out what a library holds; those that are still wanted are missing then."""
+    library.reset()
+    for name in names:
+        _installed.pop(name, None)
 
 
 @functools.lru_cache(maxsize=1)
