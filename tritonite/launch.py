@@ -94,12 +94,12 @@ def _interpreting() -> Iterator[None]:
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
     }
     with _lock:
+        _prepare_core()
         outer, _local.inside_kernel = _local.inside_kernel, True
         if _native is not None:
             _native.set_inside_kernel(True)
         saved, call = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         vars(interpreter_builder).update(changes)
-        _prepare_core()
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:

@@ -535,16 +535,7 @@ class Reduction:
                 **constants,
             )
             return
-        partial = tuple([scratch((blocks.splits, n_kept), dtype, inputs[0]) for dtype in self._dtypes(space, compute)])
-        reduce[(blocks.programs, blocks.splits)](
-            *(tuple(inputs), partial, shapes, (space.kept[0], space.reduced[0], ())),
-            *(space.index_strides, n_kept, space.n_reduced, blocks.steps, count, first, second),
-            LEAF=self.leaf,
-            PROJECT=None,
-            KINDS=space.kinds,
-            DTYPES=read,
-            **constants,
-        )
+        partial = self.states_of_chunks(tuple(inputs), space, blocks, compute, constants | {"DTYPES": read}, numbers)
         # The states of all splits, in rows of their own.
         steps, last = _second(blocks.splits, n_kept)
         reduce[(-(-n_kept // last["KEPT"]), 1)](
@@ -561,6 +552,28 @@ class Reduction:
             DTYPES=constants["STATES"],
             **constants | last | {"STAGES": (), "GATHER": None},
         )
+
+    def states_of_chunks(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        space: Space,
+        blocks: Blocks,
+        compute: torch.dtype,
+        constants: dict[str, Any],
+        numbers: Sequence[float] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """For each of the state's values a tensor of (splits, n_kept): what programs that share rows find of them."""
+        dtypes = self._dtypes(space, compute)
+        partial = tuple([empty((blocks.splits, space.n_kept), dtype, inputs[0].device) for dtype in dtypes])
+        reduce[(blocks.programs, blocks.splits)](
+            *(inputs, partial, space.shapes, (space.kept[0], space.reduced[0], ())),
+            *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps, 0.0, *_padded(numbers)),
+            LEAF=self.leaf,
+            PROJECT=None,
+            KINDS=space.kinds,
+            **constants,
+        )
+        return partial
 
     def _dtypes(self, space: Space, compute: torch.dtype) -> list[torch.dtype]:
         found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
@@ -615,7 +628,7 @@ class RowTransform:
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
-            given = tuple([scratch(shape, compute, inputs[0]) for _ in range(reduction.results)])
+            given = tuple([empty(shape, compute, inputs[0].device) for _ in range(reduction.results)])
             reduction.run(inputs[:leaf_inputs], dims, given, compute, numbers)
             space = Space.of(tuple(inputs), tuple(dims), tuple(outs), (*row_outs, *given), False)
         transform_rows[(blocks.programs, blocks.splits)](
@@ -702,20 +715,39 @@ class Space(NamedTuple):
         )
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
+    """How a space is cut; `sizes` are what the kernels are compiled for."""
+
     programs: int
     splits: int
     steps: int
     sizes: dict[str, Any]
 
 
-def _blocks(space: Space, transforming: bool) -> _Blocks:
-    """How a space is cut: KEPT by REDUCED elements at a time, rows in several programs where there are few of them."""
+def tile_elements(space: Space) -> int:
+    """What a program takes at a time: of small spaces a quarter, so that more of the device works."""
+    tile = devices.current.row_elements
+    return tile // 4 if space.n_kept * space.n_reduced <= 64 * tile else tile
+
+
+def cut(space: Space, kept: int, reduced: int, elements_a_warp: int, scarcity: int, least: int) -> Blocks:
+    """KEPT by REDUCED elements at a time, by as many warps as `elements_a_warp` makes of them.
+
+    Where `scarcity` times the programs would not fill the device, several share a row, of `least` blocks each or more.
+    """
     device = devices.current
+    programs, splits, steps = -(-space.n_kept // kept), 1, -(-space.n_reduced // reduced)
+    if scarcity * programs <= device.programs and steps >= 2 * least:
+        each = -(-steps // min(-(-device.programs // programs), steps // least))
+        splits, steps = -(-steps // each), each
+    warps = min(16, max(4, kept * reduced // elements_a_warp))
+    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": warps, **device.options}
+    return Blocks(programs, splits, steps, sizes)
+
+
+def _blocks(space: Space, transforming: bool) -> Blocks:
+    device, tile = devices.current, tile_elements(space)
     n_kept, n_reduced = space.n_kept, space.n_reduced
-    tile = device.row_elements
-    if n_kept * n_reduced <= 64 * tile:
-        tile //= 4
     longest = 4 * device.row_elements if transforming else tile
     if space.inner:
         reduced = min(power_of_2(n_reduced), longest if n_reduced <= longest else device.row_elements)
@@ -723,13 +755,7 @@ def _blocks(space: Space, transforming: bool) -> _Blocks:
     else:
         kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
-    programs, splits, steps = -(-n_kept // kept), 1, -(-n_reduced // reduced)
-    if 2 * programs <= device.programs and steps >= 8:
-        each = -(-steps // min(-(-device.programs // programs), steps // 4))
-        splits, steps = -(-steps // each), each
-    warps = min(16, max(4, kept * reduced // 1024))
-    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": warps, **device.options}
-    return _Blocks(programs, splits, steps, sizes)
+    return cut(space, kept, reduced, elements_a_warp=1024, scarcity=2, least=4)
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:
@@ -745,8 +771,9 @@ def _padded(numbers: Sequence[float]) -> tuple[float, float]:
     return first, second
 
 
-def scratch(shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=like.device)
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor to write, a result or what launches hand on."""
+    return torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=device)
 
 
 def reduced(
@@ -797,8 +824,12 @@ def outputs(
     shapes: Sequence[Sequence[int]],
     result_dtypes: Sequence[torch.dtype],
     outs: Sequence[torch.Tensor],
+    in_place: bool = False,
 ) -> Sequence[torch.Tensor]:
-    """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs."""
+    """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
+
+    `in_place` where an output may be an input itself.
+    """
     device, scalars = common_device(inputs, outs)
     if scalars:
         raise Decline("a tensor on another device")
@@ -806,18 +837,21 @@ def outputs(
         if tensor.dtype not in TRITON_DTYPES:
             raise Decline(f"dtype {tensor.dtype}")
     if not outs:
-        return tuple(
-            torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, result_dtypes, strict=True)
-        )
+        return tuple(empty(shape, dtype, device) for shape, dtype in zip(shapes, result_dtypes, strict=True))
     for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
         if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
             raise Decline("output has another shape or dtype")
         if not never_overlaps_itself(out.shape, out.stride()):
             raise Decline("output overlaps itself")
-        if any(_may_overlap(out, other) for other in (*inputs, *outs[:i])):
+        apart = [other for other in inputs if not (in_place and _same_elements(out, other))]
+        if any(_may_overlap(out, other) for other in (*apart, *outs[:i])):
             raise Decline("output overlaps an input")
     return outs
+
+
+def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
+    return same and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ every program starts from those of the chunks before its own (Blelloch 1990, "Pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +21,19 @@ from tritonite.engine.pointwise import TRITON_DTYPES, power_of_2
 from tritonite.engine.reduction import (
     BOTH,
     INDEX,
+    Blocks,
     Reduction,
     Space,
     combine_states,
+    cut,
     dimensions,
     fold_blocks,
     leaves,
     load,
     outputs,
     project_states,
-    reduce,
-    scratch,
     strided_pointers,
+    tile_elements,
 )
 from tritonite.launch import libentry
 
@@ -235,34 +236,16 @@ def scan(
                 carried = carried + (_last(states[i]),)
 
 
-class _Blocks(NamedTuple):
-    programs: int
-    splits: int
-    steps: int
-    sizes: dict[str, Any]
-
-
-def _blocks(space: Space, inner: bool) -> _Blocks:
-    """How a space is cut: KEPT by SCANNED elements at a time, rows in several programs where there are few of them."""
-    device = devices.current
+def _blocks(space: Space, inner: bool) -> Blocks:
+    device, tile = devices.current, tile_elements(space)
     n_kept, n_scanned = space.n_kept, space.n_reduced
-    tile = device.row_elements
-    if n_kept * n_scanned <= 64 * tile:
-        tile //= 4
     if inner:
         scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
     else:
         kept = min(power_of_2(n_kept), max(device.row_columns, tile // power_of_2(n_scanned)))
         scanned = min(power_of_2(n_scanned), max(1, tile // kept))
-    programs, steps = -(-n_kept // kept), -(-n_scanned // scanned)
-    splits = 1
-    if 4 * programs <= device.programs and steps >= 4:
-        each = -(-steps // min(-(-device.programs // programs), steps // 2))
-        splits, steps = -(-steps // each), each
-    warps = min(16, max(4, kept * scanned // 512))
-    sizes = {"KEPT": kept, "ONCE": steps <= 1, "num_warps": warps, **device.options}
-    return _Blocks(programs, splits, steps, sizes | {"SCANNED": scanned})
+    return cut(space, kept, scanned, elements_a_warp=512, scarcity=4, least=2)
 
 
 def scanned(
@@ -279,17 +262,11 @@ def scanned(
     An output may be the input itself. Declines where ATen must raise an error.
     """
     dims = dimensions(dim, self.dim())
-    apart = [] if any(_same_elements(self, out) for out in outs) else [self]
-    outs = outputs(apart, [self.shape] * len(result_dtypes), result_dtypes, outs)
+    outs = outputs([self], [self.shape] * len(result_dtypes), result_dtypes, outs, in_place=True)
     space = Space.of((self,), dims, tuple(outs), (), INDEX in reduction.states)
     if space.n_kept and space.n_reduced:
         _launch(reduction, space, self, tuple(outs), compute)
     return outs
-
-
-def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
-    return same and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _launch(
@@ -302,22 +279,12 @@ def _launch(
     # Across the grain of an operand it takes tiles, as it does where operands differ.
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
-    constants = reduction._constants(space, compute, ())
-    staged = {name: constants.pop(name) for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER")}
-    constants |= {"LEAF": reduction.leaf, "KINDS": space.kinds, "DTYPES": (TRITON_DTYPES[compute],)} | blocks.sizes
+    constants = reduction._constants(space, compute, ()) | blocks.sizes | {"DTYPES": (TRITON_DTYPES[compute],)}
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
-        states = reduction._dtypes(space, compute)
-        partial = tuple([scratch((blocks.splits, space.n_kept), dtype, self) for dtype in states])
-        settings = {name: value for name, value in constants.items() if name != "SCANNED"}
-        reduce[(blocks.programs, blocks.splits)](
-            *((self,), partial, space.shapes, (space.kept[0], space.reduced[0], ())),
-            *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps, 0.0, 0.0, 0.0),
-            PROJECT=None,
-            **staged,
-            REDUCED=blocks.sizes["SCANNED"],
-            **settings,
-        )
+        partial = reduction.states_of_chunks((self,), space, blocks, compute, constants)
+    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER"):
+        del constants[name]
     several = len(partial)
     scan[(blocks.programs, blocks.splits)](
         *((self,), outs, partial, space.shapes),
@@ -330,7 +297,10 @@ def _launch(
             ((space.n_kept,),) * several,
         ),
         *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps),
+        LEAF=reduction.leaf,
         PROJECT=reduction.project,
+        KINDS=space.kinds,
+        SCANNED=constants.pop("REDUCED"),
         PARTIAL_KINDS=(BOTH,) * several,
         SPLITS=min(power_of_2(blocks.splits), max(1, devices.current.row_elements // blocks.sizes["KEPT"])),
         **constants,

@@ -7,11 +7,11 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.pointwise import broadcast_shape, common_device, never_overlaps_itself
+from tritonite.engine.pointwise import broadcast_shape
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
-from tritonite.ops.reduction import add_states, inverse_power, only, power, root
+from tritonite.ops.reduction import add_states, check_floats, inverse_power, only, power, root
 
 
 @triton.jit
@@ -57,8 +57,7 @@ _any_distance = Reduction((0.0,), _distance_to_power, add_states, inverse_power,
 
 @operator("dist", accepts=FLOATS)
 def dist(self, other, p, outs=()):
-    if self.dtype not in FLOATS or other.dtype is not self.dtype:
-        raise Decline("operands of other dtypes, or of several")
+    check_floats(self, other)
     if isinstance(p, complex):
         raise Decline("complex order")
     shape = broadcast_shape((self.shape, other.shape))
@@ -115,26 +114,16 @@ _RENORMS = {
 _any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_power, parametric=True), _scale)
 
 
-def _same_place(a, b):
-    return a.data_ptr() == b.data_ptr() and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
-
-
 @operator("renorm", accepts=FLOATS)
 def renorm(self, p, dim, maxnorm, outs=()):
     """A row is read whole before it is written, so that it may be written in place."""
-    if self.dtype not in FLOATS:
-        raise Decline(f"dtype {self.dtype}")
+    check_floats(self)
     if isinstance(p, complex) or isinstance(maxnorm, complex) or not (p > 0 and maxnorm >= 0):
         raise Decline("complex, or out of bounds")
     if self.dim() < 2:
         raise Decline("fewer than 2 dimensions")
     (kept,) = dimensions(dim, self.dim())
-    if outs and _same_place(outs[0], self):
-        common_device((self,), outs)
-        if not never_overlaps_itself(self.shape, self.stride()):
-            raise Decline("output overlaps itself")
-    else:
-        outs = outputs((self,), [self.shape], [self.dtype], outs)
+    outs = outputs((self,), [self.shape], [self.dtype], outs, in_place=True)
     if not self.numel():
         if math.isinf(p):
             raise Decline("slices of no elements, of which there is no such norm")

@@ -19,9 +19,9 @@ from tritonite.engine.reduction import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
-from tritonite.ops.reduction import add_states, only, over_count
+from tritonite.ops.reduction import add_states, check_floats, only, over_count
 
-_NONE, _MEAN, _SUM = 0, 1, 2
+NONE, MEAN, SUM = 0, 1, 2
 
 
 @triton.jit
@@ -47,7 +47,7 @@ class Loss:
     @classmethod
     def of(cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False) -> "Loss":
         mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, only)
-        projects = {_MEAN: mean, _SUM: total}
+        projects = {MEAN: mean, SUM: total}
         return cls(
             kernel,
             {
@@ -65,13 +65,13 @@ class Loss:
         numbers: Sequence[float] = (),
     ) -> Sequence[torch.Tensor]:
         """The loss of each element, or their mean or sum, in the dtype of the first operand."""
-        if reduction == _NONE:
+        if reduction == NONE:
             return self.kernel.run((*operands, *numbers), outs)
-        if reduction not in (_MEAN, _SUM):
+        if reduction not in (MEAN, SUM):
             raise Decline("no such reduction")
         given = tuple([i for i, operand in enumerate(operands) if operand is not None])
         tensors = [operand for operand in operands if operand is not None]
-        _check_dtypes(tensors)
+        check_floats(*tensors)
         shape = broadcast_shape([tensor.shape for tensor in tensors])
         tensors = [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in tensors]
         dtype = tensors[0].dtype
@@ -79,22 +79,16 @@ class Loss:
         return reduced(chosen, tensors, None, False, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 
-def _check_dtypes(tensors: Sequence[torch.Tensor]) -> None:
-    dtype = tensors[0].dtype
-    if dtype not in FLOATS or any(tensor.dtype is not dtype for tensor in tensors):
-        raise Decline("operands of other dtypes, or of several")
-
-
 def _check_parts(
     operands: Sequence[torch.Tensor | None], shape: Sequence[int], reduction: int, outs: Sequence[torch.Tensor]
 ) -> None:
     """Decline where ATen's steps, which write the result several times, would refuse or mix up the operands."""
     tensors = [operand for operand in operands if operand is not None]
-    _check_dtypes(tensors)
+    check_floats(*tensors)
     if broadcast_shape([tensor.shape for tensor in tensors]) != tuple(shape):
         raise Decline("an operand does not broadcast to the result's shape")
     if outs:
-        outputs(tensors, [shape if reduction == _NONE else ()], [tensors[0].dtype], outs)
+        outputs(tensors, [shape if reduction == NONE else ()], [tensors[0].dtype], outs)
 
 
 def _fresh(like: torch.Tensor, number: bool = False) -> tuple[torch.Tensor]:
@@ -162,7 +156,7 @@ _soft_margin_loss = Loss.of(_soft_margin, {(0, 1): _soft_margin.formula})
 @operator("soft_margin_loss", accepts=FLOATS)
 def soft_margin_loss(self, target, reduction, outs=()):
     _check_parts((self, target), self.shape, reduction, outs)
-    if reduction == _NONE and not outs:
+    if reduction == NONE and not outs:
         outs = _fresh(self)
     return _soft_margin_loss.run((self, target), reduction, outs)
 
@@ -194,10 +188,10 @@ def binary_cross_entropy(self, target, weight, reduction, outs=()):
     """Logarithms are at least -100."""
     if self.shape != target.shape:
         raise Decline("a target of another shape")
-    if outs and reduction != _NONE:
+    if outs and reduction != NONE:
         raise Decline("an output that ATen wants in the shape of the input, and makes 0-d")
     _check_parts((self, target, weight), self.shape, reduction, outs)
-    if reduction == _NONE and not outs:
+    if reduction == NONE and not outs:
         outs = _fresh(self)
     return _binary_cross_entropy.run((self, target, weight), reduction, outs)
 
@@ -248,13 +242,13 @@ def binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction
     if pos_weight is not None and self.shape != target.shape:
         raise Decline("a target of another shape")
     _check_parts((self, target, weight, pos_weight), target.shape, reduction, outs)
-    if reduction == _NONE and not outs:
+    if reduction == NONE and not outs:
         outs = _fresh(target, number=True)
     return _binary_cross_entropy_with_logits.run((self, target, weight, pos_weight), reduction, outs)
 
 
 def _mean_factor(tensor, reduction):
-    return 1.0 / tensor.numel() if reduction == _MEAN and tensor.numel() else 1.0
+    return 1.0 / tensor.numel() if reduction == MEAN and tensor.numel() else 1.0
 
 
 @pointwise(

@@ -23,12 +23,13 @@ from tritonite.engine.pointwise import (
     power_of_2,
     span,
 )
-from tritonite.engine.reduction import Reduction, outputs, strided_offset
+from tritonite.engine.reduction import Reduction, empty, outputs, strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.launch import libentry
+from tritonite.ops.loss import MEAN, NONE, SUM
+from tritonite.ops.reduction import add_pairs, both
 
-_NONE, _MEAN, _SUM = 0, 1, 2
 _ON_CPU = devices.current.type == "cpu"
 
 
@@ -139,17 +140,7 @@ def scatter_gradients(
 
 
 @triton.jit
-def _two(loss, weight):
-    return loss, weight
-
-
-@triton.jit
-def _add_both(loss, weight, other_loss, other_weight):
-    return loss + other_loss, weight + other_weight
-
-
-@triton.jit
-def _sums(loss, weight, count):
+def _loss_and_weight(loss, weight):
     return loss, weight
 
 
@@ -159,14 +150,14 @@ def _mean(loss, weight, count):
 
 
 _REDUCTIONS = {
-    _MEAN: Reduction((0.0, 0.0), _two, _add_both, _mean, (None, None), 2),
-    _SUM: Reduction((0.0, 0.0), _two, _add_both, _sums, (None, None), 2),
+    MEAN: Reduction((0.0, 0.0), _loss_and_weight, add_pairs, _mean, (None, None), 2),
+    SUM: Reduction((0.0, 0.0), _loss_and_weight, add_pairs, both, (None, None), 2),
 }
 
 
 def _class_dim(self: Any, target: Any, weight: Any, reduction: int, others: Sequence[torch.Tensor]) -> int:
     """The dimension of the classes; declines what ATen refuses."""
-    if reduction not in (_NONE, _MEAN, _SUM):
+    if reduction not in (NONE, MEAN, SUM):
         raise Decline("no such reduction")
     if self.dtype not in FLOATS or any(other.dtype is not self.dtype for other in others):
         raise Decline("operands of other dtypes, or of several")
@@ -186,7 +177,7 @@ def _wide(*tensors: torch.Tensor) -> Any:
 def _forward(self, target, weight, reduction, ignore_index, outs):
     dim = _class_dim(self, target, weight, reduction, ())
     dtype, shape = self.dtype, tuple(target.shape)
-    unreduced = reduction == _NONE and self.dim() > 1
+    unreduced = reduction == NONE and self.dim() > 1
     operands = (self, target) if weight is None else (self, target, weight)
     outs = outputs(operands, [shape if unreduced else (), ()], (dtype, dtype), outs)
     if unreduced and outs[0].stride() != contiguous_strides(shape) and outs[0].numel():
@@ -199,10 +190,8 @@ def _forward(self, target, weight, reduction, ignore_index, outs):
     whole = unreduced or programs == 1
     found = outs
     if not whole:
-        found = tuple(
-            [torch.empty_strided((programs,), (1,), dtype=opmath(dtype), device=self.device) for _ in range(2)]
-        )
-    mean = whole and not unreduced and reduction == _MEAN
+        found = tuple([empty((programs,), opmath(dtype), self.device) for _ in range(2)])
+    mean = whole and not unreduced and reduction == MEAN
     gather_losses[(programs,)](
         *(self, target, weight, *found, tuple(sizes[:-1]), tuple(strides[0]), tuple(strides[1])),
         *(self.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, self.shape[dim], ignore_index),
@@ -223,7 +212,7 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
     dtype, shape = self.dtype, tuple(target.shape)
     if total_weight.numel() != 1:
         raise Decline("total weight of another shape")
-    if reduction == _NONE and self.dim() > 1:
+    if reduction == NONE and self.dim() > 1:
         if tuple(grad_output.shape) != shape:
             raise Decline("gradient of another shape")
         grad_strides = grad_output.stride()
@@ -248,7 +237,7 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
     scatter_gradients[(-(-n_rows // rows) * -(-n_classes // classes),)](
         *(gradient, grad_output, target, weight, total_weight, tuple(sizes[:-1]), *map(tuple, strides)),
         *(gradient.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, n_classes, ignore_index),
-        MEAN=reduction == _MEAN,
+        MEAN=reduction == MEAN,
         COMPUTE=TRITON_DTYPES[opmath(dtype)],
         INDEX=_wide(gradient, grad_output, target),
         ROWS=rows,

@@ -12,7 +12,18 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import square_root, true_divide
-from tritonite.ops.reduction import add_states, moments, only, over_count, same
+from tritonite.ops.reduction import (
+    add_pairs,
+    add_states,
+    both,
+    check_floats,
+    moments,
+    only,
+    over_count,
+    root,
+    same,
+    square,
+)
 
 
 @triton.jit
@@ -54,11 +65,6 @@ _FORWARD = {
 
 
 @triton.jit
-def _both_sums(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _both_means(first, second, count):
     return over_count(first, count), over_count(second, count)
 
@@ -84,9 +90,9 @@ def _gradient_weight(grad, x, mean, rstd, weight, mean_grad, mean_product):
 
 
 _BACKWARD = {
-    False: RowTransform(Reduction((0.0, 0.0), _projections, _both_sums, _both_means, (None, None), 2), _gradient),
+    False: RowTransform(Reduction((0.0, 0.0), _projections, add_pairs, _both_means, (None, None), 2), _gradient),
     True: RowTransform(
-        Reduction((0.0, 0.0), _projections_weight, _both_sums, _both_means, (None, None), 2), _gradient_weight
+        Reduction((0.0, 0.0), _projections_weight, add_pairs, _both_means, (None, None), 2), _gradient_weight
     ),
 }
 
@@ -101,12 +107,7 @@ def _product(grad, x, mean, rstd):
     return grad * (x - mean) * rstd
 
 
-@triton.jit
-def _two(first, second, count):
-    return first, second
-
-
-_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), _product_and_gradient, _both_sums, _two, (None, None), 2)
+_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), _product_and_gradient, add_pairs, both, (None, None), 2)
 _WEIGHT = Reduction((0.0,), _product, add_states, only)
 _BIAS = Reduction((0.0,), same, add_states, only)
 
@@ -117,14 +118,6 @@ def _trailing(shape, normalized_shape):
     if not rank or tuple(shape[len(shape) - rank :]) != tuple(normalized_shape) or 0 in shape:
         raise Decline(f"normalised shape {list(normalized_shape)} of {list(shape)}")
     return tuple(range(len(shape) - rank, len(shape))), (*shape[: len(shape) - rank], *(1,) * rank)
-
-
-def _check(input, *others):
-    if input.dtype not in FLOATS:
-        raise Decline(f"dtype {input.dtype}")
-    for other in others:
-        if other is not None and other.dtype is not input.dtype:
-            raise Decline("operands of several dtypes")
 
 
 def _statistics_dtype(input):
@@ -172,7 +165,7 @@ def _expanded(shape, *operands):
 
 @operator("native_layer_norm", accepts=FLOATS)
 def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
-    _check(input, weight, bias)
+    check_floats(input, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
     if any(tuple(operand.shape) != tuple(normalized_shape) for operand in _present(weight, bias)):
         raise Decline("weight or bias of another shape")
@@ -184,7 +177,7 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
 
 @operator("native_layer_norm_backward", accepts=FLOATS)
 def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask, outs=()):
-    _check(input, grad_out, weight, bias)
+    check_floats(input, grad_out, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
     if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows:
         raise Decline("operands of other shapes")
@@ -210,7 +203,7 @@ def _by_channel(shape, *operands):
 
 @operator("native_group_norm", accepts=FLOATS)
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
-    _check(input, weight, bias)
+    check_floats(input, weight, bias)
     shape = _groups(N, C, HxW, group, input)
     if any(tuple(operand.shape) != (C,) for operand in _present(weight, bias)):
         raise Decline("weight or bias of another shape")
@@ -223,7 +216,7 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
 
 @operator("native_group_norm_backward", accepts=FLOATS)
 def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
-    _check(input, grad_out, mean, rstd, weight)
+    check_floats(input, grad_out, mean, rstd, weight)
     shape = _groups(N, C, HxW, group, input, grad_out)
     if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
         raise Decline("operands of other shapes")
@@ -236,16 +229,6 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
     grads = grad_out.view(shape), input.view(shape)
     _gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
     return results
-
-
-@triton.jit
-def _square(v):
-    return v * v
-
-
-@triton.jit
-def _length(squares, count):
-    return square_root(squares)
 
 
 @triton.jit
@@ -263,7 +246,7 @@ def _gradient_of_direction(grad_w, v, g, norm, grad_g):
     return true_divide(g, norm) * (grad_w - v * true_divide(grad_g, norm))
 
 
-_weight_norm = RowTransform(Reduction((0.0,), _square, add_states, _length), _of_length, leaf_inputs=1)
+_weight_norm = RowTransform(Reduction((0.0,), square, add_states, root), _of_length, leaf_inputs=1)
 _weight_norm_backward = RowTransform(Reduction((0.0,), _projection, add_states, only), _gradient_of_direction)
 
 
@@ -282,7 +265,7 @@ def _slices(v, dim, *others):
 @operator("_weight_norm_interface", accepts=FLOATS)
 def _weight_norm_interface(v, g, dim=0, outs=()):
     """v g / |v|, and |v|, of slices along `dim`: Salimans and Kingma 2016."""
-    _check(v, g)
+    check_floats(v, g)
     dims = _slices(v, dim, g)
     outs = outputs((v, g), [v.shape, g.shape], [v.dtype, opmath(v.dtype)], outs)
     _weight_norm.run((v, g.expand(v.shape)), dims, outs[:1], opmath(v.dtype), (), outs[1:], (0,))
@@ -291,7 +274,7 @@ def _weight_norm_interface(v, g, dim=0, outs=()):
 
 @operator("_weight_norm_interface_backward", accepts=FLOATS)
 def _weight_norm_interface_backward(grad_w, saved_v, saved_g, saved_norms, dim, outs=()):
-    _check(saved_v, grad_w, saved_g)
+    check_floats(saved_v, grad_w, saved_g)
     dims = _slices(saved_v, dim, saved_g, saved_norms)
     if grad_w.shape != saved_v.shape or saved_norms.dtype is not opmath(saved_v.dtype):
         raise Decline("operands of other shapes or dtypes")

@@ -29,6 +29,11 @@ def add_states(a, b):
 
 
 @triton.jit
+def add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _multiply(a, b):
     return a * b
 
@@ -36,6 +41,11 @@ def _multiply(a, b):
 @triton.jit
 def only(state, count):
     return state
+
+
+@triton.jit
+def both(first, second, count):
+    return first, second
 
 
 @triton.jit
@@ -56,12 +66,24 @@ def _not_nan(x):
 _nansum = Reduction((0,), _not_nan, add_states, only)
 
 
-def _summed(reduction, self, dim, keepdim, dtype, outs):
-    """In `dtype`, to which elements are converted first."""
+def check_floats(*tensors):
+    """Decline unless the tensors, leaving out those that are None, have one floating-point dtype."""
+    found = {tensor.dtype for tensor in tensors if tensor is not None}
+    if len(found) > 1 or not found <= set(FLOATS):
+        raise Decline(f"dtypes {', '.join(sorted(map(str, found)))}")
+
+
+def accumulated_dtype(self, dtype, outs):
+    """The dtype that elements are converted to and added up in, of the result too; declines what is not served."""
     if dtype is None:
         dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
     if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
         raise Decline(f"{self.dtype} in {dtype}")
+    return dtype
+
+
+def _summed(reduction, self, dim, keepdim, dtype, outs):
+    dtype = accumulated_dtype(self, dtype, outs)
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))
 
 
@@ -113,14 +135,9 @@ def _both_extrema(a_min, a_max, b_min, b_max):
     return minimum_nan(a_min, b_min), maximum_nan(a_max, b_max)
 
 
-@triton.jit
-def _two(first, second, count):
-    return first, second
-
-
 _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
-_aminmax = Reduction(lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, _two, (None, None), 2)
+_aminmax = Reduction(lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2)
 
 
 def comparable(dtype):
@@ -155,18 +172,21 @@ def _placed(x, index):
 
 
 @triton.jit
-def first_largest(a, i, b, j):
-    """nan before all, then the larger, then the one that comes first."""
-    ahead = ((a > b) & (b == b)) | ((a != a) & (b == b))
+def _first(closer, a, i, b, j):
+    """nan before all, then what is `closer` to the extremum, then the one that comes first."""
+    ahead = (closer & (b == b)) | ((a != a) & (b == b))
     ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(ahead, a, b), tl.where(ahead, i, j)
 
 
 @triton.jit
+def first_largest(a, i, b, j):
+    return _first(a > b, a, i, b, j)
+
+
+@triton.jit
 def first_smallest(a, i, b, j):
-    ahead = ((a < b) & (b == b)) | ((a != a) & (b == b))
-    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
-    return tl.where(ahead, a, b), tl.where(ahead, i, j)
+    return _first(a < b, a, i, b, j)
 
 
 @triton.jit
@@ -174,8 +194,8 @@ def _place(value, index, count):
     return index
 
 
-_max = Reduction(lowest, _placed, first_largest, _two, (None, INDEX), 2)
-_min = Reduction(highest, _placed, first_smallest, _two, (None, INDEX), 2)
+_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2)
+_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2)
 _argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX))
 _argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX))
 
@@ -388,7 +408,7 @@ def _absolute(x):
 
 
 @triton.jit
-def _square(x):
+def square(x):
     return x * x
 
 
@@ -415,7 +435,7 @@ def inverse_power(state, count, ord):
 _NORMS = {
     0.0: Reduction((0.0,), _one_if_nonzero, add_states, only),
     1.0: Reduction((0.0,), _absolute, add_states, only),
-    2.0: Reduction((0.0,), _square, add_states, root),
+    2.0: Reduction((0.0,), square, add_states, root),
     math.inf: Reduction((0.0,), _absolute, maximum_nan, only),
     -math.inf: Reduction((math.inf,), _absolute, minimum_nan, only),
 }

@@ -13,7 +13,9 @@ from tritonite.engine.reduction import INDEX, Reduction
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
 from tritonite.ops.reduction import (
+    accumulated_dtype,
     add_states,
+    check_floats,
     comparable,
     first_largest,
     first_smallest,
@@ -35,11 +37,8 @@ _sum = Reduction((0,), same, add_states, _added_to_zero)
 
 
 def _accumulated(reduction, self, dim, dtype, outs):
-    """In `dtype`, to which elements are converted first. On a CPU ATen adds float32 up in float64, and so does this."""
-    if dtype is None:
-        dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
-    if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
-        raise Decline(f"{self.dtype} in {dtype}")
+    """On a CPU ATen adds float32 up in float64, and so does this."""
+    dtype = accumulated_dtype(self, dtype, outs)
     compute = torch.float64 if dtype is torch.float32 and self.device.type == "cpu" else comparable(dtype)
     return scanned(reduction, self, dim, (dtype,), outs, compute)
 
@@ -56,8 +55,7 @@ def cumprod(self, dim, dtype=None, outs=()):
 
 @operator("logcumsumexp", "_logcumsumexp", accepts=FLOATS)
 def logcumsumexp(self, dim, outs=()):
-    if self.dtype not in FLOATS:
-        raise Decline(f"dtype {self.dtype}")
+    check_floats(self)
     return scanned(log_sum_exp, self, dim, (self.dtype,), outs, opmath(self.dtype))
 
 
