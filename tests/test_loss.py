@@ -33,7 +33,9 @@ def same(name, *args, **kwargs):
     except RuntimeError:
         reference = expected
     parts = (actual, expected, reference) if isinstance(actual, tuple) else ((actual,), (expected,), (reference,))
-    for ours, theirs, exact in zip(*parts, strict=True):
+    # On a GPU the total weight that ATen gives without a reduction is what its memory held.
+    undefined = name == "nll_loss2d_forward" and args[3] == NONE and tritonite.device == "cuda"
+    for ours, theirs, exact in list(zip(*parts, strict=True))[: 1 if undefined else None]:
         assert_close(ours, theirs, exact)
     return actual
 

@@ -1,5 +1,6 @@
 """Scans where the samples do not reach: rows of several blocks and of several programs, outputs over inputs."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -79,12 +80,14 @@ def test_an_output_may_be_the_input(tiny_blocks, device):
             same = x.clone()
             torch.cumsum(same, dim, out=same)
         assert torch.equal(same, expected)
-    assert tritonite.stats()["cumsum_"].launched and not tritonite.stats()["cumsum.out"].declined
+    counts = tritonite.stats()
+    assert counts["cumsum_"].launched + counts["cumsum_"].replayed and not counts["cumsum.out"].declined
 
 
 def test_an_output_that_overlaps_the_input_declines(device):
     x = torch.randn(20, device=device)
-    with tritonite.use_gems(), pytest.raises(RuntimeError):
+    # ATen refuses it on a CPU and not on a GPU.
+    with tritonite.use_gems(), contextlib.suppress(RuntimeError):
         torch.cumsum(x[:10], 0, out=x[5:15])
     assert tritonite.stats()["cumsum.out"].declined
 

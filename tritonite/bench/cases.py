@@ -119,8 +119,14 @@ SPECIAL = (
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
     "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
 }
-for _name in ("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"):
-    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[-1]))
+for _name in ("nll_loss_forward", "nll_loss_backward"):
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[1]))
+for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):
+    # One image: a class for each row, a point for each column.
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[0]))
+for _name in ("prod", "cumprod"):
+    # The products of others leave what their dtype can hold.
+    OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}}
 # They take a tensor for its shape alone.

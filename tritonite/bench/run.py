@@ -129,17 +129,18 @@ def _disagreement(
     expected: Sequence[torch.Tensor],
 ) -> str:
     """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
-    reference = None
-    read = max(value.numel() for value in anew().args if isinstance(value, torch.Tensor))
+    reference, sample, names = None, anew(), tritonite.overloads()[case.overload].names
+    read = max(value.numel() for value in sample.args if isinstance(value, torch.Tensor))
+    scanned = sample.args[0].shape[sample.args[names.index("dim")]] if case.family == "scan" else 1
     if any(result.is_floating_point() for result in expected):
-        reference = _results(functions[ATEN], anew().map(to_reference))
+        reference = _results(functions[ATEN], sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
             continue
         with each.scope(case.packet):
             actual = _results(function, anew())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
-            exact, terms = None if reference is None else reference[i], max(1.0, read / max(1, aten.numel()))
+            exact, terms = None if reference is None else reference[i], max(scanned, read / max(1, aten.numel()))
             verdict = judge(own, aten, exact, device=tritonite.device, terms=terms)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}"

@@ -20,8 +20,8 @@ class Device:
     in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
     `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
-    a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `options` what its
-    compiler is told besides.
+    a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
+    largest program's, `options` what its compiler is told besides.
     """
 
     kind: str
@@ -34,6 +34,7 @@ class Device:
     row_elements: int
     row_columns: int
     programs: int
+    most_warps: int = 16
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False

@@ -19,6 +19,7 @@ RECORD = Device(
     row_elements=4096,
     row_columns=64,
     programs=1056,
+    most_warps=32,
     small_elements=2**18,
     small_block=512,
     # Subnormals count: libdevice would flush them.

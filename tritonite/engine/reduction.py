@@ -218,6 +218,11 @@ def fold_blocks(
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
     values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
+    if not ONCE:
+        # The next block is on its way while one is folded.
+        ahead = reduced + REDUCED
+        ahead_mask = (ahead < n_reduced) & (steps > 1)
+        coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS)
     mask = kept_mask[:, None] & reduced_mask[None, :]
     if len(STAGES) > 0:
         states = _block_state(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, True)
@@ -227,9 +232,11 @@ def fold_blocks(
         for step in range(1, steps):
             begin = start + step * REDUCED
             reduced = begin + tl.arange(0, REDUCED)
-            reduced_mask = reduced < n_reduced
-            values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
-            mask = kept_mask[:, None] & reduced_mask[None, :]
+            mask = kept_mask[:, None] & (reduced < n_reduced)[None, :]
+            values = coming
+            ahead = reduced + REDUCED
+            ahead_mask = (ahead < n_reduced) & (step + 1 < steps)
+            coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS)
             if len(STAGES) > 0:
                 more = _block_state(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, False)
             else:
@@ -453,7 +460,8 @@ def transform_rows(
         _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE)
     else:
         for step in range(steps):
-            reduced = start + step * REDUCED + tl.arange(0, REDUCED)
+            # Backwards: what was read last is the likeliest to be in a cache.
+            reduced = start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
             values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
             _apply(
@@ -730,8 +738,8 @@ def tile_elements(space: Space) -> int:
     return tile // 4 if space.n_kept * space.n_reduced <= 64 * tile else tile
 
 
-def cut(space: Space, kept: int, reduced: int, elements_a_warp: int, scarcity: int, least: int) -> Blocks:
-    """KEPT by REDUCED elements at a time, by as many warps as `elements_a_warp` makes of them.
+def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least: int) -> Blocks:
+    """KEPT by REDUCED elements at a time, by `warps` or as many as a program has.
 
     Where `scarcity` times the programs would not fill the device, several share a row, of `least` blocks each or more.
     """
@@ -740,22 +748,25 @@ def cut(space: Space, kept: int, reduced: int, elements_a_warp: int, scarcity: i
     if scarcity * programs <= device.programs and steps >= 2 * least:
         each = -(-steps // min(-(-device.programs // programs), steps // least))
         splits, steps = -(-steps // each), each
-    warps = min(16, max(4, kept * reduced // elements_a_warp))
-    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": warps, **device.options}
+    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": min(device.most_warps, warps)}
+    sizes |= device.options
     return Blocks(programs, splits, steps, sizes)
 
 
 def _blocks(space: Space, transforming: bool) -> Blocks:
     device, tile = devices.current, tile_elements(space)
     n_kept, n_reduced = space.n_kept, space.n_reduced
+    # Rows that are read twice are few at a time, so that a cache holds them.
     longest = 4 * device.row_elements if transforming else tile
     if space.inner:
-        reduced = min(power_of_2(n_reduced), longest if n_reduced <= longest else device.row_elements)
+        reduced = min(power_of_2(n_reduced), longest)
         kept = min(power_of_2(n_kept), max(1, tile // reduced))
     else:
         kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
-    return cut(space, kept, reduced, elements_a_warp=1024, scarcity=2, least=4)
+    long = transforming and space.inner and n_reduced > longest
+    warps = max(4, kept * reduced // (512 if long else 1024))
+    return cut(space, kept, reduced, warps, scarcity=2, least=4)
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:

@@ -85,7 +85,7 @@ _last = _last_in_interpreter if devices.current.interpreted else _last_in_compil
 
 @triton.jit
 def _scan_block(
-    inputs,
+    values,
     outs,
     carried,
     kept,
@@ -99,18 +99,15 @@ def _scan_block(
     COMBINE: tl.constexpr,
     PROJECT: tl.constexpr,
     INIT: tl.constexpr,
-    KINDS: tl.constexpr,
-    DTYPES: tl.constexpr,
     STATES: tl.constexpr,
     KEPT: tl.constexpr,
     SCANNED: tl.constexpr,
 ):
-    """Write the results of SCANNED elements of each row from `begin`, after the states `carried`; returns theirs."""
+    """Write the results of the `values` from `begin` on in each row, after the states `carried`; returns theirs."""
     SHAPE: tl.constexpr = (KEPT, SCANNED)
     scanned = begin + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
     mask = kept_mask[:, None] & scanned_mask[None, :]
-    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
     states = _scan(leaves(values, scanned, shapes, index_strides, (), mask, LEAF, INIT, STATES, SHAPE), COMBINE)
     if len(carried) > 0:
         before = ()
@@ -186,9 +183,12 @@ def scan(
     elif not ONCE:
         for i in tl.static_range(len(INIT)):
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
+    scanned = start + tl.arange(0, SCANNED)
+    scanned_mask = scanned < n_scanned
+    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
     if ONCE:
         _scan_block(
-            inputs,
+            values,
             outs,
             carried,
             kept,
@@ -202,16 +202,18 @@ def scan(
             COMBINE,
             PROJECT,
             INIT,
-            KINDS,
-            DTYPES,
             STATES,
             KEPT,
             SCANNED,
         )
     else:
         for step in range(steps):
+            # The next block is on its way while one is scanned.
+            scanned += SCANNED
+            scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
+            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
             states = _scan_block(
-                inputs,
+                values,
                 outs,
                 carried,
                 kept,
@@ -225,12 +227,11 @@ def scan(
                 COMBINE,
                 PROJECT,
                 INIT,
-                KINDS,
-                DTYPES,
                 STATES,
                 KEPT,
                 SCANNED,
             )
+            values = coming
             carried = ()
             for i in tl.static_range(len(STATES)):
                 carried = carried + (_last(states[i]),)
@@ -242,10 +243,14 @@ def _blocks(space: Space, inner: bool) -> Blocks:
     if inner:
         scanned = power_of_2(n_scanned) if n_scanned <= device.row_elements else tile
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
+        warps = max(4, kept * scanned // 512)
     else:
-        kept = min(power_of_2(n_kept), max(device.row_columns, tile // power_of_2(n_scanned)))
-        scanned = min(power_of_2(n_scanned), max(1, tile // kept))
-    return cut(space, kept, scanned, elements_a_warp=512, scarcity=4, least=2)
+        # Of one warp, whose threads have most of a column each, so that little passes between them.
+        few = device.row_elements // 4
+        kept = min(power_of_2(n_kept), max(device.row_columns, few // power_of_2(n_scanned)))
+        scanned = min(power_of_2(n_scanned), max(1, few // kept))
+        warps = 1
+    return cut(space, kept, scanned, warps, scarcity=4, least=2)
 
 
 def scanned(
@@ -300,8 +305,8 @@ def _launch(
         LEAF=reduction.leaf,
         PROJECT=reduction.project,
         KINDS=space.kinds,
-        SCANNED=constants.pop("REDUCED"),
         PARTIAL_KINDS=(BOTH,) * several,
-        SPLITS=min(power_of_2(blocks.splits), max(1, devices.current.row_elements // blocks.sizes["KEPT"])),
+        SPLITS=min(power_of_2(blocks.splits), max(1, constants["REDUCED"] // 4)),
+        SCANNED=constants.pop("REDUCED"),
         **constants,
     )

@@ -32,14 +32,15 @@ def _mean_and_rstd(mean, squares, own_count, count, eps):
     return mean, true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(variance))
 
 
+# ATen adds a bias of 0 where there is none, which leaves no -0.0.
 @triton.jit
 def _normalize(x, mean, rstd, eps):
-    return (x - mean) * rstd
+    return (x - mean) * rstd + 0.0
 
 
 @triton.jit
 def _normalize_weight(x, weight, mean, rstd, eps):
-    return (x - mean) * rstd * weight
+    return (x - mean) * rstd * weight + 0.0
 
 
 @triton.jit

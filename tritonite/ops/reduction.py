@@ -320,8 +320,8 @@ def _deviation_mean(mean, squares, own_count, count, correction):
 
 
 @triton.jit
-def _element(x, count):
-    return x
+def _part_of_mean(x, count):
+    return x * true_divide(tl.full((), 1.0, x.dtype), count.to(x.dtype))
 
 
 @triton.jit
@@ -330,17 +330,17 @@ def _keep(state):
 
 
 @triton.jit
-def _part_of_mean(x, shift, count):
-    return (x - shift) * true_divide(tl.full((), 1.0, x.dtype), count.to(x.dtype))
+def _part_of_error(x, estimate, count):
+    return _part_of_mean(x - estimate, count)
 
 
 @triton.jit
-def _mean_of_parts(total, shift):
-    return shift + total
+def _corrected(error, estimate):
+    return estimate + error
 
 
 @triton.jit
-def _squared_distance(x, shift, mean, count):
+def _squared_distance(x, estimate, mean, count):
     return (x - mean) * (x - mean)
 
 
@@ -350,18 +350,19 @@ def _keep_third(state, first, second):
 
 
 @triton.jit
-def _moments_of_block(shift, mean, squares, count):
+def _moments_of_block(estimate, mean, squares, count):
     return mean, squares, tl.zeros_like(mean) + count.to(mean.dtype)
 
 
 def moments(project, results):
     """A reduction to results of (mean, sum of squared distances from it, count).
 
-    Next to an element of a block its others neither overflow in a sum nor, if they are all alike, have a variance.
+    A block's mean is a sum of shares, which does not overflow, and then the mean distance from that is added: elements
+    that are all alike have no variance.
     """
     stages = (
-        Stage(-math.inf, _element, maximum_nan, _keep),
-        Stage(0.0, _part_of_mean, add_states, _mean_of_parts),
+        Stage(0.0, _part_of_mean, add_states, _keep),
+        Stage(0.0, _part_of_error, add_states, _corrected),
         Stage(0.0, _squared_distance, add_states, _keep_third),
     )
     gathered = {"stages": stages, "gather": _moments_of_block}
