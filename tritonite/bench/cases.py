@@ -27,10 +27,11 @@ POINTWISE: tuple[Shape, ...] = (
     (4096, 8192),
     (8192, 8192),
 )
-# Square, many rows, long rows, one row, short rows.
-ROWS: tuple[Shape, ...] = ((4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
+# Small, square, many rows, long rows, one row, short rows.
+ROWS: tuple[Shape, ...] = (SMALL, (4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
 # The shapes of families that have their own; the others are pointwise.
 SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
+SHAPES["loss"] = ((16, 128_256), *ROWS)
 SHAPES["nll_loss"] = ((8192, 1000), (8192, 32_000), (4096, 128_256))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -128,9 +129,10 @@ for _name in ("prod", "cumprod"):
     # The products of others leave what their dtype can hold.
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
 # Arguments that models give, where samples have others.
-GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}}
-# They take a tensor for its shape alone.
-WRITE_ONLY = ("fill", "zero")
+GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
+# Which argument they take for its shape alone, or read one element of for each row.
+UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
+UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
 # Lengths of 4,096 rows.
 SOFTMAX = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 12_288, 12_672)
@@ -207,7 +209,7 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
     if shape[0] > 1:
         yield "dim 0", {"dim": [0] if "List" in kind else 0}
     # All dimensions of one shape are those of any other.
-    if shape in (ROWS[0], INTERPRETED[0]) and ("List" in kind or kind.startswith("Optional")):
+    if shape in (ROWS[1], INTERPRETED[0]) and ("List" in kind or kind.startswith("Optional")):
         yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
 
 
@@ -222,7 +224,8 @@ def _dtypes(op: Op) -> list[torch.dtype]:
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
-    values = [*(() if op in WRITE_ONLY else (*sample.args, *sample.kwargs.values())), *results]
+    read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
+    values = [*read, *sample.kwargs.values(), *results]
     return sum(_own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
 
 

@@ -22,7 +22,7 @@ from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
 from tritonite.testing.compare import judge, to_reference
-from tritonite.testing.samples import Sample
+from tritonite.testing.samples import Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -141,7 +141,7 @@ def _disagreement(
             actual = _results(function, anew())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
             exact, terms = None if reference is None else reference[i], max(scanned, read / max(1, aten.numel()))
-            verdict = judge(own, aten, exact, device=tritonite.device, terms=terms)
+            verdict = judge(own, aten, exact, compares_zero_sign(case.packet), tritonite.device, terms)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}"
     return ""

@@ -741,12 +741,12 @@ def tile_elements(space: Space) -> int:
 def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least: int) -> Blocks:
     """KEPT by REDUCED elements at a time, by `warps` or as many as a program has.
 
-    Where `scarcity` times the programs would not fill the device, several share a row, of `least` blocks each or more.
+    Where `scarcity` times the programs would not fill the device, several share a row that has `least` blocks or more.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // kept), 1, -(-space.n_reduced // reduced)
-    if scarcity * programs <= device.programs and steps >= 2 * least:
-        each = -(-steps // min(-(-device.programs // programs), steps // least))
+    if scarcity * programs <= device.programs and steps >= least:
+        each = -(-steps // min(-(-device.programs // programs), steps))
         splits, steps = -(-steps // each), each
     sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": min(device.most_warps, warps)}
     sizes |= device.options
@@ -766,7 +766,7 @@ def _blocks(space: Space, transforming: bool) -> Blocks:
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
     long = transforming and space.inner and n_reduced > longest
     warps = max(4, kept * reduced // (512 if long else 1024))
-    return cut(space, kept, reduced, warps, scarcity=2, least=4)
+    return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:

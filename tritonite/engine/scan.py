@@ -250,7 +250,7 @@ def _blocks(space: Space, inner: bool) -> Blocks:
         kept = min(power_of_2(n_kept), max(device.row_columns, few // power_of_2(n_scanned)))
         scanned = min(power_of_2(n_scanned), max(1, few // kept))
         warps = 1
-    return cut(space, kept, scanned, warps, scarcity=4, least=2)
+    return cut(space, kept, scanned, warps, scarcity=4, least=4)
 
 
 def scanned(

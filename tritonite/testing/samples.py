@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.catalog import Op
 
 _EXTREMES = (0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, 0.5, 1e-3, 2.5, -7.0)
@@ -39,7 +40,6 @@ ZERO_SIGN_UNDEFINED = {
     "_add_relu",
     "_log_softmax_backward_data",
     "_softmax_backward_data",
-    "native_group_norm_backward",
     "native_layer_norm_backward",
     "fmax",
     "fmin",
@@ -50,8 +50,15 @@ ZERO_SIGN_UNDEFINED = {
     "relu6",
     "softshrink",
 }
-# A slice of one element has a gradient of 0, which roundoff gives its sign.
-ZERO_SIGN_OF_ROUNDOFF = {"_weight_norm_interface_backward"}
+# Where terms cancel to 0, roundoff gives it its sign.
+ZERO_SIGN_OF_ROUNDOFF = {"_weight_norm_interface_backward", "native_group_norm_backward"}
+
+
+def compares_zero_sign(packet: str | None) -> bool:
+    """Whether the sign that an operator gives a zero is ATen's."""
+    return packet not in ZERO_SIGN_OF_ROUNDOFF | (ZERO_SIGN_UNDEFINED if devices.current.type == "cpu" else set())
+
+
 _INTEGERS = {"dim": -1, "n": 2, "p": 1, "decimals": 1, "ignore_index": 1}
 _CHOICES = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor"), "reduction": (1, 2, 0)}
 # Parts of others, which hand them a dimension from 0 and no tensor without dimensions or elements.
