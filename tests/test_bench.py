@@ -63,7 +63,7 @@ def test_bytes_are_of_what_is_there(device):
     x, row = torch.zeros(8, 16, device=device), torch.zeros(16, device=device)
     sample = cases.Sample("", (x, row.expand(8, 16), 2), {"alpha": 1})
     assert cases.bytes_moved("add", sample, [x]) == 4 * (128 + 16 + 128)
-    assert cases.bytes_moved("zero", Sample("", (x,), {}), [x.half()]) == 2 * 128
+    assert cases.bytes_moved("zero", cases.Sample("", (x,), {}), [x.half()]) == 2 * 128
 
 
 def test_quick_is_a_part_of_all():

@@ -34,7 +34,9 @@ def results(run: Run) -> Iterator[str]:
         speedups = f"{each.mean:.2f} | {each.lowest:.2f} | {worst}"
         share = f"{statistics.median(known):.0%}" if known else ""
         yield f"| {each.family} | {each.measure} | {each.cases} | {speedups} | {share} |"
-    yield ""
+    failed = [result for result in run.results if result.failure]
+    yield f"\n{len(failed)} of {len(run.results)} cases have no times:" if failed else ""
+    yield from (f"- {each.op} {each.label}, {each.dtype}: {each.failure}" for each in failed)
     for chart in sorted(FOLDER.glob("*.png")):
         yield f"![{chart.stem.replace('-', ' ')}](benchmarks/{chart.name})"
     if run.models:

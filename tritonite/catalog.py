@@ -179,14 +179,12 @@ def overloads() -> dict[str, Op]:
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
     for declaration in declarations:
-        served = 0
-        for packet in declaration.packets:
-            for name, schema in schemas(packet):
-                if name in excluded or name in table or not has_kernel(name, key) or not declaration.serves(schema):
-                    continue
+        known = [found for packet in declaration.packets for found in schemas(packet)]
+        fitting = [(name, schema) for name, schema in known if declaration.serves(schema)]
+        for name, schema in fitting:
+            if name not in excluded and name not in table and has_kernel(name, key):
                 table[name] = _overload(declaration, name, schema)
-                served += 1
-        if not served and any(schemas(packet) for packet in declaration.packets):
+        if known and not fitting:
             raise InvalidDeclaration(name=declaration.packets[0], reason="no ATen overload has its arguments")
     return dict(sorted(table.items()))
 

@@ -65,6 +65,7 @@ def load(
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
     COUNT: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):
     """The values of the first COUNT operands in a block."""
     values = ()
@@ -81,7 +82,8 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
-            value = tl.load(pointers, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
+            mask = kept_mask[:, None] & reduced_mask[None, :]
+            value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
         values = values + (value.to(DTYPES[i]),)
     return values
 
@@ -158,7 +160,36 @@ def as_columns(results):
 
 
 @triton.jit
-def _block_state(
+def _staged(
+    values,
+    mask,
+    count,
+    column,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
+    INIT: tl.constexpr,
+    STATES: tl.constexpr,
+    SOME: tl.constexpr,
+):
+    """The state of each row of `values`, by a fold for each of the stages.
+
+    Unless all have SOME elements those without have the identity. `column` is their count as the stages take it.
+    """
+    results = ()
+    for s in tl.static_range(len(STAGES)):
+        elements = STAGES[s][0](*(values + as_columns(results) + (column,)))
+        folded = _fold((tl.where(mask, elements, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
+        results = results + (STAGES[s][2](*(folded + results)),)
+    gathered = GATHER(*(results + (count,)))
+    states = ()
+    for i in tl.static_range(len(STATES)):
+        state = gathered[i] if SOME else tl.where(count > 0.0, gathered[i], INIT[i])
+        states = states + (state.to(STATES[i]),)
+    return states
+
+
+@triton.jit
+def _group_states(
     values,
     begin,
     n_reduced,
@@ -167,25 +198,18 @@ def _block_state(
     GATHER: tl.constexpr,
     INIT: tl.constexpr,
     STATES: tl.constexpr,
-    REDUCED: tl.constexpr,
-    FIRST: tl.constexpr,
+    SHAPE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """The state of each row of a block, by a fold for each of the stages.
-
-    Unless it is a program's FIRST a block may lie beyond the row's end, and then has the identity.
-    """
-    count = tl.minimum(n_reduced - begin, REDUCED).to(tl.float64)
-    results = ()
-    for s in tl.static_range(len(STAGES)):
-        elements = STAGES[s][0](*(values + as_columns(results) + (count,)))
-        folded = _fold((tl.where(mask, elements, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
-        results = results + (STAGES[s][2](*(folded + results)),)
-    gathered = GATHER(*(results + (count,)))
-    states = ()
-    for i in tl.static_range(len(STATES)):
-        state = gathered[i] if FIRST else tl.where(count > 0.0, gathered[i], INIT[i])
-        states = states + (state.to(STATES[i]),)
-    return states
+    """The states of each GROUP of a block's elements next to each other, which one thread has."""
+    ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
+    groups = ()
+    for i in tl.static_range(len(values)):
+        groups = groups + (tl.reshape(tl.broadcast_to(values[i], SHAPE), (ROWS, GROUP)),)
+    place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * GROUP
+    count = tl.minimum(tl.maximum(n_reduced - place, 0), GROUP).to(tl.float32)
+    mask = tl.reshape(mask, (ROWS, GROUP))
+    return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, False)
 
 
 @triton.jit
@@ -212,20 +236,26 @@ def fold_blocks(
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):
     """The state of the elements in `steps` blocks of each row from `start` on."""
     SHAPE: tl.constexpr = (KEPT, REDUCED)
+    # As many as a thread loads at once.
+    GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
-    values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS)
+    values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
     if not ONCE:
         # The next block is on its way while one is folded.
         ahead = reduced + REDUCED
         ahead_mask = (ahead < n_reduced) & (steps > 1)
-        coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS)
+        coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
     mask = kept_mask[:, None] & reduced_mask[None, :]
-    if len(STAGES) > 0:
-        states = _block_state(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, True)
+    if len(STAGES) > 0 and ONCE:
+        count = n_reduced.to(tl.float64)
+        states = _staged(values, mask, count, count, STAGES, GATHER, INIT, STATES, True)
+    elif len(STAGES) > 0:
+        states = _group_states(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
     else:
         states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
     if not ONCE:
@@ -236,13 +266,20 @@ def fold_blocks(
             values = coming
             ahead = reduced + REDUCED
             ahead_mask = (ahead < n_reduced) & (step + 1 < steps)
-            coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS)
+            coming = load(
+                inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION
+            )
             if len(STAGES) > 0:
-                more = _block_state(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, False)
+                more = _group_states(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
             else:
                 more = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
             states = combine_states(states, more, COMBINE, STATES)
-    if len(STAGES) == 0:
+    if len(STAGES) > 0 and not ONCE:
+        rows = ()
+        for i in tl.static_range(len(states)):
+            rows = rows + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
+        states = rows
+    if len(STAGES) == 0 or not ONCE:
         states = _fold(states, COMBINE)
     return states
 
@@ -328,6 +365,7 @@ def reduce(
         KEPT,
         REDUCED,
         ONCE,
+        "",
     )
     if PROJECT is None:
         for i in tl.static_range(len(outs)):
@@ -354,6 +392,7 @@ def _apply(
     reduced_mask,
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):
     found = APPLY(*(values + as_columns(results) + numbers))
     if len(outs) == 1:
@@ -361,7 +400,7 @@ def _apply(
     for i in tl.static_range(len(outs)):
         pointers = strided_pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i])
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), SHAPE)
-        tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :])
+        tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
 
 
 @libentry()
@@ -398,6 +437,7 @@ def transform_rows(
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
+    HINTS: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
@@ -417,13 +457,14 @@ def transform_rows(
             offset = strided_offset(kept, shapes[0], strides[4][len(results_out) + i])
             results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
     elif ONCE:
-        values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
+        values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS), "")
         mask = kept_mask[:, None] & reduced_mask[None, :]
         read = ()
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
         if len(STAGES) > 0:
-            states = _block_state(read, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, REDUCED, True)
+            count_read = n_reduced.to(tl.float64)
+            states = _staged(read, mask, count_read, count_read, STAGES, GATHER, INIT, STATES, True)
         else:
             states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
@@ -451,21 +492,48 @@ def transform_rows(
             KEPT,
             REDUCED,
             ONCE,
+            "evict_last" if HINTS else "",
         )
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
         offset = strided_offset(kept, shapes[0], strides[4][i])
         tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
     if ONCE and len(given) == 0:
-        _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE)
+        _apply(
+            values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE, ""
+        )
     else:
         for step in range(steps):
             # Backwards: what was read last is the likeliest to be in a cache.
             reduced = start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS))
+            values = load(
+                inputs,
+                kept,
+                reduced,
+                shapes,
+                strides,
+                kept_mask,
+                reduced_mask,
+                KINDS,
+                DTYPES,
+                len(KINDS),
+                "evict_first" if HINTS else "",
+            )
             _apply(
-                values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE
+                values,
+                results,
+                numbers,
+                outs,
+                kept,
+                reduced,
+                shapes,
+                strides,
+                kept_mask,
+                reduced_mask,
+                APPLY,
+                SHAPE,
+                "evict_first" if HINTS else "",
             )
 
 
@@ -602,6 +670,9 @@ class Reduction:
         }
 
 
+HINTS = True
+
+
 @dataclass(frozen=True, eq=False)
 class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
@@ -651,6 +722,7 @@ class RowTransform:
             LEAF_INPUTS=leaf_inputs,
             RESULTS=reduction.results,
             WRITTEN=tuple(written),
+            HINTS=HINTS,
             **reduction._constants(space, compute, numbers) | blocks.sizes,
         )
 
@@ -765,7 +837,7 @@ def _blocks(space: Space, transforming: bool) -> Blocks:
         kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
     long = transforming and space.inner and n_reduced > longest
-    warps = max(4, kept * reduced // (512 if long else 1024))
+    warps = device.most_warps if long else max(4, kept * reduced // 1024)
     return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 

@@ -179,13 +179,14 @@ def scan(
             KEPT,
             SPLITS,
             False,
+            "",
         )
     elif not ONCE:
         for i in tl.static_range(len(INIT)):
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
     scanned = start + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
-    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
+    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1, "")
     if ONCE:
         _scan_block(
             values,
@@ -211,7 +212,7 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += SCANNED
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1)
+            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1, "")
             states = _scan_block(
                 values,
                 outs,

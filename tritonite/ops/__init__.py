@@ -18,6 +18,7 @@ from tritonite.errors import Decline
 for _family in (
     "activation",
     "arithmetic",
+    "batch_norm",
     "bessel",
     "bitwise",
     "comparison",

@@ -1,9 +1,10 @@
-"""Layer, group and weight normalisation, forward and backward.
+"""Layer, root mean square, group and weight normalisation, forward and backward.
 
 With x' = (x - mean) * rstd the gradient by x is rstd * (h - mean of h - x' * mean of h x'), where h is the output's
 gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias are sums of g x' and of g.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -27,40 +28,40 @@ from tritonite.ops.reduction import (
 
 
 @triton.jit
-def _mean_and_rstd(mean, squares, own_count, count, eps):
+def mean_and_rstd(mean, squares, own_count, count, eps):
     variance = over_count(squares, count) + eps.to(squares.dtype)
     return mean, true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(variance))
 
 
 # ATen adds a bias of 0 where there is none, which leaves no -0.0.
 @triton.jit
-def _normalize(x, mean, rstd, eps):
+def normalize(x, mean, rstd, eps):
     return (x - mean) * rstd + 0.0
 
 
 @triton.jit
-def _normalize_weight(x, weight, mean, rstd, eps):
+def normalize_weight(x, weight, mean, rstd, eps):
     return (x - mean) * rstd * weight + 0.0
 
 
 @triton.jit
-def _normalize_bias(x, bias, mean, rstd, eps):
+def normalize_bias(x, bias, mean, rstd, eps):
     return (x - mean) * rstd + bias
 
 
 @triton.jit
-def _normalize_both(x, weight, bias, mean, rstd, eps):
+def normalize_both(x, weight, bias, mean, rstd, eps):
     return (x - mean) * rstd * weight + bias
 
 
-_statistics = moments(_mean_and_rstd, 2)
+_statistics = moments(mean_and_rstd, 2)
 _FORWARD = {
     (with_weight, with_bias): RowTransform(_statistics, apply, leaf_inputs=1)
     for with_weight, with_bias, apply in (
-        (False, False, _normalize),
-        (True, False, _normalize_weight),
-        (False, True, _normalize_bias),
-        (True, True, _normalize_both),
+        (False, False, normalize),
+        (True, False, normalize_weight),
+        (False, True, normalize_bias),
+        (True, True, normalize_both),
     )
 }
 
@@ -121,7 +122,7 @@ def _trailing(shape, normalized_shape):
     return tuple(range(len(shape) - rank, len(shape))), (*shape[: len(shape) - rank], *(1,) * rank)
 
 
-def _statistics_dtype(input):
+def statistics_dtype(input):
     """What ATen keeps them in: on a GPU as it computes."""
     return input.dtype if input.device.type == "cpu" else opmath(input.dtype)
 
@@ -133,7 +134,7 @@ def _normalized(input, weight, bias, dims, eps, out, statistics):
     transform.run(inputs, dims, (out,), opmath(input.dtype), (eps,), statistics, (0, 1))
 
 
-def _gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
+def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
     """Write those gradients that are not None, of operands of one shape; by weight and bias over `parameter_dims`."""
     compute, (own, by_weight, by_bias) = opmath(input.dtype), results
     if own is not None:
@@ -147,7 +148,7 @@ def _gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
         _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
 
 
-def _asked_for(operands, shapes, wanted, outs):
+def asked_for(operands, shapes, wanted, outs):
     """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
@@ -156,11 +157,11 @@ def _asked_for(operands, shapes, wanted, outs):
     return [next(found) if flag else None for flag in wanted]
 
 
-def _present(*operands):
+def present(*operands):
     return [operand for operand in operands if operand is not None]
 
 
-def _expanded(shape, *operands):
+def expanded(shape, *operands):
     return [None if operand is None else operand.expand(shape) for operand in operands]
 
 
@@ -168,11 +169,11 @@ def _expanded(shape, *operands):
 def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
     check_floats(input, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
-    if any(tuple(operand.shape) != tuple(normalized_shape) for operand in _present(weight, bias)):
+    if any(tuple(operand.shape) != tuple(normalized_shape) for operand in present(weight, bias)):
         raise Decline("weight or bias of another shape")
-    kept = _statistics_dtype(input)
-    outs = outputs(_present(input, weight, bias), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
-    _normalized(input, *_expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
+    kept = statistics_dtype(input)
+    outs = outputs(present(input, weight, bias), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
+    _normalized(input, *expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
     return outs
 
 
@@ -184,10 +185,92 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
         raise Decline("operands of other shapes")
     wanted = [flag and part is not None for flag, part in zip(output_mask, (input, weight, bias), strict=True)]
     shapes = (input.shape, normalized_shape, normalized_shape)
-    results = _asked_for(_present(input, grad_out, mean, rstd, weight), shapes, wanted, outs)
-    others = _expanded(input.shape, mean, rstd, weight)
-    _gradients(grad_out, input, *others, dims, tuple(range(dims[0])), results)
+    results = asked_for(present(input, grad_out, mean, rstd, weight), shapes, wanted, outs)
+    others = expanded(input.shape, mean, rstd, weight)
+    gradients(grad_out, input, *others, dims, tuple(range(dims[0])), results)
     return results
+
+
+@triton.jit
+def _inverse_root_mean_square(squares, count, eps):
+    mean = over_count(squares, count) + eps.to(squares.dtype)
+    return true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(mean))
+
+
+@triton.jit
+def _scale(x, rstd, eps):
+    return x * rstd
+
+
+@triton.jit
+def _scale_weight(x, weight, rstd, eps):
+    return x * rstd * weight
+
+
+_root_mean_square = Reduction((0.0,), square, add_states, _inverse_root_mean_square)
+_RMS_FORWARD = {
+    False: RowTransform(_root_mean_square, _scale),
+    True: RowTransform(_root_mean_square, _scale_weight, leaf_inputs=1),
+}
+
+
+@triton.jit
+def _scaled_product(grad, x, rstd):
+    return grad * x * rstd
+
+
+@triton.jit
+def _scaled_product_weight(grad, x, rstd, weight):
+    return grad * weight * x * rstd
+
+
+@triton.jit
+def _scaled_gradient(grad, x, rstd, mean_product):
+    return rstd * (grad - x * rstd * mean_product)
+
+
+@triton.jit
+def _scaled_gradient_weight(grad, x, rstd, weight, mean_product):
+    return rstd * (grad * weight - x * rstd * mean_product)
+
+
+_RMS_BACKWARD = {
+    False: RowTransform(Reduction((0.0,), _scaled_product, add_states, over_count), _scaled_gradient),
+    True: RowTransform(Reduction((0.0,), _scaled_product_weight, add_states, over_count), _scaled_gradient_weight),
+}
+_RMS_WEIGHT = Reduction((0.0,), _scaled_product, add_states, only)
+
+
+@operator("_fused_rms_norm", accepts=FLOATS)
+def _fused_rms_norm(input, normalized_shape, weight, eps, outs=()):
+    """x / sqrt(mean of squares + eps), and what it is multiplied by: Zhang and Sennrich 2019."""
+    check_floats(input, weight)
+    dims, rows = _trailing(input.shape, normalized_shape)
+    if weight is not None and tuple(weight.shape) != tuple(normalized_shape):
+        raise Decline("weight of another shape")
+    compute = opmath(input.dtype)
+    outs = outputs(present(input, weight), [input.shape, rows], [input.dtype, compute], outs)
+    operands = present(input, *expanded(input.shape, weight))
+    eps = torch.finfo(compute).eps if eps is None else eps
+    _RMS_FORWARD[weight is not None].run(operands, dims, outs[:1], compute, (eps,), outs[1:], (0,))
+    return outs
+
+
+@operator("_fused_rms_norm_backward", accepts=FLOATS)
+def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask, outs=()):
+    check_floats(input, grad_out, weight)
+    dims, rows = _trailing(input.shape, normalized_shape)
+    if grad_out.shape != input.shape or tuple(rstd.shape) != rows:
+        raise Decline("operands of other shapes")
+    wanted = [output_mask[0], output_mask[1] and weight is not None]
+    every, compute = present(input, grad_out, rstd, weight), opmath(input.dtype)
+    own, by_weight = asked_for(every, (input.shape, normalized_shape), wanted, outs)
+    operands = (grad_out, input, *present(*expanded(input.shape, rstd, weight)))
+    if own is not None:
+        _RMS_BACKWARD[weight is not None].run(operands, dims, (own,), compute)
+    if by_weight is not None:
+        _RMS_WEIGHT.run(operands[:3], tuple(range(dims[0])), (by_weight,), compute)
+    return own, by_weight
 
 
 def _groups(N, C, HxW, group, *tensors):
@@ -199,17 +282,17 @@ def _groups(N, C, HxW, group, *tensors):
 
 def _by_channel(shape, *operands):
     """Values of channels as operands of `shape`."""
-    return _expanded(shape, *(operand if operand is None else operand.view(1, *shape[1:3], 1) for operand in operands))
+    return expanded(shape, *(operand if operand is None else operand.view(1, *shape[1:3], 1) for operand in operands))
 
 
 @operator("native_group_norm", accepts=FLOATS)
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
     check_floats(input, weight, bias)
     shape = _groups(N, C, HxW, group, input)
-    if any(tuple(operand.shape) != (C,) for operand in _present(weight, bias)):
+    if any(tuple(operand.shape) != (C,) for operand in present(weight, bias)):
         raise Decline("weight or bias of another shape")
     shapes = [input.shape, (N, group), (N, group)]
-    outs = outputs(_present(input, weight, bias), shapes, [input.dtype] * 3, outs)
+    outs = outputs(present(input, weight, bias), shapes, [input.dtype] * 3, outs)
     _groups(N, C, HxW, group, outs[0])
     _normalized(input.view(shape), *_by_channel(shape, weight, bias), (2, 3), eps, outs[0].view(shape), outs[1:])
     return outs
@@ -221,14 +304,14 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
     shape = _groups(N, C, HxW, group, input, grad_out)
     if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
         raise Decline("operands of other shapes")
-    results = _asked_for(_present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
+    results = asked_for(present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
     _groups(N, C, HxW, group, *results[:1] if results[0] is not None else ())
     views = [
         None if result is None else result.view(shape if i == 0 else shape[1:3]) for i, result in enumerate(results)
     ]
-    statistics = _expanded(shape, *(operand[:, :, None, None] for operand in (mean, rstd)))
+    statistics = expanded(shape, *(operand[:, :, None, None] for operand in (mean, rstd)))
     grads = grad_out.view(shape), input.view(shape)
-    _gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
+    gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
     return results
 
 

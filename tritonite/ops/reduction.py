@@ -275,6 +275,25 @@ def is_all_true(self, outs=()):
     return _logical(_all, self, None, False, outs)
 
 
+@triton.jit
+def _same_value(x, y):
+    return (x == y).to(tl.int32)
+
+
+_equal = Reduction((1,), _same_value, _and, only, (torch.int32,))
+
+
+@operator("equal", accepts=ALL, promotion="bool")
+def equal(self, other, outs=()):
+    """Waits for the device, as ATen's does."""
+    if self.dtype is not other.dtype:
+        raise Decline("operands of several dtypes")
+    if self.shape != other.shape:
+        return (False,)
+    (result,) = reduced(_equal, (self, other), None, False, (torch.bool,), outs, self.dtype)
+    return (bool(result),)
+
+
 @operator("count_nonzero", accepts=ALL, promotion="int64")
 def count_nonzero(self, dim=None, outs=()):
     return reduced(_count_nonzero, (self,), dim, False, (torch.int64,), outs, self.dtype)
@@ -508,6 +527,11 @@ def _exponential(x, largest, count):
 
 
 @triton.jit
+def _rough_exponential(x, largest, count):
+    return tl.exp(x - largest)
+
+
+@triton.jit
 def _keep_second(state, first):
     return state
 
@@ -517,15 +541,16 @@ def _exponentials_of_block(largest, total, count):
     return largest, total
 
 
-def sums_of_exponentials(project, results):
+def sums_of_exponentials(project, results, rough=False):
     """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018.
 
-    A block gives its largest element first and then the sum, with one exponential an element.
+    A block gives its largest element first and then the sum, with one exponential an element: if `rough` one that is
+    enough for what is rounded to a half type.
     """
     init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
     stages = (
         Stage(lambda dtype: torch.finfo(dtype).min, _bounded, maximum_nan, _keep),
-        Stage(0.0, _exponential, add_states, _keep_second),
+        Stage(0.0, _rough_exponential if rough else _exponential, add_states, _keep_second),
     )
     gathered = {"stages": stages, "gather": _exponentials_of_block}
     return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results, **gathered)

@@ -10,7 +10,14 @@ from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outp
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
-from tritonite.ops.reduction import add_states, only, sums_of_exponentials
+from tritonite.ops.reduction import (
+    add_states,
+    check_floats,
+    combine_exponentials,
+    only,
+    scaled_exponential,
+    sums_of_exponentials,
+)
 
 
 @triton.jit
@@ -35,6 +42,11 @@ def _share(x, largest, inverse):
 
 
 @triton.jit
+def _rough_share(x, largest, inverse):
+    return tl.exp(x - largest) * inverse
+
+
+@triton.jit
 def _safe_share(x, largest, inverse):
     """0 throughout a row of minus infinities, the inverse of whose sum is infinite."""
     return tl.where(inverse == float("inf"), 0.0, libdevice.exp(x - largest) * inverse)
@@ -45,9 +57,15 @@ def _log_share(x, largest, logarithm):
     return x - largest - logarithm
 
 
-_softmax = RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _share)
-_safe = RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _safe_share)
-_log_softmax = RowTransform(sums_of_exponentials(_largest_and_logarithm, 2), _log_share)
+# By whether the result has a half type.
+_softmax = {
+    False: RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _share),
+    True: RowTransform(sums_of_exponentials(_largest_and_inverse, 2, rough=True), _rough_share),
+}
+_log_softmax = {
+    rough: RowTransform(sums_of_exponentials(_largest_and_logarithm, 2, rough), _log_share) for rough in (False, True)
+}
+_safe = dict.fromkeys((False, True), RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _safe_share))
 
 
 @triton.jit
@@ -70,12 +88,23 @@ def _log_softmax_gradient(grad_output, output, total):
     return grad_output - libdevice.exp(output) * total
 
 
-_softmax_backward = RowTransform(Reduction((0.0,), _product, add_states, only), _softmax_gradient)
-_log_softmax_backward = RowTransform(Reduction((0.0,), _gradient_alone, add_states, only), _log_softmax_gradient)
+@triton.jit
+def _rough_log_softmax_gradient(grad_output, output, total):
+    return grad_output - tl.exp(output) * total
 
 
-def _rows(transform, inputs, dim, dtype, outs):
-    """`transform` along `dim`, in the dtype that elements compute in or the result's, if that is wider."""
+_softmax_backward = dict.fromkeys(
+    (False, True), RowTransform(Reduction((0.0,), _product, add_states, only), _softmax_gradient)
+)
+_sum_of_gradients = Reduction((0.0,), _gradient_alone, add_states, only)
+_log_softmax_backward = {
+    False: RowTransform(_sum_of_gradients, _log_softmax_gradient),
+    True: RowTransform(_sum_of_gradients, _rough_log_softmax_gradient),
+}
+
+
+def _rows(transforms, inputs, dim, dtype, outs):
+    """A transform along `dim`, in the dtype that elements compute in or the result's, if that is wider."""
     for value in inputs:
         if value.dtype not in FLOATS:
             raise Decline(f"dtype {value.dtype}")
@@ -85,7 +114,7 @@ def _rows(transform, inputs, dim, dtype, outs):
     outs = outputs(inputs, [inputs[0].shape], [dtype], outs)
     compute = torch.promote_types(opmath(inputs[0].dtype), opmath(dtype))
     if inputs[0].numel():
-        transform.run(inputs, dims, outs, compute)
+        transforms[dtype.itemsize < compute.itemsize].run(inputs, dims, outs, compute)
     return outs
 
 
@@ -107,10 +136,10 @@ def _log_softmax_(self, dim, half_to_float, outs=()):
     return _rows(_log_softmax, (self,), dim, _wider(self, half_to_float), outs)
 
 
-def _of_dtype(transform, self, dim, dtype, outs):
+def _of_dtype(transforms, self, dim, dtype, outs):
     if dtype not in (None, self.dtype):
         raise Decline("conversion to another dtype")
-    return _rows(transform, (self,), dim, self.dtype, outs)
+    return _rows(transforms, (self,), dim, self.dtype, outs)
 
 
 @operator("softmax", accepts=FLOATS)
@@ -136,3 +165,69 @@ def _softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
 @operator("_log_softmax_backward_data", accepts=FLOATS)
 def _log_softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
     return _rows(_log_softmax_backward, (grad_output, output), dim, input_dtype, outs)
+
+
+@triton.jit
+def _unmasked(x, mask):
+    largest, total = scaled_exponential(x)
+    return tl.where(mask != 0, float("-inf"), largest), tl.where(mask != 0, 0.0, total)
+
+
+@triton.jit
+def _masked_share(x, mask, largest, inverse):
+    """0 where the mask is set; nan throughout a row where it is set everywhere."""
+    return tl.where(mask != 0, 0.0, libdevice.exp(x - largest)) * inverse
+
+
+@triton.jit
+def _unmasked_product(grad_output, output, mask):
+    return tl.where(mask != 0, 0.0, grad_output * output)
+
+
+@triton.jit
+def _masked_gradient(grad_output, output, mask, total):
+    return tl.where(mask != 0, 0.0, (grad_output - total) * output)
+
+
+_init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
+_masked = RowTransform(
+    Reduction(_init, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
+)
+_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, only), _masked_gradient)
+
+
+def _spread(mask, shape, mask_type):
+    """The mask as one of `shape`: of sources and targets (type 0), of padded keys (1), or of all elements (2)."""
+    if mask.dtype is not torch.bool:
+        raise Decline(f"mask of dtype {mask.dtype}")
+    if mask.shape == shape:
+        return mask
+    if len(shape) == 4 and mask_type == 0 and mask.shape == shape[2:]:
+        return mask.expand(shape)
+    if len(shape) == 4 and mask_type == 1 and tuple(mask.shape) == (shape[0], shape[3]):
+        return mask.view(shape[0], 1, 1, shape[3]).expand(shape)
+    raise Decline("mask of another shape")
+
+
+def _with_mask(transform, operands, mask, dim, outs):
+    check_floats(*operands)
+    first = operands[0]
+    if any(operand.shape != first.shape for operand in operands) or not first.dim():
+        raise Decline("operands of several shapes, or of no dimensions")
+    outs = outputs((*operands, mask), [first.shape], [first.dtype], outs)
+    if first.numel():
+        dims = dimensions(-1 if dim is None else dim, first.dim())
+        transform.run((*operands, mask), dims, outs, opmath(first.dtype))
+    return outs
+
+
+@operator("_masked_softmax", accepts=FLOATS)
+def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
+    if mask_type is None and self.device.type != "cpu":
+        raise Decline("a mask without a type")
+    return _with_mask(_masked, (self,), _spread(mask, self.shape, mask_type), dim, outs)
+
+
+@operator("_masked_softmax_backward", accepts=FLOATS)
+def _masked_softmax_backward(grad_output, output, mask, dim=None, outs=()):
+    return _with_mask(_masked_backward, (grad_output, output), _spread(mask, output.shape, None), dim, outs)

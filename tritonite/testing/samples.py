@@ -97,6 +97,40 @@ def _group_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return given
 
 
+def _batch_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Weight, bias and running statistics for the second dimension, and what the forward pass hands on."""
+    x = tensors[0]
+    if x.dim() < 2 or not x.numel():
+        return {"momentum": 0.25, "eps": 1e-5, "output_mask": [True, True, True], "reserve": x}
+    weight = x.select(0, 0).reshape(x.shape[1], -1)[:, 0].clone()
+    # Its rows differ from one another: of few like elements a gradient is but roundoff.
+    varied = x.flip(0)
+    given = {"input": varied, "weight": weight, "bias": weight.flip(0), "grad_out": x, "momentum": 0.25, "eps": 1e-5}
+    given |= {"running_mean": weight.flip(0), "running_var": weight.abs() + 1, "output_mask": [True, True, True]}
+    given["reserve"] = torch.empty(0, dtype=torch.uint8, device=x.device)
+    if x.is_floating_point():
+        _, mean, rstd = torch.native_batch_norm(varied, None, None, None, None, True, 0.25, 1e-5)
+        given |= {"save_mean": mean, "save_invstd": rstd, "save_var": rstd}
+    return given
+
+
+def _rms_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Layer normalisation's, with the inverse of the root mean square for its gradient."""
+    given = _layer_norm(tensors) | {"output_mask": [True, True]}
+    x = given["input"]
+    if x.is_floating_point() and x.numel() and x.dim():
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        given["rstd"] = wide.square().mean(-1, keepdim=True).add(1e-5).rsqrt()
+    return given
+
+
+def _masked(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """A mask of all elements: its type is 2. ATen reads all operands as contiguous whatever they are."""
+    x, other = (tensor.expand(tensors[0].shape).contiguous() for tensor in tensors[:2])
+    mask = x.flip(0) > 0 if x.dim() else x > 0
+    return {"self": x, "grad_output": x, "output": other, "mask": mask, "mask_type": 2}
+
+
 def _weight_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""
     v = tensors[0].clone(memory_format=torch.contiguous_format)
@@ -129,6 +163,19 @@ _ARGUMENTS = {
     "_softmax_backward_data": _softmax(torch.softmax),
     "_weight_norm_interface": _weight_norm,
     "_weight_norm_interface_backward": _weight_norm,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm,
+    "_masked_softmax": _masked,
+    "_masked_softmax_backward": _masked,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm,
+    "batch_norm_backward": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "_batch_norm_no_update": _batch_norm,
+    "_batch_norm_with_update": _batch_norm,
+    "_batch_norm_with_update_functional": _batch_norm,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm,
     "native_layer_norm": _layer_norm,
@@ -201,6 +248,9 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
     choices: tuple[Any, ...] = next((_CHOICES[name] for name in op.names if name in _CHOICES), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
+    if "training" in op.names and "running_mean" not in op.names:
+        # Without statistics ATen reads through a null pointer.
+        booleans = (True,)
     if op.packet == "nll_loss2d_forward" and tensors[0].device.type == "cuda":
         # Without a reduction ATen's total weight is what its memory held.
         choices = choices[:-1]

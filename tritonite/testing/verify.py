@@ -24,6 +24,7 @@ from tritonite.testing.samples import Sample, compares_zero_sign, samples
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
 _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
+_OUT_DTYPES |= dict.fromkeys(("out3", "reserve"), torch.uint8)
 
 
 @dataclass
@@ -242,6 +243,8 @@ def _record(
     exact = pytree.tree_leaves(reference) if reference is not None else [None] * len(aten)
     for a, b, c in zip(ours, aten, exact, strict=True):
         if not isinstance(b, torch.Tensor):
+            if isinstance(b, bool) and a is not b:
+                report.failures.append(f"{label}: {a} where ATen gives {b}")
             continue
         # Some outputs, as log_sigmoid's buffer, are empty on one kind of device and not on another.
         exact_one = c.detach() if c is not None and c.shape == b.shape else None

@@ -1,0 +1,271 @@
+"""Batch normalisation, forward and backward: layer normalisation's formulas over all dimensions but the channels'.
+
+Ioffe and Szegedy 2015. Where statistics are not those of the batch every element stands alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.catalog import operator, scalar_kernel
+from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.reduction import Reduction, RowTransform, empty, outputs
+from tritonite.errors import Decline
+from tritonite.language.math import square_root, true_divide
+from tritonite.ops.normalization import (
+    asked_for,
+    expanded,
+    gradients,
+    mean_and_rstd,
+    normalize,
+    normalize_bias,
+    normalize_both,
+    normalize_weight,
+    present,
+    statistics_dtype,
+)
+from tritonite.ops.reduction import add_pairs, check_floats, moments
+
+
+@triton.jit
+def _statistics(mean, squares, own_count, count, eps):
+    """With the variance that running statistics keep, which is unbiased."""
+    mean, rstd = mean_and_rstd(mean, squares, own_count, count, eps)
+    return mean, rstd, true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
+
+
+@triton.jit
+def _apply(x, mean, rstd, variance, eps):
+    return normalize(x, mean, rstd, eps)
+
+
+@triton.jit
+def _apply_weight(x, weight, mean, rstd, variance, eps):
+    return normalize_weight(x, weight, mean, rstd, eps)
+
+
+@triton.jit
+def _apply_bias(x, bias, mean, rstd, variance, eps):
+    return normalize_bias(x, bias, mean, rstd, eps)
+
+
+@triton.jit
+def _apply_both(x, weight, bias, mean, rstd, variance, eps):
+    return normalize_both(x, weight, bias, mean, rstd, eps)
+
+
+_of_batch = moments(_statistics, 3)
+_FORWARD = {
+    (with_weight, with_bias): RowTransform(_of_batch, apply, leaf_inputs=1)
+    for with_weight, with_bias, apply in (
+        (False, False, _apply),
+        (True, False, _apply_weight),
+        (False, True, _apply_bias),
+        (True, True, _apply_both),
+    )
+}
+
+
+@triton.jit
+def _moved(running_mean, running_var, mean, variance, momentum):
+    share = momentum.to(mean.dtype)
+    return (1.0 - share) * running_mean + share * mean, (1.0 - share) * running_var + share * variance
+
+
+@triton.jit
+def _as_moved(mean, variance, count, momentum):
+    return mean, variance
+
+
+# Of sets of one element: what becomes of each channel's running statistics.
+_update = Reduction((0.0, 0.0), _moved, add_pairs, _as_moved, (None, None), 2, parametric=True)
+
+
+@scalar_kernel(accepts=FLOATS, cast=("mean", "variance", "weight", "bias", "eps"), contiguous=True)
+def _by_given_statistics(input, mean, variance, weight, bias, eps):
+    result = true_divide(input - mean, square_root(variance + eps))
+    if weight is not None:
+        result *= weight
+    if bias is not None:
+        result += bias
+    return result
+
+
+@scalar_kernel(accepts=FLOATS, cast=("eps",))
+def _inverse_deviation(variance, eps):
+    return true_divide(tl.zeros_like(variance) + 1.0, square_root(variance + eps))
+
+
+@scalar_kernel(accepts=FLOATS, cast=("rstd", "weight"), contiguous=True)
+def _gradient_by_given_statistics(grad_out, rstd, weight):
+    result = grad_out * rstd
+    if weight is not None:
+        result *= weight
+    return result
+
+
+def _channels(input, *by_channel):
+    """(the dimensions of a channel, a shape that lays its values along it); declines other layouts and no elements."""
+    if input.dim() < 2 or not input.numel() or any(tuple(each.shape) != (input.shape[1],) for each in by_channel):
+        raise Decline("no channels, no elements, or values of another number of channels")
+    if not input.is_contiguous() and any(
+        input.is_contiguous(memory_format=layout)
+        for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))
+        if input.dim() == rank
+    ):
+        raise Decline("channels last")
+    dims = tuple(d for d in range(input.dim()) if d != 1)
+    return dims, (1, -1, *[1] * (input.dim() - 2))
+
+
+def _laid(shape, *operands):
+    return [None if operand is None else operand.view(shape) for operand in operands]
+
+
+def _trained(input, weight, bias, running, moved, momentum, eps, outs):
+    """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
+    check_floats(input, weight, bias)
+    dims, along = _channels(input, *present(weight, bias, *running, *moved))
+    if len({each.dtype for each in (*running, *moved)}) > 1 or input.numel() == input.shape[1]:
+        raise Decline("statistics of several dtypes, or one element a channel")
+    channels, kept = (input.shape[1],), statistics_dtype(input)
+    every = present(input, weight, bias, *running)
+    outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs)
+    compute = opmath(input.dtype)
+    variance = (empty(channels, compute, input.device),) if running else ()
+    operands = present(input, *expanded(input.shape, *_laid(along, weight, bias)))
+    transform = _FORWARD[weight is not None, bias is not None]
+    transform.run(operands, dims, outs[:1], compute, (eps,), (*outs[1:], *variance), (0, 1, 2)[: 2 + len(variance)])
+    if running:
+        _update.run((*running, outs[1], *variance), (), moved, compute, (momentum,))
+    return outs
+
+
+def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
+    """Write the result by statistics that are given; the two of the batch are empty."""
+    check_floats(input, weight, bias)
+    if running_mean is None or running_var is None:
+        raise Decline("no statistics")
+    _, along = _channels(input, *present(weight, bias, running_mean, running_var))
+    given = _laid(along, running_mean, running_var, weight, bias)
+    kept = statistics_dtype(input)
+    if outs and any(out.numel() or out.dtype is not kept for out in outs[1:]):
+        raise Decline("outputs of another shape or dtype")
+    (result,) = _by_given_statistics.run((input, *given, eps), outs[:1])
+    return result, *(outs[1:] or [empty((0,), kept, input.device) for _ in range(2)])
+
+
+def _running(running_mean, running_var):
+    if (running_mean is None) != (running_var is None):
+        raise Decline("one of two running statistics")
+    return tuple(present(running_mean, running_var))
+
+
+def _declines_cudnn(input, weight, bias, running_mean, running_var, training, eps):
+    """Where ATen would have cuDNN do it, which keeps more for the gradient than this does."""
+    if input.device.type == "cuda":
+        chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
+        if chosen != torch._C._BatchNormBackend.Native:
+            raise Decline("cuDNN's batch normalisation")
+
+
+@operator("native_batch_norm", "_native_batch_norm_legit", accepts=FLOATS)
+def native_batch_norm(
+    input, weight, bias, running_mean=None, running_var=None, training=True, momentum=0.1, eps=1e-5, outs=()
+):
+    if not training:
+        return _inferred(input, weight, bias, running_mean, running_var, eps, outs)
+    running = _running(running_mean, running_var)
+    return _trained(input, weight, bias, running, running, momentum, eps, outs)
+
+
+@operator("_native_batch_norm_legit_no_training", accepts=FLOATS)
+def _native_batch_norm_legit_no_training(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
+    return _inferred(input, weight, bias, running_mean, running_var, eps, outs)
+
+
+@operator("_native_batch_norm_legit_functional", accepts=FLOATS)
+def _native_batch_norm_legit_functional(
+    input, weight, bias, running_mean, running_var, training, momentum, eps, outs=()
+):
+    if not training:
+        raise Decline("copies of the running statistics")
+    running = (running_mean, running_var)
+    moved = tuple(empty(each.shape, each.dtype, each.device) for each in running)
+    return *_trained(input, weight, bias, running, moved, momentum, eps, ()), *moved
+
+
+def _reserve(input, outs):
+    """What cuDNN would keep for the gradient: nothing."""
+    if outs and outs[3].numel():
+        raise Decline("output of another shape")
+    return outs[3] if outs else empty((0,), torch.uint8, input.device)
+
+
+@operator("_batch_norm_with_update", accepts=FLOATS)
+def _batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
+    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
+    reserve, running = _reserve(input, outs), (running_mean, running_var)
+    return *_trained(input, weight, bias, running, running, momentum, eps, outs[:3]), reserve
+
+
+@operator("_batch_norm_with_update_functional", accepts=FLOATS)
+def _batch_norm_with_update_functional(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
+    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
+    running = (running_mean, running_var)
+    moved = tuple(empty(each.shape, each.dtype, each.device) for each in running)
+    return *_trained(input, weight, bias, running, moved, momentum, eps, ()), _reserve(input, ()), *moved
+
+
+@operator("_batch_norm_no_update", accepts=FLOATS)
+def _batch_norm_no_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
+    reserve = _reserve(input, outs)
+    return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
+
+
+def _backward(grad_out, input, weight, running_var, mean, rstd, train, eps, output_mask, outs):
+    check_floats(input, grad_out, weight)
+    statistics = (mean, rstd) if train else (mean, running_var)
+    if None in statistics or grad_out.shape != input.shape:
+        raise Decline("no statistics, or operands of several shapes")
+    dims, along = _channels(input, *present(weight, *statistics))
+    channels = (input.shape[1],)
+    results = asked_for(
+        present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs
+    )
+    if not train:
+        (rstd,) = _inverse_deviation.run((running_var, eps))
+    mean, rstd, weight = _laid(along, mean, rstd, weight)
+    if not train and results[0] is not None:
+        _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])
+    rows = [None, *results[1:]] if not train else results
+    gradients(grad_out, input, *expanded(input.shape, mean, rstd, weight), dims, dims, rows)
+    return results
+
+
+@operator("native_batch_norm_backward", accepts=FLOATS)
+def native_batch_norm_backward(
+    grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, outs=()
+):
+    mean = save_mean if train else running_mean
+    return _backward(grad_out, input, weight, running_var, mean, save_invstd, train, eps, output_mask, outs)
+
+
+@operator("batch_norm_backward", accepts=FLOATS)
+def batch_norm_backward(
+    grad_out,
+    input,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_var,
+    update,
+    eps,
+    output_mask,
+    reserve,
+    outs=(),
+):
+    _declines_cudnn(input, weight, None, running_mean, running_var, update, eps)
+    mean = save_mean if update else running_mean
+    return _backward(grad_out, input, weight, running_var, mean, save_var, update, eps, output_mask, outs)
