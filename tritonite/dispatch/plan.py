@@ -227,6 +227,8 @@ class Recorder:
                 if result is None:
                     self._plan.results.append(None)
                     continue
+                if not isinstance(result, torch.Tensor):
+                    raise Unrecordable("a result that is no tensor")
                 source = self._source(result)
                 base = self._plan.buffers[source[1]] if source[0] else self._leaves[source[1]]
                 if base is result:

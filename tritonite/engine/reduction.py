@@ -252,7 +252,7 @@ def fold_blocks(
         coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
     mask = kept_mask[:, None] & reduced_mask[None, :]
     if len(STAGES) > 0 and ONCE:
-        count = n_reduced.to(tl.float64)
+        count = tl.full((), n_reduced, tl.float64)
         states = _staged(values, mask, count, count, STAGES, GATHER, INIT, STATES, True)
     elif len(STAGES) > 0:
         states = _group_states(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
@@ -437,7 +437,6 @@ def transform_rows(
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     ONCE: tl.constexpr,
-    HINTS: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
@@ -463,7 +462,7 @@ def transform_rows(
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
         if len(STAGES) > 0:
-            count_read = n_reduced.to(tl.float64)
+            count_read = tl.full((), n_reduced, tl.float64)
             states = _staged(read, mask, count_read, count_read, STAGES, GATHER, INIT, STATES, True)
         else:
             states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
@@ -492,7 +491,7 @@ def transform_rows(
             KEPT,
             REDUCED,
             ONCE,
-            "evict_last" if HINTS else "",
+            "evict_last",
         )
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
@@ -518,7 +517,7 @@ def transform_rows(
                 KINDS,
                 DTYPES,
                 len(KINDS),
-                "evict_first" if HINTS else "",
+                "evict_first",
             )
             _apply(
                 values,
@@ -533,7 +532,7 @@ def transform_rows(
                 reduced_mask,
                 APPLY,
                 SHAPE,
-                "evict_first" if HINTS else "",
+                "evict_first",
             )
 
 
@@ -595,7 +594,7 @@ class Reduction:
         space = Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
         if not space.n_kept:
             return
-        blocks = _blocks(space, transforming=False)
+        blocks = _blocks(space, inputs, transforming=False)
         constants = self._constants(space, compute, numbers) | blocks.sizes
         read = tuple(TRITON_DTYPES[dtype] for dtype in dtypes_read or [compute] * len(inputs))
         count, first, second = float(space.n_reduced), *_padded(numbers)
@@ -670,9 +669,6 @@ class Reduction:
         }
 
 
-HINTS = True
-
-
 @dataclass(frozen=True, eq=False)
 class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
@@ -702,7 +698,7 @@ class RowTransform:
         space = Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
         if not space.n_kept:
             return
-        blocks = _blocks(space, transforming=True)
+        blocks = _blocks(space, inputs[:leaf_inputs], transforming=True)
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
@@ -722,7 +718,6 @@ class RowTransform:
             LEAF_INPUTS=leaf_inputs,
             RESULTS=reduction.results,
             WRITTEN=tuple(written),
-            HINTS=HINTS,
             **reduction._constants(space, compute, numbers) | blocks.sizes,
         )
 
@@ -825,7 +820,8 @@ def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least:
     return Blocks(programs, splits, steps, sizes)
 
 
-def _blocks(space: Space, transforming: bool) -> Blocks:
+def _blocks(space: Space, folded: Sequence[torch.Tensor], transforming: bool) -> Blocks:
+    """`folded` are the operands that the leaf takes."""
     device, tile = devices.current, tile_elements(space)
     n_kept, n_reduced = space.n_kept, space.n_reduced
     # Rows that are read twice are few at a time, so that a cache holds them.
@@ -836,8 +832,12 @@ def _blocks(space: Space, transforming: bool) -> Blocks:
     else:
         kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
-    long = transforming and space.inner and n_reduced > longest
-    warps = device.most_warps if long else max(4, kept * reduced // 1024)
+    warps = max(4, kept * reduced // 1024)
+    if transforming and space.inner and n_reduced > longest:
+        warps, several = device.most_warps, len(folded) > 2
+        if several or (len(folded) == 1 and folded[0].dtype.itemsize < 4):
+            # More of them do not fit the registers; of less bytes a cache holds twice the rows.
+            warps, reduced = warps if several else warps // 2, reduced // 2
     return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 

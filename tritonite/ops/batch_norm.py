@@ -91,9 +91,9 @@ def _by_given_statistics(input, mean, variance, weight, bias, eps):
     return result
 
 
-@scalar_kernel(accepts=FLOATS, cast=("eps",))
-def _inverse_deviation(variance, eps):
-    return true_divide(tl.zeros_like(variance) + 1.0, square_root(variance + eps))
+@scalar_kernel(accepts=FLOATS, cast=("eps",), output_dtypes=(None, None))
+def _as_of_batch(mean, variance, eps):
+    return mean, true_divide(tl.zeros_like(variance) + 1.0, square_root(variance + eps))
 
 
 @scalar_kernel(accepts=FLOATS, cast=("rstd", "weight"), contiguous=True)
@@ -142,17 +142,20 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
 
 
 def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
-    """Write the result by statistics that are given; the two of the batch are empty."""
+    """Write the result by statistics that are given; those of the batch are empty on a CPU, else the given ones'."""
     check_floats(input, weight, bias)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
     given = _laid(along, running_mean, running_var, weight, bias)
-    kept = statistics_dtype(input)
-    if outs and any(out.numel() or out.dtype is not kept for out in outs[1:]):
+    kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]
+    saved = outs[1:] or [empty((size,), kept, input.device) for _ in range(2)]
+    if any(tuple(out.shape) != (size,) or out.dtype is not kept for out in saved):
         raise Decline("outputs of another shape or dtype")
     (result,) = _by_given_statistics.run((input, *given, eps), outs[:1])
-    return result, *(outs[1:] or [empty((0,), kept, input.device) for _ in range(2)])
+    if size:
+        _as_of_batch.run((running_mean, running_var, eps), saved)
+    return result, *saved
 
 
 def _running(running_mean, running_var):
@@ -163,7 +166,9 @@ def _running(running_mean, running_var):
 
 def _declines_cudnn(input, weight, bias, running_mean, running_var, training, eps):
     """Where ATen would have cuDNN do it, which keeps more for the gradient than this does."""
-    if input.device.type == "cuda":
+    if input.device.type == "cuda" and weight is not None and bias is not None:
+        if running_mean is None or running_var is None:
+            raise Decline("no running statistics, with which cuDNN may do it")
         chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
         if chosen != torch._C._BatchNormBackend.Native:
             raise Decline("cuDNN's batch normalisation")
@@ -223,9 +228,11 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
     return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
 
 
-def _backward(grad_out, input, weight, running_var, mean, rstd, train, eps, output_mask, outs):
+def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
     check_floats(input, grad_out, weight)
-    statistics = (mean, rstd) if train else (mean, running_var)
+    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
+    as_of_batch = train or (input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0)
+    statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")
     dims, along = _channels(input, *present(weight, *statistics))
@@ -233,9 +240,9 @@ def _backward(grad_out, input, weight, running_var, mean, rstd, train, eps, outp
     results = asked_for(
         present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs
     )
-    if not train:
-        (rstd,) = _inverse_deviation.run((running_var, eps))
-    mean, rstd, weight = _laid(along, mean, rstd, weight)
+    if not as_of_batch:
+        statistics = _as_of_batch.run((*running, eps))
+    mean, rstd, weight = _laid(along, *statistics, weight)
     if not train and results[0] is not None:
         _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])
     rows = [None, *results[1:]] if not train else results
@@ -247,8 +254,8 @@ def _backward(grad_out, input, weight, running_var, mean, rstd, train, eps, outp
 def native_batch_norm_backward(
     grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, outs=()
 ):
-    mean = save_mean if train else running_mean
-    return _backward(grad_out, input, weight, running_var, mean, save_invstd, train, eps, output_mask, outs)
+    running, saved = (running_mean, running_var), (save_mean, save_invstd)
+    return _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs)
 
 
 @operator("batch_norm_backward", accepts=FLOATS)
@@ -266,6 +273,6 @@ def batch_norm_backward(
     reserve,
     outs=(),
 ):
-    _declines_cudnn(input, weight, None, running_mean, running_var, update, eps)
-    mean = save_mean if update else running_mean
-    return _backward(grad_out, input, weight, running_var, mean, save_var, update, eps, output_mask, outs)
+    _declines_cudnn(input, weight, weight, running_mean, running_var, True, eps)
+    running, saved = (running_mean, running_var), (save_mean, save_var)
+    return _backward(grad_out, input, weight, running, saved, update, eps, output_mask, outs)

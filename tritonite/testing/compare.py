@@ -77,9 +77,11 @@ def judge(
     return Verdict(failure, worst / eps, aten_worst / eps)
 
 
-def assert_close(actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None) -> None:
+def assert_close(
+    actual: torch.Tensor, aten: torch.Tensor, reference: torch.Tensor | None = None, terms: float = 1.0
+) -> None:
     """`judge`, raising AssertionError on a failure."""
-    verdict = judge(actual, aten, reference)
+    verdict = judge(actual, aten, reference, terms=terms)
     assert verdict.failure is None, verdict.failure
 
 

@@ -92,7 +92,9 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
             if dtype not in op.declaration.accepts or (served and not full):
                 continue
             for sample, device in itertools.product(samples(op, dtype), (devices.current, tiny)):
-                if sample.label.split()[0] not in ("contiguous", "transposed"):
+                # Of one element for Triton to take sizes of 1 for constants.
+                labels = ("contiguous", "transposed") if device is tiny else ("contiguous", "transposed", "zero_dim")
+                if sample.label.split()[0] not in labels:
                     continue
                 found.clear()
                 try:

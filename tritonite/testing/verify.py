@@ -204,7 +204,7 @@ def _bind_gradient(info: Any, sample: Any, widen: Callable[[Any], Any] | None) -
     def run() -> Any:
         def leaf(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
-                return value
+                return widen(value) if widen else value
             needed = value.requires_grad
             copy = widen(value) if widen else value.detach()
             value = copy.clone()
