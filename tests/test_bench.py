@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import cases, models, run, timing
-from tritonite.bench.results import Machine, ModelResult, Run, Timing
+from tritonite.bench import cases, console, models, run, timing
+from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
 from tritonite.testing.compare import judge
 
@@ -210,6 +210,22 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
     assert "interrupted" in bench("--op", "neg", "--json", file, code=130)
     found = Run.load(file)
     assert found.interrupted and len(found.results) == 1
+
+
+def test_a_run_that_is_killed_leaves_what_it_had(tmp_path, monkeypatch):
+    file, seen = tmp_path / "results.json", []
+
+    def measured(*_, **__):
+        for packet in ("neg", "abs"):
+            times = dict.fromkeys(("aten", "tritonite"), Timing(1, 1, 1))
+            yield Result(packet, "arithmetic", "64x64", "float32", "device", 1, 1, times=times)
+            seen.append(Run.load(file))
+
+    monkeypatch.setattr(run, "run", measured)
+    monkeypatch.setattr(console, "_SAVED_EVERY", -1.0)
+    bench("--op", "neg", "--json", file)
+    assert [len(each.results) for each in seen] == [1, 2] and all(each.interrupted for each in seen)
+    assert not Run.load(file).interrupted
 
 
 def test_ctrl_c_keeps_the_models_passes(tmp_path, monkeypatch):

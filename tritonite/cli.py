@@ -230,7 +230,7 @@ def bench(
     )
     every: Iterator[results.Result | results.ModelResult]
     every = itertools.chain(run.run(chosen, providers, rounds), itertools.chain.from_iterable(passes))
-    found = view.follow(console, machine, every, None if model else len(chosen), names)
+    found = view.follow(console, machine, every, None if model else len(chosen), names, json)
     if 0 < len(chosen) <= 40:
         console.print(view.table(found, found.results, names))
     view.summarise(console, found)

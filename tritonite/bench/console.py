@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,6 +15,8 @@ from rich.table import Table
 from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
 
 _LAST = 20
+# Seconds after which what there is is saved, for a run that is killed.
+_SAVED_EVERY = 30.0
 
 
 def follow(
@@ -21,9 +25,14 @@ def follow(
     results: Iterator[Result | ModelResult],
     total: int | None,
     providers: Sequence[str],
+    json: Path | None = None,
 ) -> Run:
-    """Show results as they come, `total` of them where that is known. Ctrl-C ends the run early and keeps them."""
-    run = Run(machine)
+    """Show results as they come, `total` of them where that is known. Ctrl-C ends the run early and keeps them.
+
+    Those of a long run are in `json` while it lasts, as if it had been interrupted.
+    """
+    run = Run(machine, interrupted=True)
+    saved = monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     progress = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console)
     task = progress.add_task("measuring", total=total)
@@ -38,6 +47,9 @@ def follow(
                     run.results.append(result)
                     progress.update(task, advance=1, description=result.op)
                 live.update(Group(table(run, run.results[-_LAST:], providers), progress))
+                if json and monotonic() > saved + _SAVED_EVERY:
+                    run.save(json)
+                    saved = monotonic()
         except KeyboardInterrupt:
             interrupted = True
     return Run(machine, run.results, run.models, interrupted)

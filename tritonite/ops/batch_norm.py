@@ -73,12 +73,20 @@ def _moved(running_mean, running_var, mean, variance, momentum):
 
 
 @triton.jit
-def _as_moved(mean, variance, count, momentum):
-    return mean, variance
+def _as_of_batch(mean, variance, eps):
+    return mean, true_divide(
+        tl.full(variance.shape, 1.0, variance.dtype), square_root(variance + eps.to(variance.dtype))
+    )
 
 
-# Of sets of one element: what becomes of each channel's running statistics.
-_update = Reduction((0.0, 0.0), _moved, add_pairs, _as_moved, (None, None), 2, parametric=True)
+@triton.jit
+def _pair(first, second, count, number):
+    return first, second
+
+
+# Of sets of one element: what becomes of each channel's running statistics, and them as if they were the batch's.
+_update = Reduction((0.0, 0.0), _moved, add_pairs, _pair, (None, None), 2, parametric=True)
+_given = Reduction((0.0, 0.0), _as_of_batch, add_pairs, _pair, (None, None), 2, parametric=True)
 
 
 @scalar_kernel(accepts=FLOATS, cast=("mean", "variance", "weight", "bias", "eps"), contiguous=True)
@@ -89,11 +97,6 @@ def _by_given_statistics(input, mean, variance, weight, bias, eps):
     if bias is not None:
         result += bias
     return result
-
-
-@scalar_kernel(accepts=FLOATS, cast=("eps",), output_dtypes=(None, None))
-def _as_of_batch(mean, variance, eps):
-    return mean, true_divide(tl.zeros_like(variance) + 1.0, square_root(variance + eps))
 
 
 @scalar_kernel(accepts=FLOATS, cast=("rstd", "weight"), contiguous=True)
@@ -154,7 +157,7 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
         raise Decline("outputs of another shape or dtype")
     (result,) = _by_given_statistics.run((input, *given, eps), outs[:1])
     if size:
-        _as_of_batch.run((running_mean, running_var, eps), saved)
+        _given.run((running_mean, running_var), (), saved, opmath(input.dtype), (eps,))
     return result, *saved
 
 
@@ -241,7 +244,8 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
         present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs
     )
     if not as_of_batch:
-        statistics = _as_of_batch.run((*running, eps))
+        statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
+        _given.run(running, (), statistics, opmath(input.dtype), (eps,))
     mean, rstd, weight = _laid(along, *statistics, weight)
     if not train and results[0] is not None:
         _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])

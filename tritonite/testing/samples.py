@@ -109,7 +109,10 @@ def _batch_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     given |= {"running_mean": weight.flip(0), "running_var": weight.abs() + 1, "output_mask": [True, True, True]}
     given["reserve"] = torch.empty(0, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
-        _, mean, rstd = torch.native_batch_norm(varied, None, None, None, None, True, 0.25, 1e-5)
+        # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
+        kept = x.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
+        mean, variance = given["running_mean"].to(kept), given["running_var"].to(kept)
+        rstd = (variance.double() + 1e-5).rsqrt().to(kept)
         given |= {"save_mean": mean, "save_invstd": rstd, "save_var": rstd}
     return given
 
