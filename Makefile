@@ -28,10 +28,10 @@ demo: $(VENV)/demo
 	@$(BIN)/python -m tritonite demo
 
 test: $(VENV)/test
-	@$(BIN)/python -m pytest -q -n 2 tests
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 
 test-full: $(VENV)/test
-	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 tests
+	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 
 # In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
 # where pytest-xdist is there too, and then what depends on the call path through Python. Compiling for other targets
@@ -74,6 +74,7 @@ check: $(VENV)/test
 	@$(BIN)/mypy tritonite
 	@$(BIN)/python tools/house_rules.py
 	@$(BIN)/python tools/operator_table.py --check
+	@$(BIN)/python tools/benchmark_page.py --check
 
 docs: $(VENV)/base
 	@$(BIN)/python tools/operator_table.py

@@ -75,8 +75,9 @@ def _load() -> tuple[Any, dict[str, torch.Tensor]]:
 def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean of the last layer over the tokens of each sentence, of unit length."""
     states = model(**tokens).last_hidden_state
-    mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-    return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
+    lengths = tokens["attention_mask"].sum(1).tolist()
+    means = [tokens_of_one[:length].mean(0) for tokens_of_one, length in zip(states, lengths, strict=True)]
+    return torch.nn.functional.normalize(torch.stack(means), dim=1)
 
 
 def run(console: Console) -> bool:
