@@ -14,11 +14,12 @@ from tritonite.engine import reduction
 SHAPES = [(5, 70), (3, 4, 10)]
 
 
-@pytest.fixture(params=["as it is", "tiny blocks", "64-bit offsets"])
+@pytest.fixture(params=["as it is", "tiny blocks", "a block a program", "64-bit offsets"])
 def cut(request, monkeypatch):
-    """What a space is cut into; tiny blocks split rows over programs, too."""
-    if request.param == "tiny blocks":
-        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=4)
+    """What a space is cut into; tiny blocks split rows over programs, too, of several blocks each or of one."""
+    if request.param in ("tiny blocks", "a block a program"):
+        programs = 4 if request.param == "tiny blocks" else 4096
+        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
         monkeypatch.setattr(devices, "current", tiny)
     if request.param == "64-bit offsets":
         monkeypatch.setattr(reduction, "INT32_LIMIT", 4)

@@ -252,7 +252,7 @@ def fold_blocks(
         coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
     mask = kept_mask[:, None] & reduced_mask[None, :]
     if len(STAGES) > 0 and ONCE:
-        count = tl.full((), n_reduced, tl.float64)
+        count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
         states = _staged(values, mask, count, count, STAGES, GATHER, INIT, STATES, True)
     elif len(STAGES) > 0:
         states = _group_states(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
@@ -462,7 +462,7 @@ def transform_rows(
         for i in tl.static_range(LEAF_INPUTS):
             read = read + (values[i],)
         if len(STAGES) > 0:
-            count_read = tl.full((), n_reduced, tl.float64)
+            count_read = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
             states = _staged(read, mask, count_read, count_read, STAGES, GATHER, INIT, STATES, True)
         else:
             states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
