@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -155,6 +156,23 @@ def random_state(device: torch.device, advance: int, generator: torch.Generator 
     return seed, offset
 
 
+class Source(ASTSource):
+    """What Triton compiles, known in its disk cache also by the source of functions within tuples."""
+
+    def hash(self) -> str:
+        """Triton's own takes the names of such functions."""
+        nested = "".join(function.cache_key for value in self.constants.values() for function in _functions_in(value))
+        return hashlib.sha256(f"{super().hash()}{nested}".encode()).hexdigest()
+
+
+def _functions_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _functions_in(item)
+    elif hasattr(value, "cache_key"):
+        yield value
+
+
 @dataclass(eq=False, slots=True)
 class Specialization:
     """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
@@ -194,7 +212,7 @@ class Specialization:
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
-        source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+        source = Source(self.kernel, self.signature, self.constants, self.attributes)
         return triton.compile(source, target=target, options=dict(self.options))
 
 
