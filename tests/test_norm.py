@@ -25,11 +25,11 @@ def normal(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 5), (9, 2, 9, 11), (60, 7)])
-@pytest.mark.parametrize("affine", [False, True])
-def test_batch_norm_keeps_running_statistics(shape, affine, tiny_blocks):
-    x, channels = normal(*shape) + 3, shape[1]
-    weight, bias = (normal(channels), normal(channels)) if affine else (None, None)
-    running = [normal(channels), normal(channels).abs()]
+@pytest.mark.parametrize(("affine", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.float16)])
+def test_batch_norm_keeps_running_statistics(shape, affine, dtype, tiny_blocks):
+    x, channels = normal(*shape, dtype=dtype) + 3, shape[1]
+    weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
+    running = [normal(channels, dtype=dtype), normal(channels, dtype=dtype).abs()]
     expected, actual, wide = ([part.to(dtype) for part in running] for dtype in (None, None, torch.float64))
     exact = torch.native_batch_norm(
         *(part if part is None else part.double() for part in (x, weight, bias)), *wide, True, *BN

@@ -31,6 +31,8 @@ POINTWISE: tuple[Shape, ...] = (
 ROWS: tuple[Shape, ...] = (SMALL, (4096, 4096), (65_536, 1024), (1024, 65_536), (1, 2**26), (2**20, 64))
 # The shapes of families that have their own; the others are pointwise.
 SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
+# Images of the first and of the last layers of a residual network, and rows.
+SHAPES["batch_norm"] = (SMALL, (256, 64, 56, 56), (256, 512, 7, 7), (65_536, 1024))
 SHAPES["loss"] = ((16, 128_256), *ROWS)
 SHAPES["nll_loss"] = ((8192, 1000), (8192, 32_000), (4096, 128_256))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
@@ -130,6 +132,9 @@ for _name in ("prod", "cumprod"):
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
+for _name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"):
+    GIVEN[_name] = {"training": True}
+GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": {"update": True}}
 # Which argument they take for its shape alone, or read one element of for each row.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
@@ -209,7 +214,8 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
     if shape[0] > 1:
         yield "dim 0", {"dim": [0] if "List" in kind else 0}
     # All dimensions of one shape are those of any other.
-    if shape in (ROWS[1], INTERPRETED[0]) and ("List" in kind or kind.startswith("Optional")):
+    several = op.family == "reduction" and ("List" in kind or kind.startswith("Optional"))
+    if shape in (ROWS[1], INTERPRETED[0]) and several:
         yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
 
 

@@ -135,12 +135,13 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     every = present(input, weight, bias, *running)
     outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs)
     compute = opmath(input.dtype)
-    variance = (empty(channels, compute, input.device),) if running else ()
+    # The mean and the variance before they are rounded.
+    exact = tuple([empty(channels, compute, input.device) for _ in running])
     operands = present(input, *expanded(input.shape, *_laid(along, weight, bias)))
     transform = _FORWARD[weight is not None, bias is not None]
-    transform.run(operands, dims, outs[:1], compute, (eps,), (*outs[1:], *variance), (0, 1, 2)[: 2 + len(variance)])
+    transform.run(operands, dims, outs[:1], compute, (eps,), (*outs[1:], *exact), (0, 1, 0, 2)[: 2 + len(exact)])
     if running:
-        _update.run((*running, outs[1], *variance), (), moved, compute, (momentum,))
+        _update.run((*running, *exact), (), moved, compute, (momentum,))
     return outs
 
 

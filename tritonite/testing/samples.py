@@ -133,6 +133,8 @@ def _masked(tensors: list[torch.Tensor]) -> dict[str, Any]:
     """A mask of all elements: its type is 2. ATen reads all operands as contiguous whatever they are."""
     x, other = (tensor.expand(tensors[0].shape).contiguous() for tensor in tensors[:2])
     mask = x.flip(0) > 0 if x.dim() else x > 0
+    if x.is_floating_point() and x.dim():
+        other = other.softmax(-1).masked_fill(mask, 0)
     return {"self": x, "grad_output": x, "output": other, "mask": mask, "mask_type": 2}
 
 
