@@ -2,10 +2,13 @@
 
 import tritonite  # noqa: I001
 
+import dataclasses
 import os
 
 import pytest
 import torch
+
+from tritonite import devices
 
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
 
@@ -13,6 +16,13 @@ FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
 @pytest.fixture
 def device() -> str:
     return tritonite.device
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    """Blocks so small that rows take several of them, and several programs."""
+    record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
+    monkeypatch.setattr(devices, "current", record)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Losses, distances and renorm where samples of schemas do not reach: several blocks, weights, wrong classes."""
 
-import dataclasses
 import itertools
 import math
 
@@ -8,18 +7,11 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import devices
 from tritonite.errors import Decline
 from tritonite.testing.compare import assert_close, to_reference
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0
-
-
-@pytest.fixture
-def tiny_blocks(monkeypatch):
-    record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
-    monkeypatch.setattr(devices, "current", record)
 
 
 def same(name, *args, **kwargs):

@@ -1,23 +1,14 @@
 """Normalisation where samples do not reach: several blocks, running statistics, what only GPUs have in ATen."""
 
-import dataclasses
-
 import pytest
 import torch
 
 import tritonite
-from tritonite import devices
 from tritonite.errors import Decline
 from tritonite.ops import normalization
 from tritonite.testing.compare import assert_close
 
 BN = (0.25, 1e-3)
-
-
-@pytest.fixture
-def tiny_blocks(monkeypatch):
-    record = dataclasses.replace(devices.current, row_elements=128, row_columns=8, programs=4)
-    monkeypatch.setattr(devices, "current", record)
 
 
 def normal(*shape, dtype=torch.float32):

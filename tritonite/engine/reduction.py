@@ -64,12 +64,13 @@ def load(
     reduced_mask,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
-    COUNT: tl.constexpr,
+    BEGIN: tl.constexpr,
+    END: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
-    """The values of the first COUNT operands in a block."""
+    """The values in a block of the operands from BEGIN to END."""
     values = ()
-    for i in tl.static_range(COUNT):
+    for i in tl.static_range(BEGIN, END):
         if KINDS[i] == 1:
             # Two-dimensional pointers would have a thread load its row's value once for each of its elements.
             offset = strided_offset(kept, shapes[0], strides[0][i])
@@ -178,8 +179,10 @@ def _staged(
     results = ()
     for s in tl.static_range(len(STAGES)):
         elements = STAGES[s][0](*(values + as_columns(results) + (column,)))
-        folded = _fold((tl.where(mask, elements, STAGES[s][3]).to(STATES[0]),), STAGES[s][1])
-        results = results + (STAGES[s][2](*(folded + results)),)
+        folded = _fold((tl.where(mask, elements, STAGES[s][2]).to(STATES[0]),), STAGES[s][1])
+        if len(STAGES[s]) > 3:
+            folded = (STAGES[s][3](*(folded + results)),)
+        results = results + folded
     gathered = GATHER(*(results + (count,)))
     states = ()
     for i in tl.static_range(len(STATES)):
@@ -238,18 +241,22 @@ def fold_blocks(
     ONCE: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
-    """The state of the elements in `steps` blocks of each row from `start` on."""
+    """The state of the elements in `steps` blocks of each row from `start` on, and the values of the last block."""
     SHAPE: tl.constexpr = (KEPT, REDUCED)
     # As many as a thread loads at once.
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
     reduced = start + tl.arange(0, REDUCED)
     reduced_mask = reduced < n_reduced
-    values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
+    values = load(
+        inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+    )
     if not ONCE:
         # The next block is on its way while one is folded.
         ahead = reduced + REDUCED
         ahead_mask = (ahead < n_reduced) & (steps > 1)
-        coming = load(inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION)
+        coming = load(
+            inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+        )
     mask = kept_mask[:, None] & reduced_mask[None, :]
     if len(STAGES) > 0 and ONCE:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
@@ -267,7 +274,7 @@ def fold_blocks(
             ahead = reduced + REDUCED
             ahead_mask = (ahead < n_reduced) & (step + 1 < steps)
             coming = load(
-                inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, LEAF_INPUTS, EVICTION
+                inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
             )
             if len(STAGES) > 0:
                 more = _group_states(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
@@ -281,7 +288,7 @@ def fold_blocks(
         states = rows
     if len(STAGES) == 0 or not ONCE:
         states = _fold(states, COMBINE)
-    return states
+    return states, values
 
 
 @triton.jit
@@ -342,7 +349,7 @@ def reduce(
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
-    states = fold_blocks(
+    states, _ = fold_blocks(
         inputs,
         kept,
         start,
@@ -430,6 +437,7 @@ def transform_rows(
     LEAF_INPUTS: tl.constexpr,
     STATES: tl.constexpr,
     RESULTS: tl.constexpr,
+    APPLIED: tl.constexpr,
     WRITTEN: tl.constexpr,
     NUMBERS: tl.constexpr,
     LEAF_NUMBERS: tl.constexpr,
@@ -455,20 +463,23 @@ def transform_rows(
         for i in tl.static_range(len(given)):
             offset = strided_offset(kept, shapes[0], strides[4][len(results_out) + i])
             results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
-    elif ONCE:
-        values = load(inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, len(KINDS), "")
-        mask = kept_mask[:, None] & reduced_mask[None, :]
-        read = ()
-        for i in tl.static_range(LEAF_INPUTS):
-            read = read + (values[i],)
-        if len(STAGES) > 0:
-            count_read = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
-            states = _staged(read, mask, count_read, count_read, STAGES, GATHER, INIT, STATES, True)
-        else:
-            states = _fold(leaves(read, reduced, shapes, (), leaf_numbers, mask, LEAF, INIT, STATES, SHAPE), COMBINE)
-        results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     else:
-        states = fold_blocks(
+        if ONCE:
+            rest = load(
+                inputs,
+                kept,
+                reduced,
+                shapes,
+                strides,
+                kept_mask,
+                reduced_mask,
+                KINDS,
+                DTYPES,
+                LEAF_INPUTS,
+                len(KINDS),
+                "",
+            )
+        states, values = fold_blocks(
             inputs,
             kept,
             start,
@@ -491,22 +502,37 @@ def transform_rows(
             KEPT,
             REDUCED,
             ONCE,
-            "evict_last",
+            "" if ONCE else "evict_last",
         )
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
         offset = strided_offset(kept, shapes[0], strides[4][i])
         tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
+    applied = ()
+    for i in tl.static_range(APPLIED):
+        applied = applied + (results[i],)
     if ONCE and len(given) == 0:
         _apply(
-            values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, reduced_mask, APPLY, SHAPE, ""
+            values + rest,
+            applied,
+            numbers,
+            outs,
+            kept,
+            reduced,
+            shapes,
+            strides,
+            kept_mask,
+            reduced_mask,
+            APPLY,
+            SHAPE,
+            "",
         )
     else:
         for step in range(steps):
             # Backwards: what was read last is the likeliest to be in a cache.
             reduced = start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED)
             reduced_mask = reduced < n_reduced
-            values = load(
+            again = load(
                 inputs,
                 kept,
                 reduced,
@@ -516,12 +542,13 @@ def transform_rows(
                 reduced_mask,
                 KINDS,
                 DTYPES,
+                0,
                 len(KINDS),
                 "evict_first",
             )
             _apply(
-                values,
-                results,
+                again,
+                applied,
                 numbers,
                 outs,
                 kept,
@@ -538,16 +565,16 @@ def transform_rows(
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`."""
+    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`, if any."""
 
     init: float | Callable[[torch.dtype], float]
     leaf: Any
     combine: Any
-    finish: Any
+    finish: Any = None
 
     def constants(self, compute: torch.dtype) -> tuple[Any, ...]:
         init = self.init(compute) if callable(self.init) else self.init
-        return self.leaf, self.combine, self.finish, init
+        return self.leaf, self.combine, init, *(() if self.finish is None else (self.finish,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -673,12 +700,13 @@ class Reduction:
 class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
 
-    The reduction's leaf takes the first `leaf_inputs` of the operands, or all.
+    The reduction's leaf takes the first `leaf_inputs` of the operands, or all, and `apply` the first `applied` results.
     """
 
     reduction: Reduction
     apply: Any
     leaf_inputs: int | None = None
+    applied: int | None = None
 
     def run(
         self,
@@ -717,6 +745,7 @@ class RowTransform:
             DTYPES=(TRITON_DTYPES[compute],) * len(inputs),
             LEAF_INPUTS=leaf_inputs,
             RESULTS=reduction.results,
+            APPLIED=self.applied or reduction.results,
             WRITTEN=tuple(written),
             **reduction._constants(space, compute, numbers) | blocks.sizes,
         )

@@ -156,7 +156,7 @@ def scan(
     start = tl.program_id(1).to(INDEX) * steps * SCANNED
     carried = ()
     if len(partial) > 0:
-        carried = fold_blocks(
+        carried, _ = fold_blocks(
             partial,
             kept,
             start * 0,
@@ -186,7 +186,7 @@ def scan(
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
     scanned = start + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
-    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1, "")
+    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, "")
     if ONCE:
         _scan_block(
             values,
@@ -212,7 +212,7 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += SCANNED
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 1, "")
+            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, "")
             states = _scan_block(
                 values,
                 outs,

@@ -18,6 +18,11 @@ def true_divide(x, y):
 
 
 @triton.jit
+def inverse(x):
+    return true_divide(tl.full(x.shape, 1.0, x.dtype), x)
+
+
+@triton.jit
 def square_root(x):
     """The square root, correctly rounded; Triton's own of float32 is an approximation."""
     if x.dtype == tl.float32:

@@ -8,7 +8,7 @@ from tritonite.catalog import by_type, pointwise
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import maximum_nan, minimum_nan, multiply_add, real_power, true_divide
+from tritonite.language.math import inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
@@ -144,7 +144,7 @@ def fmod(self, other):
 
 @pointwise("reciprocal", promote=INT_TO_FLOAT)
 def reciprocal(self):
-    return true_divide(tl.full(self.shape, 1.0, self.dtype), self)
+    return inverse(self)
 
 
 @pointwise("neg", accepts=NUMBERS)
@@ -221,9 +221,9 @@ def pow(self, exponent, power):
     elif power == "3":
         result = x * x * x
     elif power == "-1":
-        result = true_divide(tl.full(x.shape, 1.0, x.dtype), x)
+        result = inverse(x)
     elif power == "-2":
-        result = true_divide(tl.full(x.shape, 1.0, x.dtype), x * x)
+        result = inverse(x * x)
     elif power == "0.5":
         result = libdevice.sqrt(x)
     elif power == "-0.5":

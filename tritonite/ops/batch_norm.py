@@ -9,22 +9,20 @@ import triton.language as tl
 
 from tritonite.catalog import operator, scalar_kernel
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.reduction import Reduction, RowTransform, empty, outputs
+from tritonite.engine.reduction import Reduction, empty, outputs
 from tritonite.errors import Decline
-from tritonite.language.math import square_root, true_divide
+from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
     asked_for,
+    by_statistics,
     expanded,
     gradients,
     mean_and_rstd,
-    normalize,
-    normalize_bias,
-    normalize_both,
-    normalize_weight,
+    normalized,
     present,
     statistics_dtype,
 )
-from tritonite.ops.reduction import add_pairs, check_floats, moments
+from tritonite.ops.reduction import add_pairs, check_floats
 
 
 @triton.jit
@@ -34,36 +32,7 @@ def _statistics(mean, squares, own_count, count, eps):
     return mean, rstd, true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))
 
 
-@triton.jit
-def _apply(x, mean, rstd, variance, eps):
-    return normalize(x, mean, rstd, eps)
-
-
-@triton.jit
-def _apply_weight(x, weight, mean, rstd, variance, eps):
-    return normalize_weight(x, weight, mean, rstd, eps)
-
-
-@triton.jit
-def _apply_bias(x, bias, mean, rstd, variance, eps):
-    return normalize_bias(x, bias, mean, rstd, eps)
-
-
-@triton.jit
-def _apply_both(x, weight, bias, mean, rstd, variance, eps):
-    return normalize_both(x, weight, bias, mean, rstd, eps)
-
-
-_of_batch = moments(_statistics, 3)
-_FORWARD = {
-    (with_weight, with_bias): RowTransform(_of_batch, apply, leaf_inputs=1)
-    for with_weight, with_bias, apply in (
-        (False, False, _apply),
-        (True, False, _apply_weight),
-        (False, True, _apply_bias),
-        (True, True, _apply_both),
-    )
-}
+_FORWARD = by_statistics(_statistics, 3)
 
 
 @triton.jit
@@ -74,9 +43,7 @@ def _moved(running_mean, running_var, mean, variance, momentum):
 
 @triton.jit
 def _as_of_batch(mean, variance, eps):
-    return mean, true_divide(
-        tl.full(variance.shape, 1.0, variance.dtype), square_root(variance + eps.to(variance.dtype))
-    )
+    return mean, inverse(square_root(variance + eps.to(variance.dtype)))
 
 
 @triton.jit
@@ -137,9 +104,8 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     compute = opmath(input.dtype)
     # The mean and the variance before they are rounded.
     exact = tuple([empty(channels, compute, input.device) for _ in running])
-    operands = present(input, *expanded(input.shape, *_laid(along, weight, bias)))
-    transform = _FORWARD[weight is not None, bias is not None]
-    transform.run(operands, dims, outs[:1], compute, (eps,), (*outs[1:], *exact), (0, 1, 0, 2)[: 2 + len(exact)])
+    affine, written = expanded(input.shape, *_laid(along, weight, bias)), (0, 1, 0, 2)[: 2 + len(exact)]
+    normalized(input, *affine, dims, eps, outs[0], (*outs[1:], *exact), _FORWARD, written)
     if running:
         _update.run((*running, *exact), (), moved, compute, (momentum,))
     return outs
@@ -160,6 +126,10 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
     if size:
         _given.run((running_mean, running_var), (), saved, opmath(input.dtype), (eps,))
     return result, *saved
+
+
+def _fresh(*running):
+    return tuple(empty(each.shape, each.dtype, each.device) for each in running)
 
 
 def _running(running_mean, running_var):
@@ -199,8 +169,7 @@ def _native_batch_norm_legit_functional(
 ):
     if not training:
         raise Decline("copies of the running statistics")
-    running = (running_mean, running_var)
-    moved = tuple(empty(each.shape, each.dtype, each.device) for each in running)
+    running, moved = (running_mean, running_var), _fresh(running_mean, running_var)
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), *moved
 
 
@@ -221,8 +190,7 @@ def _batch_norm_with_update(input, weight, bias, running_mean, running_var, mome
 @operator("_batch_norm_with_update_functional", accepts=FLOATS)
 def _batch_norm_with_update_functional(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
     _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
-    running = (running_mean, running_var)
-    moved = tuple(empty(each.shape, each.dtype, each.device) for each in running)
+    running, moved = (running_mean, running_var), _fresh(running_mean, running_var)
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), _reserve(input, ()), *moved
 
 

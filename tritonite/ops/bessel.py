@@ -13,7 +13,7 @@ import triton.language as tl
 from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import chebyshev_series, polynomial, square_root, true_divide
+from tritonite.language.math import chebyshev_series, inverse, polynomial, square_root, true_divide
 
 # fmt: off
 # The coefficients stay several to a line.
@@ -176,7 +176,7 @@ def special_bessel_y1(self):
             620557727146953.8, 6.871410873553005e+16, 3.9727060811656064e+18,
         ),
     )
-    reciprocal = true_divide(tl.full(self.shape, 1.0, self.dtype), self)
+    reciprocal = inverse(self)
     near = self * ratio + 0.6366197723675814 * (_j1_near(self) * libdevice.log(self) - reciprocal)
     p, q = _hankel_1(self)
     sin, cos = libdevice.sin(self), libdevice.cos(self)
@@ -415,7 +415,7 @@ def _ai_near(x):
 @triton.jit
 def _ai_oscillating(x, zeta):
     """Ai for x < -2.09 (DLMF 9.7.9), zeta = 2/3 |x|^(3/2)."""
-    reciprocal = true_divide(tl.full(x.shape, 1.0, x.dtype), zeta)
+    reciprocal = inverse(zeta)
     z = reciprocal * reciprocal
     f = _ratio(
         z,
@@ -450,7 +450,7 @@ def _ai_oscillating(x, zeta):
 def _ai_decaying(x, zeta):
     """Ai for x >= 2.09 (DLMF 9.7.5), zeta = 2/3 x^(3/2)."""
     ratio = _ratio(
-        true_divide(tl.full(x.shape, 1.0, x.dtype), zeta),
+        inverse(zeta),
         (
             0.346538101525629, 12.007595273964581, 76.27960536152345, 168.08922493463058, 159.75639135016442,
             70.53609068404442, 14.026469116338967, 1.0,

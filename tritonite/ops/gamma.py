@@ -10,7 +10,7 @@ from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import polynomial, true_divide
+from tritonite.language.math import inverse, polynomial, true_divide
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 FULL = FULL_FLOATS + INTS + BOOL
@@ -33,9 +33,9 @@ def _digamma(self):
     shift = tl.zeros_like(x)
     for _ in range(10):
         small = x < 10
-        shift = shift - tl.where(small, true_divide(tl.full(x.shape, 1.0, x.dtype), x), tl.zeros_like(x))
+        shift = shift - tl.where(small, inverse(x), tl.zeros_like(x))
         x = tl.where(small, x + 1.0, x)
-    z = true_divide(tl.full(x.shape, 1.0, x.dtype), x * x)
+    z = inverse(x * x)
     series = z * polynomial(
         z,
         (

@@ -6,13 +6,12 @@ gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias a
 
 import torch
 import triton
-import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
-from tritonite.language.math import square_root, true_divide
+from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.reduction import (
     add_pairs,
     add_states,
@@ -30,40 +29,43 @@ from tritonite.ops.reduction import (
 @triton.jit
 def mean_and_rstd(mean, squares, own_count, count, eps):
     variance = over_count(squares, count) + eps.to(squares.dtype)
-    return mean, true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(variance))
+    return mean, inverse(square_root(variance))
 
 
 # ATen adds a bias of 0 where there is none, which leaves no -0.0.
 @triton.jit
-def normalize(x, mean, rstd, eps):
+def _normalize(x, mean, rstd, eps):
     return (x - mean) * rstd + 0.0
 
 
 @triton.jit
-def normalize_weight(x, weight, mean, rstd, eps):
+def _normalize_weight(x, weight, mean, rstd, eps):
     return (x - mean) * rstd * weight + 0.0
 
 
 @triton.jit
-def normalize_bias(x, bias, mean, rstd, eps):
+def _normalize_bias(x, bias, mean, rstd, eps):
     return (x - mean) * rstd + bias
 
 
 @triton.jit
-def normalize_both(x, weight, bias, mean, rstd, eps):
+def _normalize_both(x, weight, bias, mean, rstd, eps):
     return (x - mean) * rstd * weight + bias
 
 
-_statistics = moments(mean_and_rstd, 2)
-_FORWARD = {
-    (with_weight, with_bias): RowTransform(_statistics, apply, leaf_inputs=1)
-    for with_weight, with_bias, apply in (
-        (False, False, normalize),
-        (True, False, normalize_weight),
-        (False, True, normalize_bias),
-        (True, True, normalize_both),
-    )
-}
+def by_statistics(project, results):
+    """The transforms, by whether there are a weight and a bias; the first two of the `results` are mean and rstd."""
+    statistics = moments(project, results)
+    formulas = {
+        (False, False): _normalize,
+        (True, False): _normalize_weight,
+        (False, True): _normalize_bias,
+        (True, True): _normalize_both,
+    }
+    return {given: RowTransform(statistics, apply, 1, applied=2) for given, apply in formulas.items()}
+
+
+_FORWARD = by_statistics(mean_and_rstd, 2)
 
 
 @triton.jit
@@ -127,19 +129,17 @@ def statistics_dtype(input):
     return input.dtype if input.device.type == "cpu" else opmath(input.dtype)
 
 
-def _normalized(input, weight, bias, dims, eps, out, statistics):
-    """Write the result of operands of one shape, and the (mean, rstd) of rows along `dims`."""
-    inputs = [operand for operand in (input, weight, bias) if operand is not None]
-    transform = _FORWARD[weight is not None, bias is not None]
-    transform.run(inputs, dims, (out,), opmath(input.dtype), (eps,), statistics, (0, 1))
+def normalized(input, weight, bias, dims, eps, out, statistics, transforms=_FORWARD, written=(0, 1)):
+    """Write the result of operands of one shape, and into `statistics` the `written` ones of rows along `dims`."""
+    transform = transforms[weight is not None, bias is not None]
+    transform.run(present(input, weight, bias), dims, (out,), opmath(input.dtype), (eps,), statistics, written)
 
 
 def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
     """Write those gradients that are not None, of operands of one shape; by weight and bias over `parameter_dims`."""
     compute, (own, by_weight, by_bias) = opmath(input.dtype), results
     if own is not None:
-        operands = [grad, input, mean, rstd, *([] if weight is None else [weight])]
-        _BACKWARD[weight is not None].run(operands, dims, (own,), compute)
+        _BACKWARD[weight is not None].run(present(grad, input, mean, rstd, weight), dims, (own,), compute)
     if by_weight is not None and by_bias is not None:
         _WEIGHT_AND_BIAS.run((grad, input, mean, rstd), parameter_dims, (by_weight, by_bias), compute)
     elif by_weight is not None:
@@ -173,7 +173,7 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
         raise Decline("weight or bias of another shape")
     kept = statistics_dtype(input)
     outs = outputs(present(input, weight, bias), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
-    _normalized(input, *expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
+    normalized(input, *expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
     return outs
 
 
@@ -194,7 +194,7 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
 @triton.jit
 def _inverse_root_mean_square(squares, count, eps):
     mean = over_count(squares, count) + eps.to(squares.dtype)
-    return true_divide(tl.full(squares.shape, 1.0, squares.dtype), square_root(mean))
+    return inverse(square_root(mean))
 
 
 @triton.jit
@@ -294,7 +294,7 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
     shapes = [input.shape, (N, group), (N, group)]
     outs = outputs(present(input, weight, bias), shapes, [input.dtype] * 3, outs)
     _groups(N, C, HxW, group, outs[0])
-    _normalized(input.view(shape), *_by_channel(shape, weight, bias), (2, 3), eps, outs[0].view(shape), outs[1:])
+    normalized(input.view(shape), *_by_channel(shape, weight, bias), (2, 3), eps, outs[0].view(shape), outs[1:])
     return outs
 
 
@@ -322,7 +322,7 @@ def _of_length(v, g, norm):
 
 @triton.jit
 def _projection(grad_w, v, g, norm):
-    return grad_w * v * true_divide(tl.full(norm.shape, 1.0, norm.dtype), norm)
+    return grad_w * v * inverse(norm)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton.language as tl
 from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import polynomial, square_root, true_divide
+from tritonite.language.math import inverse, polynomial, square_root, true_divide
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 FULL = FULL_FLOATS + INTS + BOOL
@@ -81,7 +81,7 @@ def special_ndtri(self):
     middle = middle * 2.50662827463100050242
     x = square_root(-2.0 * libdevice.log(y))
     x0 = x - true_divide(libdevice.log(x), x)
-    z = true_divide(tl.full(x.shape, 1.0, x.dtype), x)
+    z = inverse(x)
     near = z * _ratio(
         z,
         (

@@ -344,11 +344,6 @@ def _part_of_mean(x, count):
 
 
 @triton.jit
-def _keep(state):
-    return state
-
-
-@triton.jit
 def _part_of_error(x, estimate, count):
     return _part_of_mean(x - estimate, count)
 
@@ -364,11 +359,6 @@ def _squared_distance(x, estimate, mean, count):
 
 
 @triton.jit
-def _keep_third(state, first, second):
-    return state
-
-
-@triton.jit
 def _moments_of_block(estimate, mean, squares, count):
     return mean, squares, tl.zeros_like(mean) + count.to(mean.dtype)
 
@@ -380,9 +370,9 @@ def moments(project, results):
     that are all alike have no variance.
     """
     stages = (
-        Stage(0.0, _part_of_mean, add_states, _keep),
+        Stage(0.0, _part_of_mean, add_states),
         Stage(0.0, _part_of_error, add_states, _corrected),
-        Stage(0.0, _squared_distance, add_states, _keep_third),
+        Stage(0.0, _squared_distance, add_states),
     )
     gathered = {"stages": stages, "gather": _moments_of_block}
     return Reduction((0.0, 0.0, 0.0), moment_leaf, combine_moments, project, (None,) * 3, results, **gathered)
@@ -531,14 +521,9 @@ def _rough_exponential(x, largest, count):
     return tl.exp(x - largest)
 
 
-@triton.jit
-def _keep_second(state, first):
-    return state
-
-
-@triton.jit
-def _exponentials_of_block(largest, total, count):
-    return largest, total
+def no_exponentials(dtype):
+    """The identity of `combine_exponentials`."""
+    return torch.finfo(dtype).min, 0.0
 
 
 def sums_of_exponentials(project, results, rough=False):
@@ -547,13 +532,14 @@ def sums_of_exponentials(project, results, rough=False):
     A block gives its largest element first and then the sum, with one exponential an element: if `rough` one that is
     enough for what is rounded to a half type.
     """
-    init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
     stages = (
-        Stage(lambda dtype: torch.finfo(dtype).min, _bounded, maximum_nan, _keep),
-        Stage(0.0, _rough_exponential if rough else _exponential, add_states, _keep_second),
+        Stage(lambda dtype: torch.finfo(dtype).min, _bounded, maximum_nan),
+        Stage(0.0, _rough_exponential if rough else _exponential, add_states),
     )
-    gathered = {"stages": stages, "gather": _exponentials_of_block}
-    return Reduction(init, scaled_exponential, combine_exponentials, project, (None, None), results, **gathered)
+    gathered = {"stages": stages, "gather": both}
+    return Reduction(
+        no_exponentials, scaled_exponential, combine_exponentials, project, (None, None), results, **gathered
+    )
 
 
 log_sum_exp = sums_of_exponentials(_log_sum, 1)

@@ -9,11 +9,12 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import true_divide
+from tritonite.language.math import inverse
 from tritonite.ops.reduction import (
     add_states,
     check_floats,
     combine_exponentials,
+    no_exponentials,
     only,
     scaled_exponential,
     sums_of_exponentials,
@@ -28,7 +29,7 @@ def _total(largest, total):
 
 @triton.jit
 def _largest_and_inverse(largest, total, count):
-    return largest, true_divide(tl.full(total.shape, 1.0, total.dtype), _total(largest, total))
+    return largest, inverse(_total(largest, total))
 
 
 @triton.jit
@@ -189,9 +190,8 @@ def _masked_gradient(grad_output, output, mask, total):
     return tl.where(mask != 0, 0.0, (grad_output - total) * output)
 
 
-_init = lambda dtype: (torch.finfo(dtype).min, 0.0)  # noqa: E731
 _masked = RowTransform(
-    Reduction(_init, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
+    Reduction(no_exponentials, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
 )
 _masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, only), _masked_gradient)
 
