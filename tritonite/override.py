@@ -82,9 +82,10 @@ def _apply() -> None:
         # torch warns once in a process that a kernel is overridden, which is what was asked for.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
         library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
+        remove = functools.partial(_remove_all, library, missing)
         for name in missing:
             library.impl(name, key, _function_for(table[name], key), False)
-            _installed[name] = functools.partial(_remove_all, library, missing)
+            _installed[name] = remove
 
 
 def _remove_all(library: Any, names: list[str]) -> None:
