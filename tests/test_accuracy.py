@@ -44,7 +44,7 @@ def test_overload(name):
         samples += report.samples
         report_failures(report)
     if not samples:
-        for dtype in (torch.float64, torch.int32, torch.bool):
+        for dtype in (torch.float64, torch.int32, torch.bool, torch.int8):
             report = check_overload(op, dtype, labels=LABELS)
             samples += report.samples
             report_failures(report)

@@ -93,6 +93,7 @@ def _interpreting() -> Iterator[None]:
     changes = {
         "options": InterpreterOptions(sanitize_overflow=False),
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
+        "create_dot": functools.partial(interpreted.dot, interpreter_builder),
     }
     with _lock:
         _prepare_core()
@@ -393,6 +394,8 @@ class LibEntry(KernelInterface):
             if isinstance(value, torch.Tensor):
                 attributes[path] = [["tt.divisibility", 16]]
                 return "*" + dtypes.TRITON_NAMES[value.dtype]
+            if isinstance(value, TensorDescriptor):
+                return f"tensordesc<{dtypes.TRITON_NAMES[value.base.dtype]}{list(value.block_shape)}>"
             if value is None:
                 constants[path] = None
                 return "constexpr"

@@ -21,7 +21,7 @@ from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
-from tritonite.testing.compare import judge, to_reference
+from tritonite.testing.compare import judge, terms, to_reference
 from tritonite.testing.samples import Sample, compares_zero_sign
 
 
@@ -130,7 +130,6 @@ def _disagreement(
 ) -> str:
     """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
     reference, sample, names = None, anew(), tritonite.overloads()[case.overload].names
-    read = max(value.numel() for value in sample.args if isinstance(value, torch.Tensor))
     scanned = sample.args[0].shape[sample.args[names.index("dim")]] if case.family == "scan" else 1
     if any(result.is_floating_point() for result in expected):
         reference = _results(functions[ATEN], sample.map(to_reference))
@@ -140,8 +139,9 @@ def _disagreement(
         with each.scope(case.packet):
             actual = _results(function, anew())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
-            exact, terms = None if reference is None else reference[i], max(scanned, read / max(1, aten.numel()))
-            verdict = judge(own, aten, exact, compares_zero_sign(case.packet), tritonite.device, terms)
+            exact = None if reference is None else reference[i]
+            roundoff = max(scanned, terms(case.packet, sample.args, aten, exact))
+            verdict = judge(own, aten, exact, compares_zero_sign(case.packet), tritonite.device, roundoff)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}"
     return ""

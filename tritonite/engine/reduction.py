@@ -936,11 +936,11 @@ def outputs(
     shapes: Sequence[Sequence[int]],
     result_dtypes: Sequence[torch.dtype],
     outs: Sequence[torch.Tensor],
-    in_place: bool = False,
+    in_place: Sequence[torch.Tensor] = (),
 ) -> Sequence[torch.Tensor]:
     """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
 
-    `in_place` where an output may be an input itself.
+    An output may be one of the `in_place` inputs itself.
     """
     device, scalars = common_device(inputs, outs)
     if scalars:
@@ -955,7 +955,7 @@ def outputs(
             raise Decline("output has another shape or dtype")
         if not never_overlaps_itself(out.shape, out.stride()):
             raise Decline("output overlaps itself")
-        apart = [other for other in inputs if not (in_place and _same_elements(out, other))]
+        apart = [x for x in inputs if not (any(x is y for y in in_place) and _same_elements(out, x))]
         if any(_may_overlap(out, other) for other in (*apart, *outs[:i])):
             raise Decline("output overlaps an input")
     return outs

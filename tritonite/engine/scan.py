@@ -268,7 +268,7 @@ def scanned(
     An output may be the input itself. Declines where ATen must raise an error.
     """
     dims = dimensions(dim, self.dim())
-    outs = outputs([self], [self.shape] * len(result_dtypes), result_dtypes, outs, in_place=True)
+    outs = outputs([self], [self.shape] * len(result_dtypes), result_dtypes, outs, in_place=[self])
     space = Space.of((self,), dims, tuple(outs), (), INDEX in reduction.states)
     if space.n_kept and space.n_reduced:
         _launch(reduction, space, self, tuple(outs), compute)

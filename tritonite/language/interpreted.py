@@ -21,6 +21,15 @@ def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle
     return type(builder).cast_impl(builder, source, type_)
 
 
+def dot(
+    builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
+) -> TensorHandle:
+    """The interpreter's product, of operands in the dtype accumulated in; its own takes bfloat16 for integers."""
+    accumulator = total.dtype.scalar
+    wide = [cast(builder, operand, accumulator).data for operand in (a, b)]
+    return TensorHandle(np.matmul(*wide) + total.data, accumulator)
+
+
 def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., tl.tensor]:
     def call(*operands: tl.tensor) -> tl.tensor:
         first = operands[0]

@@ -27,6 +27,7 @@ for _family in (
     "elementary",
     "gamma",
     "loss",
+    "matmul",
     "normalization",
     "nll_loss",
     "polynomial",

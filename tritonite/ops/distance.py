@@ -123,7 +123,7 @@ def renorm(self, p, dim, maxnorm, outs=()):
     if self.dim() < 2:
         raise Decline("fewer than 2 dimensions")
     (kept,) = dimensions(dim, self.dim())
-    outs = outputs((self,), [self.shape], [self.dtype], outs, in_place=True)
+    outs = outputs((self,), [self.shape], [self.dtype], outs, in_place=(self,))
     if not self.numel():
         if math.isinf(p):
             raise Decline("slices of no elements, of which there is no such norm")

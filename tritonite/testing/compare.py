@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tritonite import catalog
 from tritonite.dispatch import native
 
 # A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
@@ -75,6 +79,26 @@ def judge(
     worst = float(ours_relative.max()) if ours_relative.numel() else 0.0
     failure = None if bool(good.all()) else _describe(~good, actual, aten, exact)
     return Verdict(failure, worst / eps, aten_worst / eps)
+
+
+def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None) -> float:
+    """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0."""
+    tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
+    if packet in _products():
+        sizes = sorted(float(x.detach().abs().nan_to_num(0, 0).max()) for x in tensors if x.is_floating_point())
+        longest = max((size for x in tensors for size in x.shape), default=1)
+        return longest * max(1.0, math.prod(sizes[-2:])) ** 2
+    read = max((x.numel() for x in tensors), default=1)
+    count = max(1.0, read / max(1, result.numel()))
+    if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():
+        return count
+    # A bias may cancel normalised elements and leave the roundoff of their usual size.
+    return count * max(1.0, float(exact[exact.isfinite()].abs().median())) ** 2
+
+
+@functools.lru_cache(maxsize=1)
+def _products() -> frozenset[str]:
+    return frozenset(op.packet for op in catalog.overloads().values() if op.family == "matmul")
 
 
 def assert_close(

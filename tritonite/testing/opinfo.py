@@ -26,6 +26,8 @@ _THROUGH_PARTS = {
     "nn.functional.selu",
     "nn.functional.softmin",
 }
+# Those that ATen makes of products of matrices.
+_PRODUCTS = {"__rmatmul__", "einsum", "inner", "matmul", "nn.functional.bilinear", "nn.functional.linear", "tensordot"}
 # The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
 _MOST_STEPS = 2**14
 # In float64 ATen's gradient, the only reference for ours, differs by 1e-12 from mpmath's, and more than ours does.
@@ -62,8 +64,13 @@ def _packets() -> frozenset[str]:
 
 
 def packet(info: Any) -> str | None:
-    """The name of the catalog's operator that an OpInfo is about; some give ATen's name, some only Python's."""
+    """The name of the catalog's operator that an OpInfo is about; some give ATen's name, some only Python's.
+
+    "mm" stands for all of those that functions of matrices consist of.
+    """
     python = info.name.replace("nn.functional.", "").replace("special.polygamma", "polygamma")
+    if info.name in _PRODUCTS:
+        return "mm"
     return next(
         (name for name in (info.aten_name, python, python.replace(".", "_"), f"native_{python}") if name in _packets()),
         None,

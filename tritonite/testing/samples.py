@@ -164,6 +164,54 @@ def _softmax(function: Any) -> Any:
     return make
 
 
+def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
+    """A view of `rank` dimensions, 2 or 3: a vector is cut in pairs, a batch repeated."""
+    x = x[None, None] if x.dim() == 0 else x.unflatten(0, (-1, 2)) if x.dim() == 1 else x
+    while x.dim() > rank:
+        x = x[0] if len(x) else x.flatten(0, 1)
+    return x if x.dim() == rank else x.expand(2, *x.shape)
+
+
+def _matrices(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Two matrices that fit, vectors that fit each, and what may be added to their product."""
+    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    b = b.mT if b.shape == a.shape else a.mT
+    row = b[0] if len(b) else b.flatten()
+    return {"mat1": a, "mat": a, "mat2": b, "vec1": a.sum(1), "vec2": row, "vec": b.sum(1), "self": a[:, :1] + b[:1]}
+
+
+def _batches(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Two batches of matrices that fit, and what may be added to their products."""
+    a, b = (_of_rank(tensor, 3) for tensor in tensors[:2])
+    b = b.mT if b.shape == a.shape else a.mT
+    added = a[..., :1] + b[:, :1]
+    return {"batch1": a, "batch2": b, "mat2": b, "self": added, "added": added[0]}
+
+
+def _bytes(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Matrices of the sizes that ATen's kernel for GPUs takes, the second one transposed."""
+    values = tensors[0].flatten()
+    values = values.repeat(24 * 16 // max(1, len(values)) + 1)
+    a, b = (values[:size] if len(values) else values.new_zeros(size) for size in (24 * 16, 8 * 16))
+    return {"self": a.view(24, 16), "mat2": b.view(8, 16).mT}
+
+
+def _first(make: Any, name: str) -> Any:
+    """Where `self` is the operand that others call `name`."""
+
+    def made(tensors: list[torch.Tensor]) -> dict[str, Any]:
+        given = make(tensors)
+        return given | {"self": given[name]}
+
+    return made
+
+
+def _vectors(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    other = b[:, 0] if b.shape == a.shape else a[:, -1:].flatten()
+    return {"self": a[:, :1].flatten(), "tensor": other, "other": other}
+
+
 # Arguments that no schema tells of, from a layout's tensors.
 _ARGUMENTS = {
     "_log_softmax_backward_data": _softmax(torch.log_softmax),
@@ -186,6 +234,18 @@ _ARGUMENTS = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm,
     "native_layer_norm": _layer_norm,
+    "mm": _first(_matrices, "mat1"),
+    "_int_mm": _bytes,
+    "mv": _first(_matrices, "mat1"),
+    "bmm": _first(_batches, "batch1"),
+    "addmm": _matrices,
+    "_addmm_activation": _matrices,
+    "addmv": _first(_matrices, "vec1"),
+    "addr": _matrices,
+    "baddbmm": _batches,
+    "addbmm": _first(_batches, "added"),
+    "dot": _vectors,
+    "vdot": _vectors,
     "native_layer_norm_backward": _layer_norm,
 }
 

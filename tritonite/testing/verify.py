@@ -18,7 +18,7 @@ from tritonite.engine.pointwise import never_overlaps_itself
 from tritonite.override import select, use_gems
 from tritonite.stats import stats
 from tritonite.testing import opinfo
-from tritonite.testing.compare import judge, poisoned, to_reference
+from tritonite.testing.compare import judge, poisoned, terms, to_reference
 from tritonite.testing.samples import Sample, compares_zero_sign, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
@@ -94,7 +94,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
     report.declined = _declines() - before
     for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
-        _record(report, op.packet, sample.label, _largest((sample.args, sample.kwargs)), actual, expected, reference)
+        _record(report, op.packet, sample.label, (sample.args, sample.kwargs), actual, expected, reference)
     return report
 
 
@@ -135,7 +135,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
     report = Report(name, dtype)
     unsure = dtype is torch.float64 and opinfo.packet(info) in opinfo.UNSURE_GRADIENTS
     differentiable = info.supports_autograd and dtype.is_floating_point and not unsure
-    runs: list[tuple[str, int, Callable[[], Any], Any, Any]] = []
+    runs: list[tuple[str, Any, Callable[[], Any], Any, Any]] = []
     for sample in itertools.islice(opinfo.sample_inputs(info, dtype, requires_grad=False, full=limit is None), limit):
         for label, way in _ways(info, sample.input):
             run = _bind(way, sample)
@@ -145,7 +145,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             reference = _reference(dtype, expected, lambda widen: way(sample.transform(widen)))
             if dtype is torch.float64 and isinstance(reference, torch.Tensor):
                 reference = opinfo.refine(info, sample.input, reference)
-            runs.append((label, _largest((sample.input, sample.args)), run, expected, reference))
+            runs.append((label, (sample.input, sample.args), run, expected, reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
         for sample in itertools.islice(gradients, limit):
@@ -155,13 +155,13 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
                 continue
             reference = _quietly(wide_run)
             exact = None if isinstance(reference, Exception) else reference
-            runs.append(("gradient", _largest((sample.input, sample.args)), run, expected, exact))
+            runs.append(("gradient", (sample.input, sample.args), run, expected, exact))
     before = _declines()
     with use_gems(), poisoned():
         results = [_quietly(run) for _, _, run, _, _ in runs]
     report.declined = _declines() - before
-    for (label, read, _, expected, reference), actual in zip(runs, results, strict=True):
-        _record(report, opinfo.packet(info), label, read, actual, expected, reference)
+    for (label, operands, _, expected, reference), actual in zip(runs, results, strict=True):
+        _record(report, opinfo.packet(info), label, operands, actual, expected, reference)
     return report
 
 
@@ -220,20 +220,8 @@ def _bind_gradient(info: Any, sample: Any, widen: Callable[[Any], Any] | None) -
     return run
 
 
-def _largest(values: Any) -> int:
-    """How many elements the largest tensor among them has."""
-    return max((value.numel() for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)), default=1)
-
-
-def _usual_size(packet: str | None, exact: torch.Tensor | None) -> float:
-    """Of normalised elements, which a bias may cancel and leave with their roundoff; 1 for other operators."""
-    if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():
-        return 1.0
-    return max(1.0, float(exact[exact.isfinite()].abs().median()))
-
-
 def _record(
-    report: Report, packet: str | None, label: str, read: int, actual: Any, expected: Any, reference: Any
+    report: Report, packet: str | None, label: str, operands: Any, actual: Any, expected: Any, reference: Any
 ) -> None:
     report.samples += 1
     if isinstance(actual, Exception):
@@ -248,8 +236,8 @@ def _record(
             continue
         # Some outputs, as log_sigmoid's buffer, are empty on one kind of device and not on another.
         exact_one = c.detach() if c is not None and c.shape == b.shape else None
-        terms = max(1.0, read / max(1, b.numel())) * _usual_size(packet, exact_one) ** 2
-        verdict = judge(a.detach(), b.detach(), exact_one, compares_zero_sign(packet), terms=terms)
+        roundoff = terms(packet, operands, b, exact_one)
+        verdict = judge(a.detach(), b.detach(), exact_one, compares_zero_sign(packet), terms=roundoff)
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:
             report.failures.append(f"{label}: {verdict.failure}")

@@ -1,0 +1,485 @@
+"""Products of matrices in batches: two kernels, what they do with a product before they write it, and their choice.
+
+A program multiplies tiles of rows and columns. Where the device copies tiles by itself (tensor descriptors), programs
+stay and take tile after tile; for every other layout they load through pointers. Few tiles of a long inner dimension
+are split along it, and a second launch adds the parts, always in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tritonite import tune
+from tritonite.engine.pointwise import INT32_LIMIT, TRITON_DTYPES, power_of_2, span
+from tritonite.engine.reduction import empty
+from tritonite.launch import libentry
+from tritonite.tune import Config, Problem
+
+_ROWS, _COLUMNS = 1, 2
+
+
+@triton.jit
+def _place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """(row, column) of a tile, in an order in which what GROUP_M rows of tiles read stays in a cache."""
+    group = tile // (GROUP_M * tiles_n)
+    height = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    rest = tile % (GROUP_M * tiles_n)
+    return group * GROUP_M + rest % height, rest // height
+
+
+@triton.jit
+def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.constexpr):
+    """What varies along the rows (KIND 1), the columns (2), both (3) or neither (0), to broadcast to a tile."""
+    if KIND == 0:
+        value = tl.load(pointer)
+    elif KIND == 1:
+        value = tl.load(pointer + rows * strides[1], mask=row_mask, other=0)[:, None]
+    elif KIND == 2:
+        value = tl.load(pointer + columns * strides[2], mask=column_mask, other=0)[None, :]
+    else:
+        pointers = pointer + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+        value = tl.load(pointers, mask=row_mask[:, None] & column_mask[None, :], other=0)
+    return value
+
+
+@triton.jit
+def finish(
+    product,
+    batch,
+    rows,
+    columns,
+    row_mask,
+    column_mask,
+    addend,
+    scales,
+    strides,
+    alpha,
+    beta,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product.
+
+    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along.
+    """
+    COUNT: tl.constexpr = len(scales)
+    for i in tl.static_range(COUNT):
+        pointer = scales[i] + batch * strides[i][0]
+        product *= _varying(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
+    if product.dtype.is_floating():
+        product *= tl.full((), alpha, product.dtype)
+    if addend is not None:
+        pointer = addend + batch * strides[COUNT][0]
+        added = _varying(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
+        product += tl.full((), beta, product.dtype) * added.to(product.dtype)
+    if ACTIVATION is not None:
+        product = ACTIVATION(product)
+    return product
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "steps"])
+def multiply(
+    a,
+    b,
+    out,
+    addend,
+    scales,
+    strides,
+    finish_strides,
+    batches,
+    M,
+    N,
+    K,
+    steps,
+    summed,
+    alpha: tl.float64,
+    beta: tl.float64,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """A program multiplies a tile of a batch over `steps` blocks of K, which with SPLIT is a part of all.
+
+    `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
+    products, the batch's are those of its terms. A tile of one row adds up along K without tensor cores.
+    """
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = _place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, column_mask = rows < M, columns < N
+    begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K
+    end = tl.minimum(begin + steps * BLOCK_K, K)
+    if BLOCK_M == 1:
+        total = tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR)
+    else:
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    for term in range(summed):
+        a_rows = a + (batch + term) * strides[0][0] + (rows * strides[0][1])[:, None]
+        b_columns = b + (batch + term) * strides[1][0] + (columns * strides[1][2])[None, :]
+        for k in range(begin, end, BLOCK_K):
+            inner = k + tl.arange(0, BLOCK_K)
+            a_mask, b_mask = row_mask[:, None], column_mask[None, :]
+            if not EVEN_K:
+                a_mask &= (inner < end)[None, :]
+                b_mask &= (inner < end)[:, None]
+            x = tl.load(a_rows + (inner * strides[0][2])[None, :], mask=a_mask, other=0)
+            y = tl.load(b_columns + (inner * strides[1][1])[:, None], mask=b_mask, other=0)
+            if BLOCK_M == 1:
+                total += tl.trans(x).to(ACCUMULATOR) * y.to(ACCUMULATOR)
+            else:
+                total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACCUMULATOR)
+    if BLOCK_M == 1:
+        total = tl.sum(total, axis=0)[None, :]
+    if SPLIT:
+        batch += tl.program_id(1).to(INDEX) * batches
+    else:
+        total = finish(
+            total,
+            batch,
+            rows,
+            columns,
+            row_mask,
+            column_mask,
+            addend,
+            scales,
+            finish_strides,
+            alpha,
+            beta,
+            KINDS,
+            ACTIVATION,
+        )
+    pointers = out + batch * strides[2][0] + (rows * strides[2][1])[:, None] + (columns * strides[2][2])[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "splits"])
+def add_parts(
+    parts,
+    out,
+    addend,
+    scales,
+    strides,
+    finish_strides,
+    batches,
+    M,
+    N,
+    splits,
+    alpha: tl.float64,
+    beta: tl.float64,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The result from the `splits` parts of every product, which lie one after the other."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = _place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, column_mask = rows < M, columns < N
+    mask = row_mask[:, None] & column_mask[None, :]
+    pointers = parts + (batch * M + rows)[:, None] * N + columns[None, :]
+    apart = batches.to(INDEX) * M * N
+    total = tl.load(pointers, mask=mask, other=0)
+    for split in range(1, splits):
+        total += tl.load(pointers + split * apart, mask=mask, other=0)
+    total = finish(
+        total,
+        batch,
+        rows,
+        columns,
+        row_mask,
+        column_mask,
+        addend,
+        scales,
+        finish_strides,
+        alpha,
+        beta,
+        KINDS,
+        ACTIVATION,
+    )
+    pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=mask)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "N", "K", "programs"])
+def multiply_tiles(
+    a,
+    b,
+    out,
+    addend,
+    scales,
+    finish_strides,
+    batches,
+    M,
+    N,
+    K,
+    programs,
+    alpha: tl.float64,
+    beta: tl.float64,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    RESULT: tl.constexpr,
+    INDEX: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    HALVES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """Each of `programs` multiplies every so many-th tile; operands and result are tensor descriptors of 3 dimensions.
+
+    As in Triton's tutorial on persistent matrix multiplication. With HALVES a tile is written in two, by way of half
+    the shared memory.
+    """
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, programs, flatten=True):
+        batch = tile // (tiles_m * tiles_n)
+        row, column = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        row, column = row * BLOCK_M, column * BLOCK_N
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            if A_TRANSPOSED:
+                x = a.load([batch, step * BLOCK_K, row]).reshape(BLOCK_K, BLOCK_M).T
+            else:
+                x = a.load([batch, row, step * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
+            if B_TRANSPOSED:
+                y = b.load([batch, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K).T
+            else:
+                y = b.load([batch, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+            total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACCUMULATOR)
+        parts = (total,)
+        if HALVES:
+            parts = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        WIDTH: tl.constexpr = BLOCK_N // len(parts)
+        rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
+        for i in tl.static_range(len(parts)):
+            columns = column.to(INDEX) + i * WIDTH + tl.arange(0, WIDTH)
+            result = finish(
+                parts[i],
+                batch.to(INDEX),
+                rows,
+                columns,
+                rows < M,
+                columns < N,
+                addend,
+                scales,
+                finish_strides,
+                alpha,
+                beta,
+                KINDS,
+                ACTIVATION,
+            )
+            out.store([batch, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+
+
+class _Finish(NamedTuple):
+    """What becomes of a product: the arguments of `finish`, the tensors expanded to the result's shape."""
+
+    addend: torch.Tensor | None
+    scales: tuple[torch.Tensor, ...]
+    alpha: float
+    beta: float
+    activation: Any
+
+    def transposed(self) -> _Finish:
+        addend = None if self.addend is None else self.addend.mT
+        return self._replace(addend=addend, scales=tuple([scale.mT for scale in self.scales]))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.scales if self.addend is None else (*self.scales, self.addend)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        strides = tuple([tensor.stride() for tensor in self.tensors])
+        kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
+        return {
+            "addend": self.addend,
+            "scales": self.scales,
+            "finish_strides": strides,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "KINDS": kinds,
+            "ACTIVATION": self.activation,
+        }
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    addend: torch.Tensor | None = None,
+    beta: float = 0.0,
+    scales: Sequence[torch.Tensor] = (),
+    activation: Any = None,
+    precision: str = "ieee",
+    summed: bool = False,
+) -> None:
+    """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
+
+    Args:
+        a: (batches, M, K), of any strides, as all.
+        b: (batches, K, N), of a's dtype.
+        out: (batches, M, N), or (1, M, N) where the products of all batches are `summed`.
+        addend: of a shape that broadcasts to out's; it may be `out` itself.
+        scales: likewise, each multiplied with the product.
+        activation: a function of `triton.jit`, of a block in the dtype accumulated in.
+        precision: of float32 operands: "ieee" or "tf32", as `tl.dot` has it.
+
+    Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
+    """
+    if not out.numel():
+        return
+    shape = out.shape
+    added = None if addend is None else addend.expand(shape)
+    ending = _Finish(added, tuple([scale.expand(shape) for scale in scales]), float(alpha), float(beta), activation)
+    few = min(shape[1:]) <= tune.FEW
+    if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
+        # Few columns of a result are few rows of its transpose, which is also what lies in rows.
+        a, b, out, ending = b.mT, a.mT, out.mT, ending.transposed()
+    work = _Work(a, b, out, ending, a.shape[0] if summed else 1, precision)
+    config = tune.choose(work.problem, out.device, not summed and all(map(_copies_tiles, (a, b, out))))
+    if config.descriptors:
+        _multiply_tiles(work, config)
+    else:
+        _multiply(work, config)
+
+
+class _Work(NamedTuple):
+    """A product to compute: of the (batches, M, K) and (batches, K, N), of which `terms` make a result."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    ending: _Finish
+    terms: int
+    precision: str
+
+    @property
+    def problem(self) -> Problem:
+        a, b = self.a, self.b
+        batches, M, N = self.out.shape
+        return Problem(batches, M, N, a.shape[2], a.dtype, a.stride(2) == 1, b.stride(1) == 1)
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        tensors = (self.a, self.b, self.out, *self.ending.tensors)
+        wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
+        kinds = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": tl.int64 if wide else tl.int32}
+        return {"PRECISION": self.precision, **kinds}
+
+
+def _multiply_tiles(work: _Work, config: Config) -> None:
+    a, b, out = work.a, work.b, work.out
+    batches, M, N = out.shape
+    tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+    programs = min(tiles, tune.multiprocessors(out.device))
+    multiply_tiles[(programs,)](
+        _descriptor(a, config.BLOCK_M, config.BLOCK_K),
+        _descriptor(b, config.BLOCK_K, config.BLOCK_N),
+        _descriptor(out, config.BLOCK_M, config.BLOCK_N // (2 if config.halves else 1)),
+        batches=batches,
+        M=M,
+        N=N,
+        K=a.shape[2],
+        programs=programs,
+        RESULT=TRITON_DTYPES[out.dtype],
+        A_TRANSPOSED=a.stride(2) != 1,
+        B_TRANSPOSED=b.stride(2) != 1,
+        HALVES=config.halves,
+        **work.ending.arguments,
+        **work.constants,
+        **config.options,
+    )
+
+
+def _multiply(work: _Work, config: Config) -> None:
+    a, b, out = work.a, work.b, work.out
+    (batches, M, N), K, sizes = out.shape, a.shape[2], config.options
+    blocks = -(-K // config.BLOCK_K)
+    steps = -(-blocks // config.splits)
+    splits = max(1, -(-blocks // max(1, steps)))
+    target = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
+    constants = work.constants
+    multiply[(batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N), splits)](
+        *(a, b, target),
+        strides=(a.stride(), b.stride(), target.stride()),
+        batches=batches,
+        M=M,
+        N=N,
+        K=K,
+        steps=steps,
+        summed=work.terms,
+        SPLIT=splits > 1,
+        EVEN_K=K % config.BLOCK_K == 0,
+        **(work.ending if splits == 1 else _NOTHING).arguments,
+        **constants,
+        **sizes,
+    )
+    if splits > 1:
+        rows, columns = min(power_of_2(M), tune.PARTS[0]), tune.PARTS[1]
+        add_parts[(batches * -(-M // rows) * -(-N // columns),)](
+            *(target, out),
+            strides=out.stride(),
+            batches=batches,
+            M=M,
+            N=N,
+            splits=splits,
+            **work.ending.arguments,
+            INDEX=constants["INDEX"],
+            BLOCK_M=rows,
+            BLOCK_N=columns,
+        )
+
+
+_NOTHING = _Finish(None, (), 1.0, 0.0, None)
+
+
+def _copies_tiles(tensor: torch.Tensor) -> bool:
+    """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
+    inner = 2 if tensor.stride(2) == 1 else 1
+    every = 16 // tensor.dtype.itemsize
+    apart = [tensor.stride(d) for d in range(3) if d != inner and tensor.shape[d] > 1]
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
+    return tensor.numel() > 0 and tensor.stride(inner) == 1 and aligned
+
+
+def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Of blocks of (1, rows, columns), or the other way round of a tensor that lies so."""
+    if tensor.stride(2) != 1:
+        tensor, rows, columns = tensor.mT, columns, rows
+    every = 16 // tensor.dtype.itemsize
+    strides = [stride if size > 1 else every for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return TensorDescriptor(tensor, list(tensor.shape), [*strides[:2], 1], [1, rows, columns])

@@ -1,0 +1,79 @@
+"""The tiles that products of matrices are cut into, by the kind of device and the bytes of an element."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Config(NamedTuple):
+    """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
+
+    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor wants.
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int = 4
+    num_stages: int = 3
+    rate: float = 1.0
+    programs: int = 1
+    splits: int = 1
+    descriptors: bool = False
+    halves: bool = False
+    GROUP_M: int = 8
+
+    @property
+    def options(self) -> dict[str, Any]:
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
+        return {name: getattr(self, name) for name in names}
+
+
+_DESCRIBED = (
+    Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True),
+    Config(128, 128, 64, 8, 4, 0.85, descriptors=True),
+    Config(64, 128, 64, 4, 4, 0.65, descriptors=True),
+    Config(64, 64, 64, 4, 5, 0.45, descriptors=True),
+)
+_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED])
+_HALVES = (
+    Config(128, 128, 64, 8, 3, 1.0),
+    Config(64, 128, 64, 4, 4, 0.8),
+    Config(64, 64, 64, 4, 4, 0.6),
+    Config(32, 64, 64, 4, 4, 0.35),
+)
+_FLOATS = (Config(128, 64, 16, 8, 3, 1.0), Config(64, 64, 16, 4, 3, 0.9), Config(32, 32, 32, 4, 3, 0.5))
+_DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
+_AMD = tuple([config._replace(num_stages=2) for config in _HALVES])
+_INTERPRETED = (Config(64, 64, 64),)
+
+_NVIDIA_POINTERS = {1: _HALVES, 2: _HALVES, 4: _FLOATS, 8: _DOUBLES}
+THROUGH_POINTERS: dict[str, dict[int, tuple[Config, ...]]] = {
+    "nvidia": _NVIDIA_POINTERS,
+    "none": _NVIDIA_POINTERS,
+    "amd": {1: _AMD, 2: _AMD, 4: _FLOATS, 8: _DOUBLES},
+    "interpreter": dict.fromkeys((1, 2, 4, 8), _INTERPRETED),
+}
+_NVIDIA_DESCRIPTORS = {1: _BYTES, 2: _DESCRIBED}
+THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
+    "nvidia": _NVIDIA_DESCRIPTORS,
+    "none": _NVIDIA_DESCRIPTORS,
+    "amd": {},
+    "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
+}
+
+# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are.
+ONE_ROW: dict[str, dict[bool, Config]] = {
+    "nvidia": {True: Config(1, 8, 512, programs=4), False: Config(1, 64, 64, programs=4)},
+    "interpreter": dict.fromkeys((True, False), Config(1, 64, 128)),
+}
+_FEW_NVIDIA = {
+    True: {size: Config(16, 32, 512 // size, 4, 4, programs=2) for size in (1, 2, 4, 8)},
+    False: {size: Config(16, 64, 128 // size, 4, 4, programs=2) for size in (1, 2, 4, 8)},
+}
+FEW_ROWS: dict[str, dict[bool, dict[int, Config]]] = {
+    "nvidia": _FEW_NVIDIA,
+    "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), Config(16, 64, 64))),
+}
+for _kind in ("none", "amd"):
+    ONE_ROW[_kind], FEW_ROWS[_kind] = ONE_ROW["nvidia"], FEW_ROWS["nvidia"]
