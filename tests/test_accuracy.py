@@ -21,6 +21,8 @@ UNSAMPLED = {
     "glu_backward.grad_input": "its gradient has half the shape of its input",
     "binary_cross_entropy.out": "ATen wants out in its final shape",
     "binary_cross_entropy_backward.grad_input": "ATen wants grad_input in its final shape",
+    "_int_mm.out": "ATen wants out in its final shape",
+    "_scaled_mm.out": "ATen wants out in its final shape",
 }
 if tritonite.device == "cuda":
     UNSAMPLED |= dict.fromkeys(

@@ -28,6 +28,8 @@ TRITON_NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+# Of operands of products alone.
+FLOAT8_NAMES = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 
 
 class Promotion(Enum):

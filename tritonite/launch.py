@@ -28,6 +28,7 @@ from tritonite import devices, dtypes
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
+_TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
 _SEVERAL = torch.cuda.device_count() > 1
 _lock = threading.RLock()
 
@@ -393,9 +394,9 @@ class LibEntry(KernelInterface):
                 return tuple([kind(item, (*path, i), parameter) for i, item in enumerate(value)])
             if isinstance(value, torch.Tensor):
                 attributes[path] = [["tt.divisibility", 16]]
-                return "*" + dtypes.TRITON_NAMES[value.dtype]
+                return "*" + _TYPE_NAMES[value.dtype]
             if isinstance(value, TensorDescriptor):
-                return f"tensordesc<{dtypes.TRITON_NAMES[value.base.dtype]}{list(value.block_shape)}>"
+                return f"tensordesc<{_TYPE_NAMES[value.base.dtype]}{list(value.block_shape)}>"
             if value is None:
                 constants[path] = None
                 return "constexpr"

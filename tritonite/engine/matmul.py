@@ -89,6 +89,7 @@ def multiply(
     a,
     b,
     out,
+    ends,
     addend,
     scales,
     strides,
@@ -104,6 +105,7 @@ def multiply(
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     INDEX: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -116,7 +118,8 @@ def multiply(
     """A program multiplies a tile of a batch over `steps` blocks of K, which with SPLIT is a part of all.
 
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
-    products, the batch's are those of its terms. A tile of one row adds up along K without tensor cores.
+    products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K. A
+    tile of one row adds up along K without tensor cores.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
@@ -126,6 +129,9 @@ def multiply(
     row_mask, column_mask = rows < M, columns < N
     begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K
     end = tl.minimum(begin + steps * BLOCK_K, K)
+    if ends is not None:
+        begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
+        end = tl.load(ends + batch).to(INDEX)
     if BLOCK_M == 1:
         total = tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR)
     else:
@@ -139,12 +145,12 @@ def multiply(
             if not EVEN_K:
                 a_mask &= (inner < end)[None, :]
                 b_mask &= (inner < end)[:, None]
-            x = tl.load(a_rows + (inner * strides[0][2])[None, :], mask=a_mask, other=0)
-            y = tl.load(b_columns + (inner * strides[1][1])[:, None], mask=b_mask, other=0)
+            x = tl.load(a_rows + (inner * strides[0][2])[None, :], mask=a_mask, other=0.0)
+            y = tl.load(b_columns + (inner * strides[1][1])[:, None], mask=b_mask, other=0.0)
             if BLOCK_M == 1:
                 total += tl.trans(x).to(ACCUMULATOR) * y.to(ACCUMULATOR)
             else:
-                total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACCUMULATOR)
+                total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
     if BLOCK_M == 1:
         total = tl.sum(total, axis=0)[None, :]
     if SPLIT:
@@ -223,7 +229,7 @@ def add_parts(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["batches", "M", "N", "K", "programs"])
+@triton.jit(do_not_specialize=["batches", "M", "K", "programs"])
 def multiply_tiles(
     a,
     b,
@@ -241,6 +247,7 @@ def multiply_tiles(
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     RESULT: tl.constexpr,
     INDEX: tl.constexpr,
@@ -272,7 +279,7 @@ def multiply_tiles(
                 y = b.load([batch, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K).T
             else:
                 y = b.load([batch, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
-            total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACCUMULATOR)
+            total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
         parts = (total,)
         if HALVES:
             parts = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
@@ -296,6 +303,69 @@ def multiply_tiles(
                 ACTIVATION,
             )
             out.store([batch, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+
+
+@triton.jit
+def _tiles_of_groups(ends, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, MULTIPLE: tl.constexpr):
+    """For each group the first row and the end, and its first tile and the count; tiles start at a MULTIPLE."""
+    lane = tl.arange(0, LANES)
+    end = tl.load(ends + lane, mask=lane < GROUPS, other=0)
+    begin = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < GROUPS), other=0)
+    tiles = tl.where(begin < end, tl.cdiv(end - begin // MULTIPLE * MULTIPLE, BLOCK_M), 0)
+    return begin, end, tl.cumsum(tiles, axis=0) - tiles, tiles
+
+
+@libentry()
+@triton.jit(do_not_specialize=["programs"])
+def multiply_groups(
+    a,
+    b,
+    out,
+    ends,
+    out_strides,
+    N,
+    K,
+    programs,
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """As `multiply_tiles`, where the rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
+    begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
+    tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):
+        place, column = _place(tile, tiles_m, tiles_n, GROUP_M)
+        own = (first <= place) & (place < first + tiles)
+        group = tl.sum(tl.where(own, tl.arange(0, LANES), 0), axis=0)
+        group_begin, group_end = tl.sum(tl.where(own, begin, 0), axis=0), tl.sum(tl.where(own, end, 0), axis=0)
+        place -= tl.sum(tl.where(own, first, 0), axis=0)
+        row, column = group_begin // MULTIPLE * MULTIPLE + place * BLOCK_M, column * BLOCK_N
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            if A_TRANSPOSED:
+                x = a.load([0, step * BLOCK_K, row]).reshape(BLOCK_K, BLOCK_M).T
+            else:
+                x = a.load([0, row, step * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
+            if B_TRANSPOSED:
+                y = b.load([group, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K).T
+            else:
+                y = b.load([group, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+            total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+        rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
+        columns = column.to(INDEX) + tl.arange(0, BLOCK_N)
+        pointers = out + (rows * out_strides[0])[:, None] + (columns * out_strides[1])[None, :]
+        row_mask = (group_begin <= rows) & (rows < group_end)
+        tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & (columns < N)[None, :])
 
 
 class _Finish(NamedTuple):
@@ -341,7 +411,9 @@ def product(
     scales: Sequence[torch.Tensor] = (),
     activation: Any = None,
     precision: str = "ieee",
+    blockwise: bool = False,
     summed: bool = False,
+    ends: torch.Tensor | None = None,
 ) -> None:
     """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
 
@@ -353,6 +425,8 @@ def product(
         scales: likewise, each multiplied with the product.
         activation: a function of `triton.jit`, of a block in the dtype accumulated in.
         precision: of float32 operands: "ieee" or "tf32", as `tl.dot` has it.
+        blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
+        ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
     """
@@ -365,8 +439,11 @@ def product(
     if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
         # Few columns of a result are few rows of its transpose, which is also what lies in rows.
         a, b, out, ending = b.mT, a.mT, out.mT, ending.transposed()
-    work = _Work(a, b, out, ending, a.shape[0] if summed else 1, precision)
-    config = tune.choose(work.problem, out.device, not summed and all(map(_copies_tiles, (a, b, out))))
+    if ends is not None:
+        a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
+    work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
+    whole = ends is None and not summed
+    config = tune.choose(work.problem, out.device, whole and all(map(_copies_tiles, (a, b, out))))
     if config.descriptors:
         _multiply_tiles(work, config)
     else:
@@ -381,24 +458,29 @@ class _Work(NamedTuple):
     out: torch.Tensor
     ending: _Finish
     terms: int
+    ends: torch.Tensor | None
     precision: str
+    blockwise: bool
 
     @property
     def problem(self) -> Problem:
         a, b = self.a, self.b
         batches, M, N = self.out.shape
-        return Problem(batches, M, N, a.shape[2], a.dtype, a.stride(2) == 1, b.stride(1) == 1)
+        return Problem(batches, M, N, a.shape[2], a.dtype, self.out.dtype, a.stride(2) == 1, b.stride(1) == 1)
 
     @property
     def accumulator(self) -> torch.dtype:
         return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
 
-    @property
-    def constants(self) -> dict[str, Any]:
+    def constants(self, config: Config) -> dict[str, Any]:
         tensors = (self.a, self.b, self.out, *self.ending.tensors)
         wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
-        kinds = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": tl.int64 if wide else tl.int32}
-        return {"PRECISION": self.precision, **kinds}
+        kinds: dict[str, Any] = {
+            "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
+            "INDEX": tl.int64 if wide else tl.int32,
+        }
+        kinds |= {"PRECISION": self.precision, "IMPRECISE": config.BLOCK_K if self.blockwise else None}
+        return kinds | config.options
 
 
 def _multiply_tiles(work: _Work, config: Config) -> None:
@@ -420,21 +502,19 @@ def _multiply_tiles(work: _Work, config: Config) -> None:
         B_TRANSPOSED=b.stride(2) != 1,
         HALVES=config.halves,
         **work.ending.arguments,
-        **work.constants,
-        **config.options,
+        **work.constants(config),
     )
 
 
 def _multiply(work: _Work, config: Config) -> None:
     a, b, out = work.a, work.b, work.out
-    (batches, M, N), K, sizes = out.shape, a.shape[2], config.options
+    (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
     blocks = -(-K // config.BLOCK_K)
-    steps = -(-blocks // config.splits)
+    steps = -(-blocks // (config.splits if work.ends is None else 1))
     splits = max(1, -(-blocks // max(1, steps)))
     target = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
-    constants = work.constants
     multiply[(batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N), splits)](
-        *(a, b, target),
+        *(a, b, target, work.ends),
         strides=(a.stride(), b.stride(), target.stride()),
         batches=batches,
         M=M,
@@ -443,10 +523,9 @@ def _multiply(work: _Work, config: Config) -> None:
         steps=steps,
         summed=work.terms,
         SPLIT=splits > 1,
-        EVEN_K=K % config.BLOCK_K == 0,
+        EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
         **(work.ending if splits == 1 else _NOTHING).arguments,
         **constants,
-        **sizes,
     )
     if splits > 1:
         rows, columns = min(power_of_2(M), tune.PARTS[0]), tune.PARTS[1]
@@ -462,6 +541,39 @@ def _multiply(work: _Work, config: Config) -> None:
             BLOCK_M=rows,
             BLOCK_N=columns,
         )
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:
+    """Write into `out`, (M, N), the rows of `a`, (M, K), times the matrix of `b`, (groups, K, N), of their group.
+
+    Rows up to ends[0], of int32, are the first group's; those after the last end are not written. Operands lie as
+    tensor descriptors need them.
+    """
+    groups, K, N = b.shape
+    if not (out.numel() and groups):
+        return
+    work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
+    usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
+    config = tune.choose_described(usual, out.device)
+    # At most: each group may have two tiles that are not full.
+    tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
+    programs = min(tiles, tune.multiprocessors(out.device))
+    multiply_groups[(programs,)](
+        _descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
+        _descriptor(b, config.BLOCK_K, config.BLOCK_N),
+        *(out, ends),
+        out_strides=out.stride(),
+        N=N,
+        K=K,
+        programs=programs,
+        A_TRANSPOSED=a.stride(1) != 1,
+        B_TRANSPOSED=b.stride(2) != 1,
+        GROUPS=groups,
+        LANES=power_of_2(groups),
+        # What starts a copy of contiguous elements starts at 16 bytes.
+        MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
+        **work.constants(config),
+    )
 
 
 _NOTHING = _Finish(None, (), 1.0, 0.0, None)

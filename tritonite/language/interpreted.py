@@ -9,15 +9,20 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+_FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
 
 def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle:
-    """The interpreter's cast, with bfloat16 rounded to nearest even as on a GPU; its own truncates."""
+    """The interpreter's cast, also of float8, with bfloat16 rounded to nearest even as on a GPU; its own truncates."""
     to = type_.scalar
     if source.dtype.scalar == tl.float32 and to == tl.bfloat16:
         wide = torch.from_numpy(np.ascontiguousarray(source.data))
         return TensorHandle(wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16), to)
     if source.dtype.scalar == tl.bfloat16 and to == tl.float32:
         return TensorHandle((source.data.astype(np.uint32) << 16).view(np.float32), to)
+    if source.dtype.scalar in _FLOAT8 and to == tl.float32:
+        narrow = torch.from_numpy(np.ascontiguousarray(source.data)).view(_FLOAT8[source.dtype.scalar])
+        return TensorHandle(narrow.float().numpy(), to)
     return type(builder).cast_impl(builder, source, type_)
 
 

@@ -6,8 +6,8 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
-from tritonite.dtypes import FLOATS, NUMBERS, opmath
-from tritonite.engine.matmul import product
+from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
+from tritonite.engine.matmul import grouped_product, product
 from tritonite.engine.pointwise import broadcast_shape
 from tritonite.engine.reduction import Reduction, outputs, reduced
 from tritonite.errors import Decline
@@ -172,6 +172,78 @@ def _int_mm(self, mat2, outs=()):
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
     product(a, b, _matrix(outs[0]))
     return outs
+
+
+@operator("_scaled_mm", accepts=tuple(FLOAT8_NAMES))
+def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, outs=()):
+    """One scale for each operand, or one for each row of the first and each column of the second."""
+    a, b = _matrix(self), _matrix(mat2)
+    (_, M, K), N = a.shape, b.shape[2]
+    if a.dtype not in FLOAT8_NAMES or b.dtype not in FLOAT8_NAMES or a.dtype is not b.dtype:
+        raise Decline("operands that are not of one float8 dtype")
+    if out_dtype not in FLOATS[:3] or scale_result is not None:
+        raise Decline("a float8 result")
+    if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
+        raise Decline("sizes or layouts that ATen may refuse")
+    if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
+        raise Decline("scales of another dtype")
+    single = scale_a.numel() == scale_b.numel() == 1
+    if single:
+        scale_a, scale_b = scale_a.view(1, 1), scale_b.view(1, 1)
+    elif scale_a.shape != (M, 1) or scale_b.shape != (1, N) or out_dtype is not torch.bfloat16:
+        raise Decline("scales of blocks")
+    if bias is not None and (bias.dtype not in FLOATS[:3] or bias.shape != (N,)):
+        raise Decline("a bias that ATen may refuse")
+    # In bytes, which is all that matters to where they lie.
+    inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
+    outs = outputs(inputs, [(M, N)], [out_dtype], outs)
+    product(
+        *(a, b, _matrix(outs[0])),
+        addend=bias,
+        beta=1,
+        scales=(scale_a, scale_b),
+        blockwise=not use_fast_accum,
+    )
+    return outs
+
+
+@operator("_grouped_mm", accepts=FLOATS[:3])
+def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
+    """Groups end at `offs`: of rows, of columns or of what is summed over; without, there are two batches."""
+    dtype, ranks = self.dtype, (self.dim(), mat2.dim())
+    if dtype not in FLOATS[:3] or mat2.dtype is not dtype or out_dtype not in (None, dtype) or bias is not None:
+        raise Decline("dtypes or a bias that ATen refuses")
+    if ranks not in ((2, 2), (2, 3), (3, 2), (3, 3)) or self.shape[-1] != mat2.shape[-2]:
+        raise Decline("operands whose shapes do not fit")
+    if (offs is None) != (ranks == (3, 3)) or not (_lies_aligned(self) and _lies_aligned(mat2)):
+        raise Decline("offsets or layouts that ATen refuses")
+    rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize
+    groups = next((len(x) for x in (self, mat2) if x.dim() == 3), None if offs is None else offs.numel())
+    if offs is not None and (offs.dtype is not torch.int32 or offs.dim() != 1 or len(offs) != groups):
+        raise Decline("offsets that ATen refuses")
+    shape = (rows, columns) if ranks in ((2, 3), (3, 2)) else (groups, rows, columns)
+    width = -(-columns // padded) * padded
+    strides = (width, 1) if len(shape) == 2 else (rows * width, width, 1)
+    outputs((self, mat2, *(() if offs is None else (offs,))), [], [], ())
+    out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+    if ranks == (3, 3):
+        product(self, mat2, out, precision=_precision(dtype))
+    elif ranks == (2, 2):
+        product(self[None], mat2[None], out, precision=_precision(dtype), ends=offs)
+    elif ranks == (2, 3):
+        grouped_product(self, mat2, offs, out, _precision(dtype))
+    else:
+        grouped_product(mat2.mT, self.mT, offs, out.mT, _precision(dtype))
+    return (out,)
+
+
+def _lies_aligned(tensor):
+    """Whether rows or columns are contiguous and start at multiples of 16 bytes."""
+    last, other, every = tensor.stride(-1), tensor.stride(-2), 16 // tensor.dtype.itemsize
+    rows = last == 1 and other >= max(1, tensor.shape[-1]) and other % every == 0
+    columns = other == 1 and last >= max(1, tensor.shape[-2]) and last % every == 0
+    batches = tensor.dim() == 2 or (tensor.stride(0) > 0 and tensor.stride(0) % every == 0)
+    return (rows or columns) and batches and tensor.data_ptr() % 16 == 0
 
 
 @triton.jit

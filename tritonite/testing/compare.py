@@ -85,7 +85,8 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
     """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0."""
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if packet in _products():
-        sizes = sorted(float(x.detach().abs().nan_to_num(0, 0).max()) for x in tensors if x.is_floating_point())
+        floats = [x.detach().double() for x in tensors if x.is_floating_point()]
+        sizes = sorted(float(x.abs().nan_to_num(0, 0).max()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
         return longest * max(1.0, math.prod(sizes[-2:])) ** 2
     read = max((x.numel() for x in tensors), default=1)

@@ -188,12 +188,24 @@ def _batches(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return {"batch1": a, "batch2": b, "mat2": b, "self": added, "added": added[0]}
 
 
-def _bytes(tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """Matrices of the sizes that ATen's kernel for GPUs takes, the second one transposed."""
-    values = tensors[0].flatten()
-    values = values.repeat(24 * 16 // max(1, len(values)) + 1)
-    a, b = (values[:size] if len(values) else values.new_zeros(size) for size in (24 * 16, 8 * 16))
-    return {"self": a.view(24, 16), "mat2": b.view(8, 16).mT}
+def _aligned(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Matrices of sizes and layouts that ATen's kernels for GPUs take, in bytes and in groups, too."""
+    values = tensors[0].flatten() if tensors[0].numel() else tensors[0].new_zeros(1)
+    a, b = (values.repeat(size // len(values) + 1)[:size] for size in (32 * 16, 48 * 16))
+    return {"self": a.view(32, 16), "mat2": b.view(48, 16).mT}
+
+
+def _scaled(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    given = {name: x.to(torch.float8_e4m3fn) for name, x in _aligned([tensors[0].float().nan_to_num(1, 1, 1)]).items()}
+    one = torch.ones((), device=tensors[0].device)
+    return given | {"scale_a": one / 2, "scale_b": one, "bias": None, "scale_result": None, "out_dtype": torch.bfloat16}
+
+
+def _grouped(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Rows in three groups, one of which is empty."""
+    given = _aligned(tensors)
+    ends = torch.tensor([5, 5, 32], dtype=torch.int32, device=tensors[0].device)
+    return given | {"mat2": given["mat2"].mT.view(3, 16, 16), "offs": ends, "bias": None, "out_dtype": None}
 
 
 def _first(make: Any, name: str) -> Any:
@@ -235,7 +247,9 @@ _ARGUMENTS = {
     "native_group_norm_backward": _group_norm,
     "native_layer_norm": _layer_norm,
     "mm": _first(_matrices, "mat1"),
-    "_int_mm": _bytes,
+    "_int_mm": _aligned,
+    "_scaled_mm": _scaled,
+    "_grouped_mm": _grouped,
     "mv": _first(_matrices, "mat1"),
     "bmm": _first(_batches, "batch1"),
     "addmm": _matrices,
@@ -303,9 +317,10 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]
-        line = torch.tensor(extremes, dtype=torch.float64).to(device, dtype)
+        line = torch.tensor(extremes, dtype=torch.float64)
         grid = [line[:, None].repeat(1, len(line)), line[None, :].repeat(len(line), 1)]
-        yield from calls(op, "extreme", [*grid, grid[0].flip(0).contiguous(), grid[1].flip(1).contiguous()])
+        grid += [grid[0].flip(0), grid[1].flip(1)]
+        yield from calls(op, "extreme", [x.to(device, dtype) for x in grid])
 
 
 def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:

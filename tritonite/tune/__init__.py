@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.tune.tiles import FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
+from tritonite.tune.tiles import FEW_ROWS, ONE_ROW, SHARED, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
 
 # Products of up to so many rows are bound by memory.
 FEW = 16
@@ -24,6 +24,7 @@ class Problem(NamedTuple):
     N: int
     K: int
     dtype: torch.dtype
+    result: torch.dtype
     a_inner: bool
     b_inner: bool
 
@@ -52,10 +53,19 @@ def choose(problem: Problem, device: torch.device, described: bool) -> Config:
     elif problem.M <= FEW:
         config = FEW_ROWS[kind][problem.b_inner][size]
     elif described and copies_tiles(device) and size in THROUGH_DESCRIPTORS[kind]:
-        return _cheapest(problem, device, THROUGH_DESCRIPTORS[kind][size])
+        return choose_described(problem, device)
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     return config._replace(splits=_splits(problem, device, config))
+
+
+def choose_described(problem: Problem, device: torch.device) -> Config:
+    """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
+    kind, size = devices.current.kind, problem.dtype.itemsize
+    config = _cheapest(problem, device, THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size])
+    while config.num_stages > 1 and config.shared(size, problem.result.itemsize) > SHARED:
+        config = config._replace(num_stages=config.num_stages - 1)
+    return config
 
 
 def _tiles(problem: Problem, config: Config) -> int:

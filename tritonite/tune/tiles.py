@@ -28,7 +28,14 @@ class Config(NamedTuple):
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
         return {name: getattr(self, name) for name in names}
 
+    def shared(self, size: int, result_size: int) -> int:
+        """The bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
+        operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * size
+        return operands + self.BLOCK_M * self.BLOCK_N * result_size // (2 if self.halves else 1)
 
+
+# Of a program, but for what Triton keeps of it.
+SHARED = 226 * 1024
 _DESCRIBED = (
     Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True),
     Config(128, 128, 64, 8, 4, 0.85, descriptors=True),
