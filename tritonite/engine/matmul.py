@@ -229,7 +229,7 @@ def add_parts(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["batches", "M", "K", "programs"])
+@triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
 def multiply_tiles(
     a,
     b,
@@ -241,6 +241,8 @@ def multiply_tiles(
     M,
     N,
     K,
+    steps,
+    splits,
     programs,
     alpha: tl.float64,
     beta: tl.float64,
@@ -253,6 +255,7 @@ def multiply_tiles(
     INDEX: tl.constexpr,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
+    SPLIT: tl.constexpr,
     HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -261,16 +264,17 @@ def multiply_tiles(
 ):
     """Each of `programs` multiplies every so many-th tile; operands and result are tensor descriptors of 3 dimensions.
 
-    As in Triton's tutorial on persistent matrix multiplication. With HALVES a tile is written in two, by way of half
-    the shared memory.
+    As in Triton's tutorial on persistent matrix multiplication. With SPLIT each of `splits` parts of K, of `steps`
+    blocks, is a result. With HALVES a tile is written in two, by way of half the shared memory.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), batches * tiles_m * tiles_n, programs, flatten=True):
-        batch = tile // (tiles_m * tiles_n)
+    for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
+        place = tile // (tiles_m * tiles_n)
+        batch, first = place % batches, place // batches * steps
         row, column = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
         row, column = row * BLOCK_M, column * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
-        for step in range(tl.cdiv(K, BLOCK_K)):
+        for step in range(first, tl.minimum(first + steps, tl.cdiv(K, BLOCK_K))):
             if A_TRANSPOSED:
                 x = a.load([batch, step * BLOCK_K, row]).reshape(BLOCK_K, BLOCK_M).T
             else:
@@ -287,22 +291,24 @@ def multiply_tiles(
         rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
         for i in tl.static_range(len(parts)):
             columns = column.to(INDEX) + i * WIDTH + tl.arange(0, WIDTH)
-            result = finish(
-                parts[i],
-                batch.to(INDEX),
-                rows,
-                columns,
-                rows < M,
-                columns < N,
-                addend,
-                scales,
-                finish_strides,
-                alpha,
-                beta,
-                KINDS,
-                ACTIVATION,
-            )
-            out.store([batch, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+            result = parts[i]
+            if not SPLIT:
+                result = finish(
+                    result,
+                    batch.to(INDEX),
+                    rows,
+                    columns,
+                    rows < M,
+                    columns < N,
+                    addend,
+                    scales,
+                    finish_strides,
+                    alpha,
+                    beta,
+                    KINDS,
+                    ACTIVATION,
+                )
+            out.store([place, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
 
 
 @triton.jit
@@ -444,10 +450,7 @@ def product(
     work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
     whole = ends is None and not summed
     config = tune.choose(work.problem, out.device, whole and all(map(_copies_tiles, (a, b, out))))
-    if config.descriptors:
-        _multiply_tiles(work, config)
-    else:
-        _multiply(work, config)
+    _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
 
 class _Work(NamedTuple):
@@ -483,54 +486,46 @@ class _Work(NamedTuple):
         return kinds | config.options
 
 
-def _multiply_tiles(work: _Work, config: Config) -> None:
-    a, b, out = work.a, work.b, work.out
-    batches, M, N = out.shape
-    tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
-    programs = min(tiles, tune.multiprocessors(out.device))
-    multiply_tiles[(programs,)](
-        _descriptor(a, config.BLOCK_M, config.BLOCK_K),
-        _descriptor(b, config.BLOCK_K, config.BLOCK_N),
-        _descriptor(out, config.BLOCK_M, config.BLOCK_N // (2 if config.halves else 1)),
-        batches=batches,
-        M=M,
-        N=N,
-        K=a.shape[2],
-        programs=programs,
-        RESULT=TRITON_DTYPES[out.dtype],
-        A_TRANSPOSED=a.stride(2) != 1,
-        B_TRANSPOSED=b.stride(2) != 1,
-        HALVES=config.halves,
-        **work.ending.arguments,
-        **work.constants(config),
-    )
-
-
-def _multiply(work: _Work, config: Config) -> None:
+def _run(work: _Work, config: Config) -> None:
     a, b, out = work.a, work.b, work.out
     (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
     blocks = -(-K // config.BLOCK_K)
-    steps = -(-blocks // (config.splits if work.ends is None else 1))
-    splits = max(1, -(-blocks // max(1, steps)))
-    target = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
-    multiply[(batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N), splits)](
-        *(a, b, target, work.ends),
-        strides=(a.stride(), b.stride(), target.stride()),
-        batches=batches,
-        M=M,
-        N=N,
-        K=K,
-        steps=steps,
-        summed=work.terms,
-        SPLIT=splits > 1,
-        EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
-        **(work.ending if splits == 1 else _NOTHING).arguments,
-        **constants,
-    )
+    steps = max(1, -(-blocks // config.splits))
+    splits = max(1, -(-blocks // steps))
+    parts = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
+    ending = (work.ending if splits == 1 else _NOTHING).arguments
+    tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+    sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
+    if config.descriptors:
+        programs = min(splits * tiles, tune.multiprocessors(out.device))
+        multiply_tiles[(programs,)](
+            _descriptor(a, config.BLOCK_M, config.BLOCK_K),
+            _descriptor(b, config.BLOCK_K, config.BLOCK_N),
+            _descriptor(parts, config.BLOCK_M, config.BLOCK_N // (2 if config.halves else 1)),
+            splits=splits,
+            programs=programs,
+            RESULT=TRITON_DTYPES[parts.dtype],
+            A_TRANSPOSED=a.stride(2) != 1,
+            B_TRANSPOSED=b.stride(2) != 1,
+            HALVES=config.halves,
+            **sizes,
+            **ending,
+            **constants,
+        )
+    else:
+        multiply[(tiles, splits)](
+            *(a, b, parts, work.ends),
+            strides=(a.stride(), b.stride(), parts.stride()),
+            summed=work.terms,
+            EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
+            **sizes,
+            **ending,
+            **constants,
+        )
     if splits > 1:
         rows, columns = min(power_of_2(M), tune.PARTS[0]), tune.PARTS[1]
         add_parts[(batches * -(-M // rows) * -(-N // columns),)](
-            *(target, out),
+            *(parts, out),
             strides=out.stride(),
             batches=batches,
             M=M,

@@ -18,11 +18,13 @@ from unittest import mock
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tritonite import catalog, devices, dtypes
+from tritonite import catalog, devices, dtypes, tune
 from tritonite.engine import pointwise
+from tritonite.engine.matmul import multiply_tiles, product
 from tritonite.errors import Decline
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
+from tritonite.tune import tiles as tables
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -120,24 +122,68 @@ def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[st
                 yield f"{op.overload} {label}", specialization
 
 
-def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
-    """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
+# The targets whose tables of tiles are a kind of device's, those that copy tiles first.
+_KINDS = {"nvidia": ("sm_90", "sm_100", "sm_80"), "amd": ("gfx942", "gfx1100")}
+_SIZED = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
-    Unless `full`, tiny blocks and single elements are compiled for one target of each compiler.
-    """
+
+def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them."""
+    found: list[Specialization] = []
+
+    def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        found.append(kernel.specialization(args, kwargs))
+
+    for kind, names in _KINDS.items():
+        for size, config in tables.every(kind):
+            dtype, described = _SIZED[size], config.descriptors
+            a, b = torch.ones(1, config.BLOCK_M, 512, dtype=dtype), torch.ones(1, 512, 512, dtype=dtype)
+            out = torch.empty(1, config.BLOCK_M, 512, dtype=torch.int32 if dtype is torch.int8 else dtype)
+            for layout, second in (("rows", b), ("columns", b.mT)):
+                found.clear()
+                with mock.patch.object(LibEntry, "run", note), mock.patch.object(tune, "choose", return_value=config):
+                    product(a, second, out)
+                chosen = names[:2] if described else names
+                yield f"{config} {dtype} {layout}", found[0], chosen if full else chosen[:1]
+
+
+def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     catalog.overloads()
     index, parts = part
     chosen = [d for d in catalog.declarations if not names or d.packets[0] in names]
     for declaration in chosen[index::parts]:
         for label, specialization in _variants(declaration, full):
-            for name, target in TARGETS.items():
-                # Loops and sizes of 1 are the same to every target of a compiler.
-                if not full and ("tiny" in label or "zero_dim" in label) and name not in ("sm_90", "gfx942"):
-                    continue
-                try:
-                    specialization.compile(target)
-                except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
-                    yield f"{label} {name}: {error!r} {error.__cause__!r}"
+            yield label, specialization, _targets(declaration, label, specialization, full)
+    if not names or "tiles" in names:
+        yield from itertools.islice(tiles(full), index, None, parts)
+
+
+def _targets(
+    declaration: catalog.Declaration, label: str, specialization: Specialization, full: bool
+) -> tuple[str, ...]:
+    """Those that a kernel is for; loops and sizes of 1 are the same to every target of a compiler, as are endings."""
+    names = tuple(TARGETS)
+    if specialization.kernel is multiply_tiles.jit:
+        names = ("sm_90", "sm_100")
+    elif set(declaration.accepts) <= set(dtypes.FLOAT8_NAMES):
+        # Before sm_89 there are no float8 products.
+        names = names[1:]
+    alike = "tiny" in label or "zero_dim" in label or declaration.family == "matmul"
+    return tuple([name for name in names if full or not alike or name in ("sm_90", "gfx942")])
+
+
+def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
+    """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
+
+    "tiles" stands for products by all tables of tiles. Unless `full`, what is alike to all targets of a compiler is
+    compiled for one of them.
+    """
+    for label, specialization, chosen in _work(names, full, part):
+        for name in chosen:
+            try:
+                specialization.compile(TARGETS[name])
+            except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
+                yield f"{label} {name}: {error!r} {error.__cause__!r}"
 
 
 def main() -> int:

@@ -29,11 +29,13 @@ class Problem(NamedTuple):
     b_inner: bool
 
 
-@functools.lru_cache(maxsize=64)
 def multiprocessors(device: torch.device) -> int:
     """How many programs of the largest kind run at a time."""
-    if device.type != "cuda":
-        return max(1, devices.current.programs // 8)
+    return _multiprocessors(device) if device.type == "cuda" else max(1, devices.current.programs // 8)
+
+
+@functools.lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -53,17 +55,27 @@ def choose(problem: Problem, device: torch.device, described: bool) -> Config:
     elif problem.M <= FEW:
         config = FEW_ROWS[kind][problem.b_inner][size]
     elif described and copies_tiles(device) and size in THROUGH_DESCRIPTORS[kind]:
-        return choose_described(problem, device)
+        config = choose_described(problem, device)
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
-    return config._replace(splits=_splits(problem, device, config))
+    # A part of K has 4 blocks at least.
+    splits = min(
+        config.programs * multiprocessors(device) // _tiles(problem, config), problem.K // (4 * config.BLOCK_K)
+    )
+    return _fitting(config._replace(splits=max(1, splits)), problem)
 
 
 def choose_described(problem: Problem, device: torch.device) -> Config:
     """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
     kind, size = devices.current.kind, problem.dtype.itemsize
-    config = _cheapest(problem, device, THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size])
-    while config.num_stages > 1 and config.shared(size, problem.result.itemsize) > SHARED:
+    configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
+    return _fitting(_cheapest(problem, device, configs), problem)
+
+
+def _fitting(config: Config, problem: Problem) -> Config:
+    """With as many stages as shared memory has room for; parts of results are of 4 bytes."""
+    result = problem.result.itemsize if config.splits == 1 else max(4, problem.dtype.itemsize)
+    while config.descriptors and config.num_stages > 1 and config.shared(problem.dtype.itemsize, result) > SHARED:
         config = config._replace(num_stages=config.num_stages - 1)
     return config
 
@@ -81,9 +93,3 @@ def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...
         return rounds * config.BLOCK_M * config.BLOCK_N / config.rate
 
     return min(configs, key=time)
-
-
-def _splits(problem: Problem, device: torch.device, config: Config) -> int:
-    """Into how many parts K is split, for the programs to fill the device; a part has 4 blocks at least."""
-    wanted = config.programs * multiprocessors(device) // _tiles(problem, config)
-    return max(1, min(wanted, problem.K // (4 * config.BLOCK_K)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -84,3 +85,11 @@ FEW_ROWS: dict[str, dict[bool, dict[int, Config]]] = {
 }
 for _kind in ("none", "amd"):
     ONE_ROW[_kind], FEW_ROWS[_kind] = ONE_ROW["nvidia"], FEW_ROWS["nvidia"]
+
+
+def every(kind: str) -> Iterator[tuple[int, Config]]:
+    """All tiles of a kind of device, with the bytes of an element that they are for."""
+    for table in (THROUGH_DESCRIPTORS, THROUGH_POINTERS):
+        yield from [(size, config) for size, configs in table[kind].items() for config in configs]
+    yield from [(2, config) for config in ONE_ROW[kind].values()]
+    yield from [(size, config) for table in FEW_ROWS[kind].values() for size, config in table.items()]

@@ -1,0 +1,293 @@
+"""Products where samples do not reach: several tiles, split sums, tensor descriptors, endings, groups, the rule."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices, tune
+from tritonite.errors import Decline
+from tritonite.ops import matmul
+from tritonite.testing.compare import assert_close, terms
+from tritonite.tune import Config, Problem
+
+CONFIGS = {
+    "pointers": Config(32, 32, 16),
+    "split": Config(16, 64, 16, splits=3),
+    "one row": Config(1, 32, 32),
+    "one row, split": Config(1, 32, 32, splits=2),
+    "descriptors": Config(32, 64, 32, descriptors=True),
+    "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
+    "halves": Config(64, 32, 32, descriptors=True, halves=True),
+}
+FLOATS = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=tritonite.device).to(dtype)
+
+
+def laid_out(rows, columns, layout, dtype, batches=()):
+    if layout == "transposed":
+        return normal(*batches, columns, rows, dtype=dtype).mT
+    if layout == "strided":
+        return normal(*batches, rows, 2 * columns, dtype=dtype)[..., ::2]
+    return normal(*batches, rows, columns, dtype=dtype)
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Makes every product use a config, and tells which could have had tensor descriptors."""
+    described = []
+
+    def prepare(config):
+        monkeypatch.setattr(tune, "choose", lambda problem, device, can: described.append(can) or config)
+        monkeypatch.setattr(tune, "choose_described", lambda problem, device: config)
+        return described
+
+    return prepare
+
+
+def check(actual, function, *operands, **keywords):
+    expected = function(*operands, **keywords)
+    wide = [x.double() if isinstance(x, torch.Tensor) else x for x in operands]
+    assert_close(actual, expected, function(*wide, **keywords), terms=terms("mm", operands, expected))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "plain")])
+def test_every_kernel_in_every_layout(name, dtype, layouts, use):
+    config = CONFIGS[name]
+    described = use(config)
+    rows = 1 if config.BLOCK_M == 1 else 72
+    a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, 104, layouts[1], dtype)
+    if config.descriptors and "strided" in layouts:
+        pytest.skip("no descriptor tells of elements apart from each other")
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    assert described == ["strided" not in layouts]
+    a, b = laid_out(rows, 48, layouts[0], dtype, (3,)), laid_out(48, 40, layouts[1], dtype, (3,))
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sizes_that_divide_nothing(name, use):
+    config = CONFIGS[name]
+    if config.descriptors:
+        pytest.skip("descriptors need 16 bytes")
+    use(config)
+    for rows, inner, columns in (
+        ((1, 1, 1), (1, 33, 37), (1, 31, 1)) if config.BLOCK_M == 1 else ((33, 17, 65), (5, 7, 3))
+    ):
+        a, b = normal(rows, inner), normal(inner, columns)
+        check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
+@pytest.mark.parametrize("name", ["pointers", "split", "descriptors", "descriptors, split", "halves"])
+@pytest.mark.parametrize("kind", ["row", "column", "full", "number", "batch"])
+def test_what_is_added(name, kind, use):
+    use(CONFIGS[name])
+    a, b = normal(3, 72, 48, dtype=torch.float16), normal(3, 48, 104, dtype=torch.float16)
+    shape = {"row": (104,), "column": (72, 1), "full": (3, 72, 104), "number": (), "batch": (3, 1, 1)}[kind]
+    x = normal(*shape, dtype=torch.float16)
+    check(matmul.baddbmm(x, a, b, 0.5, 2)[0], torch.baddbmm, x, a, b, beta=0.5, alpha=2)
+
+
+@pytest.mark.parametrize("name", ["pointers", "split", "descriptors"])
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_activations(name, use_gelu, use):
+    use(CONFIGS[name])
+    args = normal(104, dtype=torch.float16), normal(72, 48, dtype=torch.float16), normal(48, 104, dtype=torch.float16)
+    function = torch.ops.aten._addmm_activation
+    check(matmul._addmm_activation(*args, 1, 0.25, use_gelu)[0], function, *args, alpha=0.25, use_gelu=use_gelu)
+
+
+@pytest.mark.parametrize("name", ["pointers", "split"])
+def test_batches_that_are_summed(name, use):
+    use(CONFIGS[name])
+    x, a, b = normal(40), normal(5, 33, 50), normal(5, 50, 40)
+    check(matmul.addbmm(x, a, b, 0.5, 2)[0], torch.addbmm, x, a, b, beta=0.5, alpha=2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 300), (300, 1), (7, 300), (300, 16), (1, 1)])
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+def test_few_rows_or_columns(rows, columns, layout, dtype):
+    a, b = laid_out(rows, 500, "plain", dtype), laid_out(500, columns, layout, dtype)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    x = normal(columns, dtype=dtype)
+    check(matmul.addmm(x, a, b, 1, 1)[0], torch.addmm, x, a, b)
+
+
+def test_vectors():
+    a, v, w = normal(30, 700), normal(1400)[::2], normal(30)
+    check(matmul.mv(a, v)[0], torch.mv, a, v)
+    check(matmul.addmv(w, a, v, 0.5, -1)[0], torch.addmv, w, a, v, beta=0.5, alpha=-1)
+    check(matmul.dot(v, v.flip(0))[0], torch.dot, v, v.flip(0))
+    with tritonite.use_gems():
+        check(torch.addr(a, w, v), torch.addr, a, w, v)
+        assert torch.addr(a.int(), w.int(), v.int(), alpha=2).dtype is torch.int32
+        check(torch.addr(a * math.nan, w, v, beta=0), torch.addr, a, w, v, beta=0)
+    assert tritonite.stats()["addr"].launched + tritonite.stats()["addr"].replayed
+
+
+def test_factors_of_zero():
+    a, b, x = normal(40, 30), normal(30, 50), torch.full((50,), math.nan, device=tritonite.device)
+    assert matmul.addmm(x, a, b, 0, 1)[0].isfinite().all()
+    assert (matmul.addmm(torch.ones_like(x), a * math.nan, b, 3, 0)[0] == 3).all()
+    for beta, value in ((0, 0), (2, 2)):
+        assert (matmul.addmm(torch.ones_like(x), a[:, :0], b[:0], beta, 1)[0] == value).all()
+    assert not matmul.mm(a[:0], b)[0].numel()
+
+
+def test_destinations():
+    a, b = normal(40, 32, dtype=torch.float16), normal(32, 48, dtype=torch.float16)
+    expected = torch.mm(a, b)
+    kept = normal(48, 80, dtype=torch.float16)
+    for out in (torch.empty_like(expected), torch.empty_like(expected.mT).mT, kept.clone().mT[::2]):
+        with tritonite.use_gems():
+            torch.mm(a, b, out=out)
+        check(out.contiguous(), torch.mm, a, b)
+    x = normal(40, 48, dtype=torch.float16)
+    with tritonite.use_gems():
+        y = x.clone().addmm_(a, b, beta=0.5)
+    check(y, torch.addmm, x, a, b, beta=0.5)
+    assert not any(counts.declined for counts in tritonite.stats().values())
+    square = normal(32, 32)
+    with pytest.raises(Decline, match="overlaps"):
+        matmul.mm(square, square, outs=(square,))
+    with pytest.raises(Decline, match="overlaps"):
+        matmul.addmm(square.mT, square + 1, square + 2, 1, 1, outs=(square,))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.ones(3, 4), torch.ones(5, 6)),
+        (torch.ones(3, 4), torch.ones(4)),
+        (torch.ones(3, 4), torch.ones(4, 5, dtype=torch.float64)),
+        (torch.ones(3, 4).int(), torch.ones(4, 5).int()),
+        (torch.ones(3, 4, dtype=torch.complex64), torch.ones(4, 5, dtype=torch.complex64)),
+    ],
+)
+def test_what_aten_refuses_or_serves(a, b):
+    with pytest.raises(Decline):
+        matmul.mm(a.to(tritonite.device), b.to(tritonite.device))
+
+
+def test_wide_results_of_half_types():
+    a, b = normal(40, 64, dtype=torch.bfloat16), normal(64, 48, dtype=torch.bfloat16)
+    (wide,) = matmul.mm(a, b, out_dtype=torch.float32)
+    assert_close(wide, a.float() @ b.float(), a.double() @ b.double(), terms=64 * 9)
+    with pytest.raises(Decline):
+        matmul.mm(a, b, out_dtype=torch.float16)
+
+
+def test_tf32_where_torch_allows_it(monkeypatch):
+    taken = []
+    monkeypatch.setattr(matmul, "product", lambda *args, precision, **keywords: taken.append(precision))
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting in ("highest", "high"):
+            torch.set_float32_matmul_precision(setting)
+            matmul.mm(normal(4, 4), normal(4, 4))
+            matmul.mm(normal(4, 4).double(), normal(4, 4).double())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert taken == ["ieee", "ieee", "tf32", "ieee"]
+
+
+def test_sums_are_the_same_every_time(use):
+    use(Config(16, 64, 16, splits=8))
+    a, b = normal(20, 1000), normal(1000, 70)
+    assert torch.equal(matmul.mm(a, b)[0], matmul.mm(a, b)[0])
+
+
+def test_offsets_beyond_32_bits():
+    store = torch.empty(2**31 + 4096, dtype=torch.float16, device=tritonite.device)
+    a = store.as_strided((3, 64), (2**30, 1))
+    a.copy_(normal(3, 64))
+    b = normal(64, 40, dtype=torch.float16)
+    check(matmul.mm(a, b)[0], torch.mm, a.clone(), b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ends", [(40, 40, 107, 200), (0, 0, 0, 200), (8, 16, 24, 32)])
+def test_groups(dtype, ends, use):
+    use(Config(32, 32, 32, descriptors=True))
+    offs = torch.tensor(ends, dtype=torch.int32, device=tritonite.device)
+    parts = list(zip((0, *ends[:-1]), ends, strict=True))
+    rows, square = normal(200, 64, dtype=dtype), normal(4, 64, 48, dtype=dtype)
+    for b in (square, normal(4, 48, 64, dtype=dtype).mT):
+        (out,) = matmul._grouped_mm(rows, b, offs, None, None)
+        for own, (begin, end) in zip(b, parts, strict=True):
+            check(out[begin:end].contiguous(), torch.mm, rows[begin:end], own)
+    for second in (normal(64, 200, dtype=dtype), normal(200, 64, dtype=dtype).mT):
+        (out,) = matmul._grouped_mm(square.mT.contiguous(), second, offs, None, None)
+        for own, (begin, end) in zip(square.mT, parts, strict=True):
+            check(out[:, begin:end].contiguous(), torch.mm, own, second[:, begin:end])
+    for first in (normal(72, 200, dtype=dtype), normal(200, 72, dtype=dtype).mT):
+        (out,) = matmul._grouped_mm(first, rows, offs, None, None)
+        for own, (begin, end) in zip(out, parts, strict=True):
+            check(own.contiguous(), torch.mm, first[:, begin:end], rows[begin:end])
+
+
+def test_groups_lie_as_atens():
+    a, b = normal(24, 16, dtype=torch.bfloat16), normal(3, 20, 16, dtype=torch.bfloat16).mT
+    offs = torch.tensor([4, 9, 24], dtype=torch.int32, device=tritonite.device)
+    for args in ((a, b, offs), (b.mT.contiguous().mT.mT, a.mT, offs), (normal(3, 8, 16, dtype=torch.bfloat16), b)):
+        with tritonite.use_gems():
+            actual = torch._grouped_mm(*args[:2], offs=args[2] if len(args) > 2 else None)
+        expected = torch._grouped_mm(*args[:2], offs=args[2] if len(args) > 2 else None)
+        assert actual.shape == expected.shape
+        assert actual.stride() == expected.stride()
+    assert not tritonite.stats()["_grouped_mm"].declined
+    for wrong in ((a, b, offs.long()), (a, b, offs[:2]), (a, b, None), (a[:, 1:], b[:, 1:], offs)):
+        with pytest.raises(Decline):
+            matmul._grouped_mm(*wrong, None, None)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 100])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("use_fast_accum", [False, True])
+def test_scaled(rows, dtype, use_fast_accum):
+    a, b = normal(rows, 256).to(dtype), normal(48, 256).to(dtype).mT
+    one, bias = torch.tensor([0.25, 2.0], device=tritonite.device), normal(48, dtype=torch.bfloat16)
+    for scales in ((one[:1], one[1]), (normal(rows, 1), normal(1, 48))):
+        for added in (None, bias):
+            args = (a, b, *scales, added, None, torch.bfloat16, use_fast_accum)
+            exact = (a.double() @ b.double()) * scales[0].double() * scales[1].double()
+            exact = exact if added is None else exact + added.double()
+            (actual,) = matmul._scaled_mm(*args)
+            assert_close(actual, exact.bfloat16(), exact, terms=256 * 100)
+    with pytest.raises(Decline):
+        matmul._scaled_mm(a, b, one[:1], one[1], None, None, dtype, False)
+
+
+# The rule, for the H200's tables.
+CASES = [
+    (1, 4096, 4096, 4096),
+    (1, 8192, 8192, 1024),
+    (1, 512, 512, 512),
+    (1, 1, 128_256, 4096),
+    (1, 16, 4096, 14_336),
+    (128, 2048, 2048, 128),
+    (1, 256, 256, 65_536),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float32), (torch.int8, torch.int32)])
+@pytest.mark.parametrize("described", [True, False])
+def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
+    config = tune.choose(Problem(*case, *dtypes, True, True), torch.device("cpu"), described)
+    _, M, _, K = case
+    assert max(16, 2 * M) >= config.BLOCK_M
+    assert (config.BLOCK_M == 1) == (M == 1)
+    assert 1 <= config.splits <= max(1, K // config.BLOCK_K)
+    assert config.shared(dtypes[0].itemsize, dtypes[1].itemsize) <= tune.tiles.SHARED
+    if case in (CASES[0], CASES[-1]):
+        assert (config.splits > 1) == (case is CASES[-1])
