@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,28 @@ SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
 SHAPES["batch_norm"] = (SMALL, (256, 64, 56, 56), (256, 512, 7, 7), (65_536, 1024))
 SHAPES["loss"] = ((16, 128_256), *ROWS)
 SHAPES["nll_loss"] = ((8192, 1000), (8192, 32_000), (4096, 128_256))
+# (M, N, K): of layers, of long sums and of few tiles; and of one decoding step for up to 16 sequences.
+PRODUCTS: tuple[Shape, ...] = (
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (4096, 4096, 4096),
+    (4096, 14_336, 4096),
+    (8192, 8192, 1024),
+    (2048, 2048, 8192),
+    (8192, 8192, 8192),
+)
+DECODING = tuple(
+    (rows, *sizes)
+    for rows in (1, 2, 4, 8, 16)
+    for sizes in ((4096, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096))
+)
+# And of batches, vectors and groups, which have uneven shares of M.
+SHAPES["matmul"] = PRODUCTS[2:5]
+SHAPES |= {"mm": PRODUCTS + DECODING, "_scaled_mm": (PRODUCTS[-1], *PRODUCTS[2:5])}
+SHAPES |= dict.fromkeys(("bmm", "baddbmm"), ((16, 1024, 1024, 1024), (128, 2048, 2048, 128), (128, 2048, 128, 2048)))
+SHAPES |= {"addbmm": ((16, 1024, 1024, 1024),), "_grouped_mm": ((64, 16_384, 4096, 4096), (64, 16_384, 1408, 2048))}
+SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096)))
+SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -105,9 +128,10 @@ class Special:
     label: str
     operands: Callable[[Make], Sequence[torch.Tensor]]
     given: dict[str, Any] = field(default_factory=dict)
+    flops: int | None = None
 
 
-SPECIAL = (
+SPECIAL: tuple[Special, ...] = (
     Special("add", "row broadcast", lambda make: (make(8192, 8192), make(8192))),
     Special("add", "column broadcast", lambda make: (make(8192, 8192), make(8192, 1))),
     Special("add", "transposed", lambda make: (make(8192, 8192), make(8192, 8192).t())),
@@ -118,6 +142,14 @@ SPECIAL = (
     Special("gelu_backward", "tanh", lambda make: (make(8192, 8192), make(8192, 8192)), {"approximate": "tanh"}),
     Special("pow", "positive bases", lambda make: (make(8192, 8192).abs_().add_(0.1), make(8192, 8192))),
 )
+
+
+def _of_rows(M: int, N: int, K: int) -> Special:
+    """A product whose operands both lie in rows."""
+    return Special("mm", f"{M}x{N}x{K} rows", lambda make: (make(M, K), make(K, N).mT), flops=2 * M * N * K)
+
+
+SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
     "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
@@ -127,6 +159,12 @@ for _name in ("nll_loss_forward", "nll_loss_backward"):
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):
     # One image: a class for each row, a point for each column.
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[0]))
+for _name in ("mm", "addmm", "_addmm_activation", "_int_mm", "_scaled_mm"):
+    # The second one is transposed, as a layer's weights are.
+    OPERANDS[_name] = lambda make, shape: (make(shape[0], shape[2]), make(shape[1], shape[2]))
+for _name in ("bmm", "baddbmm", "addbmm"):
+    OPERANDS[_name] = lambda make, shape: (make(*shape[:2], shape[3]), make(shape[0], *shape[2:]))
+OPERANDS["_grouped_mm"] = lambda make, shape: (make(shape[1], shape[3]), make(shape[0], *shape[2:]).mT)
 for _name in ("prod", "cumprod"):
     # The products of others leave what their dtype can hold.
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
@@ -138,9 +176,17 @@ GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": 
 # Which argument they take for its shape alone, or read one element of for each row.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
+# The side of square products, in bfloat16.
+SQUARES = tuple(range(512, 8192 + 1, 512))
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
 # Lengths of 4,096 rows.
 SOFTMAX = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 12_288, 12_672)
+# What everyone compares by: an overload, a dtype and shapes, which differ in the last size.
+CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
+    "vector add": ("add.Tensor", torch.float32, [(n,) for n in VECTOR_ADD]),
+    "softmax": ("_softmax", torch.float32, [(4096, n) for n in SOFTMAX]),
+    "matmul": ("mm", torch.bfloat16, [(n, n, n) for n in SQUARES]),
+}
 
 
 def representative(packet: str) -> Op:
@@ -179,31 +225,48 @@ def cases(
             # A part of another operator, or one that waits for the device.
             continue
         usual = GIVEN.get(packet, {})
-        shapes = INTERPRETED if interpreted else SHAPES.get(op.family, POINTWISE)
+        shapes, small = _shapes(op)
         for dtype in _dtypes(op):
             if "host" in measures and not interpreted:
-                yield Case(packet, op.overload, op.family, _label(SMALL), dtype, _alike(op, SMALL), "host", usual)
+                yield Case(packet, op.overload, op.family, _label(small), dtype, _alike(op, small), "host", usual)
             for measure in measures:
                 if measure == "host":
                     continue
                 for shape in shapes:
                     if not quick or shape in QUICK_SHAPES or interpreted:
                         label, operands = _label(shape), _alike(op, shape)
-                        yield Case(packet, op.overload, op.family, label, dtype, operands, measure, usual)
+                        flops = _flops(op, shape)
+                        yield Case(packet, op.overload, op.family, label, dtype, operands, measure, usual, flops)
                     for label, given in _other_dimensions(op, shape) if not quick else ():
                         label, given = f"{_label(shape)} {label}", usual | given
                         yield Case(packet, op.overload, op.family, label, dtype, _alike(op, shape), measure, given)
                 for special in SPECIAL if not interpreted else ():
                     if special.op == packet:
-                        operands, given = special.operands, special.given
-                        yield Case(packet, op.overload, op.family, special.label, dtype, operands, measure, given)
+                        operands, given, flops = special.operands, special.given, special.flops
+                        label = special.label
+                        yield Case(packet, op.overload, op.family, label, dtype, operands, measure, given, flops)
     if "device" in measures and not interpreted:
-        vectors: list[Shape] = [(n,) for n in VECTOR_ADD]
-        rows: list[Shape] = [(4096, n) for n in SOFTMAX]
-        for name, overload, every in (("vector add", "add.Tensor", vectors), ("softmax", "_softmax", rows)):
+        for name, (overload, dtype, every) in CLASSICS.items():
             op = tritonite.overloads()[overload]
             for shape in every[:: 3 if quick else 1] if matches(ops, name) else ():
-                yield Case(name, overload, "classic", str(shape[-1]), torch.float32, _alike(op, shape))
+                label, flops = str(shape[-1]), _flops(op, shape)
+                yield Case(name, overload, "classic", label, dtype, _alike(op, shape), flops=flops)
+
+
+def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:
+    """The operator's shapes, and a small one."""
+    shapes = SHAPES.get(op.packet) or SHAPES.get(op.family, POINTWISE)
+    small = tuple([64] * len(shapes[0])) if op.family == "matmul" else SMALL
+    if not tritonite.backend.interpreted:
+        return shapes, small
+    return (small,) if op.family == "matmul" else INTERPRETED, small
+
+
+def _flops(op: Op, shape: Shape) -> int | None:
+    """Of a product of matrices; groups have shares of one."""
+    if op.family != "matmul" or op.packet == "addr":
+        return None
+    return 2 * math.prod(shape[1:] if op.packet == "_grouped_mm" else shape)
 
 
 def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -225,7 +288,8 @@ def _label(shape: Shape) -> str:
 
 def _dtypes(op: Op) -> list[torch.dtype]:
     found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
-    return found or [torch.int32 if torch.int32 in op.declaration.accepts else torch.bool]
+    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn)
+    return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:

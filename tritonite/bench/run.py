@@ -22,7 +22,7 @@ from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
 from tritonite.testing.compare import judge, terms, to_reference
-from tritonite.testing.samples import Sample, compares_zero_sign
+from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -132,7 +132,7 @@ def _disagreement(
     reference, sample, names = None, anew(), tritonite.overloads()[case.overload].names
     scanned = sample.args[0].shape[sample.args[names.index("dim")]] if case.family == "scan" else 1
     if any(result.is_floating_point() for result in expected):
-        reference = _results(functions[ATEN], sample.map(to_reference))
+        reference = _results(REFERENCES.get(case.packet, functions[ATEN]), sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
             continue

@@ -19,7 +19,7 @@ from tritonite.override import select, use_gems
 from tritonite.stats import stats
 from tritonite.testing import opinfo
 from tritonite.testing.compare import judge, poisoned, terms, to_reference
-from tritonite.testing.samples import Sample, compares_zero_sign, samples
+from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
@@ -85,7 +85,10 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
             dtype,
             expected,
             lambda widen: _call(
-                function, op, _without_conversion(op, sample.map(widen)), pytree.tree_map(widen, template)
+                REFERENCES.get(op.packet, function),
+                op,
+                _without_conversion(op, sample.map(widen)),
+                pytree.tree_map(widen, template),
             ),
         )
         runs.append((sample, template, expected, reference))
