@@ -186,17 +186,19 @@ def test_wide_results_of_half_types():
 
 
 def test_tf32_where_torch_allows_it(monkeypatch):
-    taken = []
+    taken, before = [], torch.backends.cuda.matmul.fp32_precision
     monkeypatch.setattr(matmul, "product", lambda *args, precision, **keywords: taken.append(precision))
-    before = torch.get_float32_matmul_precision()
     try:
-        for setting in ("highest", "high"):
-            torch.set_float32_matmul_precision(setting)
+        for setting in ("ieee", "tf32"):
+            torch.backends.cuda.matmul.fp32_precision = setting
             matmul.mm(normal(4, 4), normal(4, 4))
             matmul.mm(normal(4, 4).double(), normal(4, 4).double())
+        torch.set_float32_matmul_precision("high")
+        matmul.mm(normal(4, 4), normal(4, 4))
     finally:
-        torch.set_float32_matmul_precision(before)
-    assert taken == ["ieee", "ieee", "tf32", "ieee"]
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert taken == ["ieee", "ieee", "tf32", "ieee", "tf32"]
 
 
 def test_sums_are_the_same_every_time(use):

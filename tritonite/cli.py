@@ -1,4 +1,4 @@
-"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`, `bench`."""
+"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`, `bench`, `tune`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rich.table import Column, Table
 
 import tritonite
 from tritonite.dispatch import native
-from tritonite.errors import TritoniteError
+from tritonite.errors import NoDevice, TritoniteError
+from tritonite.tune import store
 
 app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1 runs kernels in the interpreter, 0 forbids it; set by Tritonite where there is no GPU",
     "TRITON_CACHE_DIR": "where Triton keeps compiled kernels",
     "TRITONITE_CACHE": "where the native dispatcher is built; by default tritonite in the user's cache folder",
+    "TRITONITE_TUNE": "the file of tuned tiles; by default tritonite/tune.sqlite in the user's cache folder",
     "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (the default on NVIDIA's GPUs)",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
     "CXX": "the native dispatcher's compiler",
@@ -250,6 +252,51 @@ def bench(
         raise typer.Exit(130)
     if slower or any(result.failure for result in found.results):
         raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="MxNxK or BATCHESxMxNxK; default: those of the benchmark")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
+    layout: Annotated[list[str] | None, typer.Option(help="nn, nt, tn or tt; default nn and nt")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes to compile in")] = os.cpu_count() or 1,
+) -> None:
+    """Find the fastest tiles for products of matrices on this GPU and keep them for every later process."""
+    if tritonite.device != "cuda" or tritonite.backend.interpreted:
+        raise NoDevice
+    from tritonite.bench import cases
+    from tritonite.tune import Problem, tuner
+
+    sizes = [_sizes(text) for text in shape] if shape else [(1, *each) for each in cases.PRODUCTS + cases.DECODING]
+    kinds, layouts = _dtypes(dtype) if dtype else [torch.bfloat16, torch.float16], layout or ["nn", "nt"]
+    if not set(layouts) <= {"nn", "nt", "tn", "tt"}:
+        raise typer.BadParameter("layouts are nn, nt, tn and tt", param_hint="--layout")
+    problems = [
+        Problem(batches, M, N, K, kind, kind, which[0] == "n", which[1] == "t")
+        for batches, M, N, K in sizes
+        for kind in kinds
+        for which in layouts
+    ]
+    configs = {problem: list(tuner.candidates(problem)) for problem in problems}
+    with console.status(f"compiling the candidates of {len(problems)} problems"):
+        tuner.compile_all([(problem, config) for problem, found in configs.items() for config in found], jobs)
+    table = Table("problem", *(Column(name, justify="right") for name in ("us", "rule", "ATen", "of ATen")), "tiles")
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+        for problem in progress.track(problems, description="tuning"):
+            found = tuner.tune_problem(problem, configs[problem])
+            times = [f"{time:.1f}" for time in (found.microseconds, found.rule, found.aten)]
+            table.add_row(problem.key, *times, f"{found.aten / found.microseconds:.2f}", str(tuple(found.config)))
+    console.print(table)
+    console.print(f"kept in {store.path()}", highlight=False, soft_wrap=True)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if len(parts) not in (3, 4) or not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"{text!r} is neither MxNxK nor BATCHESxMxNxK", param_hint="--shape")
+    return tuple(map(int, ["1", *parts][-4:]))
 
 
 @app.command()

@@ -36,6 +36,7 @@ _lock = threading.RLock()
 class _Local(threading.local):
     inside_kernel = False
     recorder: Any = None
+    target: GPUTarget | None = None
 
 
 _local = _Local()
@@ -55,6 +56,16 @@ def swap_recorder(recorder: Any) -> Any:
     """Set who is told of this thread's launches. Returns who was."""
     outer, _local.recorder = _local.recorder, recorder
     return outer
+
+
+@contextlib.contextmanager
+def compiling(target: GPUTarget) -> Iterator[None]:
+    """Within it this thread's launches compile for `target`, into Triton's disk cache, and run nothing."""
+    outer, _local.target = _local.target, target
+    try:
+        yield
+    finally:
+        _local.target = outer
 
 
 # The native dispatcher, once it is in use.
@@ -349,6 +360,8 @@ class LibEntry(KernelInterface):
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, from the cache where a call like this one has been compiled."""
+        if _local.target is not None:
+            return self.specialization(args, kwargs).compile(_local.target)
         if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
             with torch.cuda.device(index):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)

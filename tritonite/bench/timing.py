@@ -94,11 +94,11 @@ def _wall(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
-def _captured(call: Call) -> Call:
+def captured(call: Call, calls: int = _GRAPH_CALLS) -> Call:
     """Replays of a graph of several calls, for which host time is nothing."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(_GRAPH_CALLS):
+        for _ in range(calls):
             call()
     return graph.replay
 
@@ -134,7 +134,7 @@ def measure(calls: Mapping[Provider, Call], op: str, kind: str = "device", round
             call()
             synchronize()
             alone += time.perf_counter()
-            ready[provider] = _captured(call) if kind == "graph" else call, alone
+            ready[provider] = captured(call) if kind == "graph" else call, alone
     times: dict[Provider, list[float]] = {provider: [] for provider in calls}
     end = time.perf_counter() + SECONDS
     for number in range(rounds):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritonite import tune
+from tritonite import devices, tune
 from tritonite.engine.pointwise import INT32_LIMIT, TRITON_DTYPES, power_of_2, span
 from tritonite.engine.reduction import empty
 from tritonite.launch import libentry
@@ -420,6 +420,7 @@ def product(
     blockwise: bool = False,
     summed: bool = False,
     ends: torch.Tensor | None = None,
+    config: Config | None = None,
 ) -> None:
     """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
 
@@ -433,6 +434,7 @@ def product(
         precision: of float32 operands: "ieee" or "tf32", as `tl.dot` has it.
         blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
         ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
+        config: the tiles to take; by default those that tuning or a rule chooses.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
     """
@@ -449,7 +451,8 @@ def product(
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
     work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
     whole = ends is None and not summed
-    config = tune.choose(work.problem, out.device, whole and all(map(_copies_tiles, (a, b, out))))
+    if config is None:
+        config = tune.choose(work.problem, out.device, whole and all(map(_copies_tiles, (a, b, out))))
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
 
@@ -483,7 +486,7 @@ class _Work(NamedTuple):
             "INDEX": tl.int64 if wide else tl.int32,
         }
         kinds |= {"PRECISION": self.precision, "IMPRECISE": config.BLOCK_K if self.blockwise else None}
-        return kinds | config.options
+        return kinds | config.options | devices.current.options
 
 
 def _run(work: _Work, config: Config) -> None:

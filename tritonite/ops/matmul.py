@@ -39,7 +39,7 @@ _GELU = _gelu if devices.current.type == "cpu" else _gelu_tanh
 
 def _precision(dtype):
     """How float32 operands are multiplied: as torch's switches allow it."""
-    return "tf32" if dtype is torch.float32 and torch._C._get_cublas_allow_tf32() else "ieee"
+    return "tf32" if dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _number(value):

@@ -1,4 +1,4 @@
-"""Which tiles a product of matrices is cut into: a rule over a table of tiles for each kind of device."""
+"""Which tiles a product of matrices is cut into: as tuning found, or by a rule over a table for each kind of device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tritonite import devices
+from tritonite.tune import store
 from tritonite.tune.tiles import FEW_ROWS, ONE_ROW, SHARED, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
 
 # Products of up to so many rows are bound by memory.
@@ -28,6 +29,13 @@ class Problem(NamedTuple):
     a_inner: bool
     b_inner: bool
 
+    @property
+    def key(self) -> str:
+        """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
+        sizes = f"{self.batches}x{self.M}x{self.N}x{self.K}"
+        dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
+        return f"{sizes} {dtypes} {'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
+
 
 def multiprocessors(device: torch.device) -> int:
     """How many programs of the largest kind run at a time."""
@@ -47,8 +55,22 @@ def copies_tiles(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.lru_cache(maxsize=64)
+def name_of(device: torch.device) -> str:
+    """The name that stored results know a device by."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else devices.current.kind
+
+
 def choose(problem: Problem, device: torch.device, described: bool) -> Config:
-    """The tiles for a problem; `described` where all of its operands can have tensor descriptors."""
+    """The tiles for a problem, stored or by rule; `described` where all operands can have tensor descriptors."""
+    stored = store.known(name_of(device)).get(problem.key)
+    if stored is not None and (described or not stored.descriptors):
+        return stored
+    return rule(problem, device, described)
+
+
+def rule(problem: Problem, device: torch.device, described: bool) -> Config:
+    """The tiles for a problem of which nothing is stored."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1:
         config = ONE_ROW[kind][problem.b_inner]

@@ -1,0 +1,89 @@
+"""Tuned tiles: the store that processes share, what is chosen from it, and the candidates."""
+
+import json
+import multiprocessing
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from typer.testing import CliRunner
+
+import tritonite
+from tritonite import cli, tune
+from tritonite.tune import Config, Problem, store, tuner
+
+PROBLEM = Problem(1, 64, 256, 512, torch.bfloat16, torch.bfloat16, True, True)
+DEVICE = torch.device(tritonite.device, 0) if tritonite.device == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITONITE_TUNE", str(tmp_path / "folder" / "tune.sqlite"))
+    store.known.cache_clear()
+    yield
+    store.known.cache_clear()
+
+
+def test_what_is_stored_is_chosen():
+    config = Config(32, 64, 32, 4, 2, splits=2, descriptors=True)
+    assert tune.choose(PROBLEM, DEVICE, True) != config
+    store.save(tune.name_of(DEVICE), PROBLEM.key, config, 12.5)
+    assert tune.choose(PROBLEM, DEVICE, True) == config
+    assert tune.choose(PROBLEM, DEVICE, False) == tune.rule(PROBLEM, DEVICE, False)
+    assert tune.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
+    faster = config._replace(BLOCK_K=64)
+    store.save(tune.name_of(DEVICE), PROBLEM.key, faster, 11.0)
+    assert tune.choose(PROBLEM, DEVICE, True) == faster
+
+
+def test_tables_come_with_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_SHIPPED", tmp_path)
+    (tmp_path / "Some_GPU.json").write_text(json.dumps({"a": list(Config(1, 2, 4)), "b": list(Config(1, 2, 8))}))
+    store.save("Some GPU", "b", Config(16, 16, 16), 1.0)
+    assert store.known("Some GPU") == {"a": Config(1, 2, 4), "b": Config(16, 16, 16)}
+    assert store.known("Another") == {}
+
+
+def _write(worker):
+    for i in range(20):
+        store.save("device", f"{worker} {i}", Config(16, 32, 64), 1.0)
+
+
+def test_many_processes_write_at_once():
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(_write, range(2), chunksize=1)
+    assert len(store.known("device")) == 40
+
+
+def test_a_product_runs_by_what_is_stored():
+    a, b, _ = tuner.operands(PROBLEM, tritonite.device)
+    store.save(tune.name_of(DEVICE), PROBLEM.key, Config(32, 64, 32, splits=2), 1.0)
+    (actual,) = tritonite.ops.matmul.mm(a[0], b[0])
+    torch.testing.assert_close(actual, a[0] @ b[0])
+
+
+@pytest.mark.parametrize("M", [1, 8, 512])
+def test_candidates(M):
+    problem = Problem(1, M, 4096, 4096, torch.bfloat16, torch.bfloat16, True, False)
+    found = list(tuner.candidates(problem))
+    assert 10 < len(found) == len(set(found)) < 200
+    assert all((config.BLOCK_M == 1) == (M == 1) for config in found)
+    assert any(config.splits > 1 for config in found)
+
+
+def test_candidates_compile_in_processes_without_a_gpu():
+    good, bad = Config(64, 64, 64, descriptors=True), Config(64, 64, 48)
+    errors = tuner.compile_all([(PROBLEM, good), (PROBLEM, bad)], 2, GPUTarget("cuda", 90, 32))
+    assert errors[0] is None
+    assert "power of 2" in str(errors[1])
+
+
+def test_the_command_says_what_is_wrong():
+    run = CliRunner().invoke
+    if tritonite.device == "cpu":
+        assert type(run(cli.app, ["tune"]).exception).__name__ == "NoDevice"
+        return
+    assert run(cli.app, ["tune", "--shape", "4x4"]).exit_code == 2
+    done = run(cli.app, ["tune", "--shape", "64x256x512", "--dtype", "bfloat16", "--layout", "nt"])
+    assert done.exit_code == 0, done.output
+    assert PROBLEM.key in store.known(tune.name_of(DEVICE))

@@ -1,0 +1,130 @@
+"""Finding the fastest tiles for products of matrices, by trying them on the device."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tritonite import launch, tune
+from tritonite.bench import timing
+from tritonite.engine.matmul import product
+from tritonite.errors import WrongAnswer
+from tritonite.testing.compare import judge
+from tritonite.tune import Problem, store
+from tritonite.tune.tiles import SHARED, Config
+
+# Of each candidate, and of the best ones after that.
+_FEW_CALLS, _MANY_CALLS, _BEST = 3, 15, 6
+
+
+class Tuned(NamedTuple):
+    """The best tiles for a problem and the device's time with them, with the rule's and of ATen, in microseconds."""
+
+    problem: Problem
+    config: Config
+    microseconds: float
+    rule: float
+    aten: float
+
+
+def candidates(problem: Problem) -> Iterator[Config]:
+    """The tiles worth a try for a problem, whether or not they fit a device."""
+    size = problem.dtype.itemsize
+    if problem.M <= tune.FEW:
+        rows = 1 if problem.M == 1 else 16
+        for columns, inner, warps in itertools.product((8, 16, 32, 64, 128), (64, 128, 256, 512, 1024), (4, 8)):
+            if rows == 1 and 2048 <= columns * inner <= 8192:
+                yield from _split(problem, Config(1, columns, inner, warps))
+            elif rows > 1 and columns >= 16 and 4096 <= columns * inner * size <= 32_768:
+                yield from _split(problem, Config(rows, columns, inner, warps, 4))
+        return
+    shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
+    for (rows, columns), inner, warps in itertools.product(shapes, (128 // size, 256 // size), (4, 8)):
+        if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
+            continue
+        for stages, described in ((3, True), (4, True), (5, True), (3, False)):
+            halves = described and rows * columns > 16_384
+            config = Config(rows, columns, inner, warps, stages, descriptors=described, halves=halves)
+            if config.shared(size, problem.result.itemsize) <= SHARED:
+                yield from _split(problem, config)
+
+
+def _split(problem: Problem, config: Config) -> Iterator[Config]:
+    """With K in as many parts as may fill the device."""
+    tiles = problem.batches * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+    for splits in (1, 2, 4, 8, 16):
+        if splits == 1 or (tiles * splits <= 1056 and 2 * splits * config.BLOCK_K <= problem.K):
+            yield config._replace(splits=splits)
+
+
+def operands(problem: Problem, device: str, empty: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two operands and a result as a problem has them."""
+
+    def make(rows: int, columns: int, along_rows: bool) -> torch.Tensor:
+        shape = (problem.batches, *((rows, columns) if along_rows else (columns, rows)))
+        value = torch.empty(shape, device=device) if empty else torch.randn(shape, device=device)
+        value = value.to(problem.dtype)
+        return value if along_rows else value.mT
+
+    a, b = make(problem.M, problem.K, problem.a_inner), make(problem.K, problem.N, not problem.b_inner)
+    return a, b, torch.empty(problem.batches, problem.M, problem.N, dtype=problem.result, device=device)
+
+
+def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
+    """Leave a candidate's kernels in Triton's disk cache."""
+    with launch.compiling(target):
+        product(*operands(problem, "cpu", empty=True), config=config)
+
+
+def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTarget | None = None) -> list[Any]:
+    """Compile candidates, by default for the current device, in processes that see none; the errors, None for none."""
+    target, hidden = target or driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    before = {name: os.environ.get(name) for name in hidden}
+    os.environ.update(hidden)
+    try:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            return [done.exception() for done in [pool.submit(_compile, *item, target) for item in work]]
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
+    """Try `configs` on the current device and keep the best in the store. Raises WrongAnswer for a wrong result."""
+    a, b, out = operands(problem, "cuda")
+    expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
+    rule = tune.rule(problem, out.device, True)
+
+    def time(config: Config, calls: int) -> float:
+        # A graph of one call has no host time in it.
+        run = timing.captured(lambda: product(a, b, out, config=config), 1)
+        return statistics.median(timing.device_samples(run, calls))
+
+    found: dict[Config, float] = {}
+    for config in dict.fromkeys((rule, *configs)):
+        try:
+            out.fill_(float("nan"))
+            product(a, b, out, config=config)
+        except Exception:  # noqa: BLE001 - a candidate that the device or the compiler refuses is no candidate
+            continue
+        verdict = judge(out, expected, exact, False, "cuda", terms=problem.K * 16.0)
+        if verdict.failure:
+            raise WrongAnswer(provider="tritonite", case=f"{problem} by {config}", reason=verdict.failure)
+        found[config] = time(config, _FEW_CALLS)
+    best = sorted(found, key=lambda config: found[config])[:_BEST]
+    times = {config: time(config, _MANY_CALLS) for config in {*best, rule}}
+    config = min(times, key=lambda config: times[config])
+    aten = statistics.median(
+        timing.device_samples(timing.captured(lambda: torch.matmul(a, b, out=out), 1), _MANY_CALLS)
+    )
+    store.save(tune.name_of(out.device), problem.key, config, times[config])
+    return Tuned(problem, config, times[config], times[rule], aten)
