@@ -228,6 +228,15 @@ def add_parts(
     tl.store(pointers, total.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _copy_tile(descriptor, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TRANSPOSED: tl.constexpr):
+    if TRANSPOSED:
+        tile = descriptor.load([batch, column, row]).reshape(COLUMNS, ROWS).T
+    else:
+        tile = descriptor.load([batch, row, column]).reshape(ROWS, COLUMNS)
+    return tile
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
 def multiply_tiles(
@@ -270,19 +279,16 @@ def multiply_tiles(
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
         place = tile // (tiles_m * tiles_n)
-        batch, first = place % batches, place // batches * steps
+        batch, first, last = place % batches, 0, tl.cdiv(K, BLOCK_K)
+        if SPLIT:
+            first = place // batches * steps
+            last = tl.minimum(first + steps, last)
         row, column = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
         row, column = row * BLOCK_M, column * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
-        for step in range(first, tl.minimum(first + steps, tl.cdiv(K, BLOCK_K))):
-            if A_TRANSPOSED:
-                x = a.load([batch, step * BLOCK_K, row]).reshape(BLOCK_K, BLOCK_M).T
-            else:
-                x = a.load([batch, row, step * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
-            if B_TRANSPOSED:
-                y = b.load([batch, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K).T
-            else:
-                y = b.load([batch, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+        for step in range(first, last):
+            x = _copy_tile(a, batch, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
+            y = _copy_tile(b, batch, step * BLOCK_K, column, BLOCK_K, BLOCK_N, B_TRANSPOSED)
             total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
         parts = (total,)
         if HALVES:
@@ -358,14 +364,8 @@ def multiply_groups(
         row, column = group_begin // MULTIPLE * MULTIPLE + place * BLOCK_M, column * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
         for step in range(tl.cdiv(K, BLOCK_K)):
-            if A_TRANSPOSED:
-                x = a.load([0, step * BLOCK_K, row]).reshape(BLOCK_K, BLOCK_M).T
-            else:
-                x = a.load([0, row, step * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
-            if B_TRANSPOSED:
-                y = b.load([group, column, step * BLOCK_K]).reshape(BLOCK_N, BLOCK_K).T
-            else:
-                y = b.load([group, step * BLOCK_K, column]).reshape(BLOCK_K, BLOCK_N)
+            x = _copy_tile(a, 0, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
+            y = _copy_tile(b, group, step * BLOCK_K, column, BLOCK_K, BLOCK_N, B_TRANSPOSED)
             total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
         rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
         columns = column.to(INDEX) + tl.arange(0, BLOCK_N)
@@ -590,6 +590,8 @@ def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescript
     """Of blocks of (1, rows, columns), or the other way round of a tensor that lies so."""
     if tensor.stride(2) != 1:
         tensor, rows, columns = tensor.mT, columns, rows
-    every = 16 // tensor.dtype.itemsize
-    strides = [stride if size > 1 else every for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides[:2], 1], [1, rows, columns])
+    shape, every = tensor.shape, 16 // tensor.dtype.itemsize
+    # Where there is one of them, how far apart they are may be anything.
+    row = tensor.stride(1) if shape[1] > 1 else -(-shape[2] // every) * every
+    batch = tensor.stride(0) if shape[0] > 1 else shape[1] * row
+    return TensorDescriptor(tensor, list(shape), [batch, row, 1], [1, rows, columns])

@@ -38,8 +38,9 @@ _GELU = _gelu if devices.current.type == "cpu" else _gelu_tanh
 
 
 def _precision(dtype):
-    """How float32 operands are multiplied: as torch's switches allow it."""
-    return "tf32" if dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    """How float32 operands are multiplied: as torch's switches allow it, on devices that have TF32."""
+    allowed = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if dtype is torch.float32 and allowed else "ieee"
 
 
 def _number(value):
