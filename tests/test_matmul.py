@@ -56,6 +56,7 @@ def check(actual, function, *operands, **keywords):
     assert_close(actual, expected, function(*wide, **keywords), terms=terms("mm", operands, expected))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "plain")])
@@ -126,6 +127,8 @@ def test_vectors():
     check(matmul.mv(a, v)[0], torch.mv, a, v)
     check(matmul.addmv(w, a, v, 0.5, -1)[0], torch.addmv, w, a, v, beta=0.5, alpha=-1)
     check(matmul.dot(v, v.flip(0))[0], torch.dot, v, v.flip(0))
+    with pytest.raises(Decline):
+        matmul.mv(a, v[:, None])
     with tritonite.use_gems():
         check(torch.addr(a, w, v), torch.addr, a, w, v)
         assert torch.addr(a.int(), w.int(), v.int(), alpha=2).dtype is torch.int32
@@ -246,11 +249,13 @@ def test_groups_lie_as_atens():
         assert actual.shape == expected.shape
         assert actual.stride() == expected.stride()
     assert not tritonite.stats()["_grouped_mm"].declined
-    for wrong in ((a, b, offs.long()), (a, b, offs[:2]), (a, b, None), (a[:, 1:], b[:, 1:], offs)):
+    refused = [(a, b, offs.long()), (a, b, offs[:2]), (a, b, None), (a[:, 1:], b[:, 1:], offs), (b.mT[:2], b, None)]
+    for wrong in refused:
         with pytest.raises(Decline):
             matmul._grouped_mm(*wrong, None, None)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rows", [1, 9, 100])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("use_fast_accum", [False, True])

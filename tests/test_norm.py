@@ -74,6 +74,7 @@ def test_batch_norm_declines_what_aten_does_otherwise():
         batch_norm(normal(4, 3), None, None, None, None, False, *BN)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("affine", [False, True])
 def test_rms_norm(dtype, affine, tiny_blocks):

@@ -47,6 +47,7 @@ def test_any_dimensions(shape, device, cut):
     assert served("sum.dim_IntList") and served("amax") and served("var.correction")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_that_are_transformed(shape, device, cut):
     for transposed, dim in itertools.product((False, True), range(len(shape))):

@@ -49,6 +49,7 @@ def test_blocks_follow_on_each_other(function, layout, tiny_blocks, device):
     compare(function, make().to(device), dim)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("function", [torch.cumsum, torch.logcumsumexp, torch.cummin])
 def test_special_values_are_carried(function, tiny_blocks, device):
     x = torch.randn(2, 260)
@@ -71,6 +72,7 @@ def test_the_last_of_equals_is_found_in_every_dtype(dtype, tiny_blocks, device):
     compare(torch.cummax, torch.randint(0, 2, (1, 260)).to(device, dtype), 1)
 
 
+@pytest.mark.smoke
 def test_an_output_may_be_the_input(tiny_blocks, device):
     x = torch.randint(-9, 9, (40, 3), device=device)
     for dim in (0, 1):

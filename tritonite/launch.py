@@ -98,6 +98,7 @@ def _interpreting() -> Iterator[None]:
     It calls ATen, which is neither overridden nor recorded then. Overflow checks go off: integer operators wrap around,
     in the interpreter as on a GPU.
     """
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
     from tritonite.language import interpreted
@@ -106,6 +107,7 @@ def _interpreting() -> Iterator[None]:
         "options": InterpreterOptions(sanitize_overflow=False),
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
         "create_dot": functools.partial(interpreted.dot, interpreter_builder),
+        "create_splat": functools.partial(interpreted.splat, interpreter_builder),
     }
     with _lock:
         _prepare_core()
@@ -113,7 +115,9 @@ def _interpreting() -> Iterator[None]:
         if _native is not None:
             _native.set_inside_kernel(True)
         saved, call = dict(vars(interpreter_builder)), InterpretedFunction.__call__
+        patch_tensor = interpreter._patch_lang_tensor
         vars(interpreter_builder).update(changes)
+        interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
@@ -126,6 +130,7 @@ def _interpreting() -> Iterator[None]:
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
             InterpretedFunction.__call__ = call
+            interpreter._patch_lang_tensor = patch_tensor
 
 
 class Drawn(int):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,19 @@ def dot(
     accumulator = total.dtype.scalar
     wide = [cast(builder, operand, accumulator).data for operand in (a, b)]
     return TensorHandle(np.matmul(*wide) + total.data, accumulator)
+
+
+def splat(builder: object, type_: tl.dtype, source: TensorHandle) -> TensorHandle:
+    """The interpreter's block of one value; Triton 3.9 takes what a comparison gives for an integer."""
+    if source.data.dtype == np.bool_:
+        return TensorHandle(np.full(type_.shape, source.data.item(), np.bool_), tl.int1)
+    return type(builder).create_splat(builder, type_, source)
+
+
+def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
+    """What the interpreter makes of `tl.tensor`; a number of Triton 3.6's is no index to NumPy 2.4."""
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., tl.tensor]:

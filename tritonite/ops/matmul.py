@@ -56,30 +56,40 @@ def _result_dtype(dtype, out_dtype):
     return out_dtype or dtype
 
 
-def _multiply(a, b, outs, *, lift, out_dtype=None, self=None, beta=0, alpha=1, activation=None, summed=False):
-    """alpha * (a @ b) + beta * self for operands of 3 dimensions, which `lift` makes of results."""
+def _batches(tensor, rank):
+    """A tensor of `rank` dimensions as batches of matrices; a vector is a column."""
+    if tensor.dim() != rank:
+        raise Decline(f"a tensor of {tensor.dim()} dimensions")
+    return tensor if rank == 3 else tensor.unsqueeze(0) if rank == 2 else tensor[None, :, None]
+
+
+def _expanded(tensor, shape):
+    if tensor.dim() > len(shape) or broadcast_shape((tensor.shape, shape)) != shape:
+        raise Decline("an addend that does not fit")
+    return tensor.expand(shape)
+
+
+def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1, activation=None, summed=False):
+    """alpha * (a @ b) + beta * self, a result of `rank` dimensions, for batches of matrices."""
     dtype, shape = a.dtype, (1 if summed else a.shape[0], a.shape[1], b.shape[2])
     if dtype not in FLOATS or b.dtype is not dtype:
         raise Decline(f"dtypes {dtype} and {b.dtype}")
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise Decline("operands whose shapes do not fit")
-    result = _result_dtype(dtype, out_dtype)
-    shape = _LOWERED[lift](shape)
-    beta, alpha = _number(beta), _number(alpha)
-    inputs, added = (a, b), None
+    shape = shape[3 - rank :] if rank > 1 else shape[1:2]
+    result, beta, alpha, added = _result_dtype(dtype, out_dtype), _number(beta), _number(alpha), ()
     if self is not None:
         if self.dtype is not dtype and self.dtype is not result:
             raise Decline(f"{self.dtype} added to {dtype}")
-        added = _expanded(self, shape)
-        inputs = (a, b, added)
-    outs = outputs(inputs, [shape], [result], outs, in_place=inputs[2:])
+        added = (_expanded(self, shape),)
+    outs = outputs((a, b, *added), [shape], [result], outs, in_place=added)
     if alpha == 0:
         # BLAS does not read the operands then.
         a, b = a[:, :, :0], b[:, :0]
     product(
-        *(a, b, lift(outs[0])),
+        *(a, b, _batches(outs[0], rank)),
         alpha=alpha,
-        addend=None if added is None or beta == 0 else lift(added),
+        addend=_batches(added[0], rank) if added and beta != 0 else None,
         beta=beta,
         activation=activation,
         precision=_precision(dtype),
@@ -88,97 +98,67 @@ def _multiply(a, b, outs, *, lift, out_dtype=None, self=None, beta=0, alpha=1, a
     return outs
 
 
-def _expanded(tensor, shape):
-    if len(broadcast_shape((tensor.shape, shape))) > len(shape) or broadcast_shape((tensor.shape, shape)) != shape:
-        raise Decline("an addend that does not fit")
-    return tensor.expand(shape)
-
-
-def _batches(tensor):
-    return _of_rank(tensor, 3)
-
-
-def _matrix(tensor):
-    return _of_rank(tensor, 2).unsqueeze(0)
-
-
-def _column(tensor):
-    return _of_rank(tensor, 1)[None, :, None]
-
-
-_LOWERED = {
-    _batches: lambda shape: shape,
-    _matrix: lambda shape: shape[1:],
-    _column: lambda shape: shape[1:2],
-}
-
-
-def _of_rank(tensor, rank):
-    if tensor.dim() != rank:
-        raise Decline(f"a tensor of {tensor.dim()} dimensions")
-    return tensor
-
-
 @operator("mm", accepts=FLOATS)
 def mm(self, mat2, out_dtype=None, outs=()):
-    return _multiply(_matrix(self), _matrix(mat2), outs, lift=_matrix, out_dtype=out_dtype)
+    return _multiply(_batches(self, 2), _batches(mat2, 2), outs, out_dtype=out_dtype)
 
 
 @operator("bmm", accepts=FLOATS)
 def bmm(self, mat2, out_dtype=None, outs=()):
-    return _multiply(_batches(self), _batches(mat2), outs, lift=_batches, out_dtype=out_dtype)
+    return _multiply(_batches(self, 3), _batches(mat2, 3), outs, rank=3, out_dtype=out_dtype)
 
 
 @operator("addmm", accepts=FLOATS)
 def addmm(self, mat1, mat2, beta, alpha, out_dtype=None, outs=()):
-    mat1, mat2 = _matrix(mat1), _matrix(mat2)
-    return _multiply(mat1, mat2, outs, lift=_matrix, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
+    mat1, mat2 = _batches(mat1, 2), _batches(mat2, 2)
+    return _multiply(mat1, mat2, outs, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
 
 
 @operator("_addmm_activation", accepts=FLOATS)
 def _addmm_activation(self, mat1, mat2, beta, alpha, use_gelu, outs=()):
-    activation, mat1, mat2 = _GELU if use_gelu else _relu, _matrix(mat1), _matrix(mat2)
-    return _multiply(mat1, mat2, outs, lift=_matrix, self=self, beta=beta, alpha=alpha, activation=activation)
+    activation, mat1, mat2 = _GELU if use_gelu else _relu, _batches(mat1, 2), _batches(mat2, 2)
+    return _multiply(mat1, mat2, outs, self=self, beta=beta, alpha=alpha, activation=activation)
 
 
 @operator("baddbmm", accepts=FLOATS)
 def baddbmm(self, batch1, batch2, beta, alpha, out_dtype=None, outs=()):
-    batch1, batch2 = _batches(batch1), _batches(batch2)
-    return _multiply(batch1, batch2, outs, lift=_batches, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
+    batch1, batch2 = _batches(batch1, 3), _batches(batch2, 3)
+    return _multiply(batch1, batch2, outs, rank=3, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
 
 
 @operator("addbmm", accepts=FLOATS)
 def addbmm(self, batch1, batch2, beta, alpha, outs=()):
-    batch1, batch2 = _batches(batch1), _batches(batch2)
-    return _multiply(batch1, batch2, outs, lift=_matrix, self=self, beta=beta, alpha=alpha, summed=True)
+    batch1, batch2 = _batches(batch1, 3), _batches(batch2, 3)
+    return _multiply(batch1, batch2, outs, self=self, beta=beta, alpha=alpha, summed=True)
 
 
 @operator("mv", accepts=FLOATS)
 def mv(self, vec, outs=()):
-    return _multiply(_matrix(self), _column(vec), outs, lift=_column)
+    return _multiply(_batches(self, 2), _batches(vec, 1), outs, rank=1)
 
 
 @operator("addmv", accepts=FLOATS)
 def addmv(self, mat, vec, beta, alpha, outs=()):
-    return _multiply(_matrix(mat), _column(vec), outs, lift=_column, self=self, beta=beta, alpha=alpha)
+    mat, vec = _batches(mat, 2), _batches(vec, 1)
+    return _multiply(mat, vec, outs, rank=1, self=self, beta=beta, alpha=alpha)
 
 
 @operator("_int_mm", accepts=(torch.int8,))
 def _int_mm(self, mat2, outs=()):
-    a, b = _matrix(self), _matrix(mat2)
+    a, b = _batches(self, 2), _batches(mat2, 2)
     if a.dtype is not torch.int8 or b.dtype is not torch.int8 or a.shape[2] != b.shape[1]:
         raise Decline("operands that are not of int8, or do not fit")
     if devices.current.type == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
         raise Decline("sizes that ATen refuses")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
-    product(a, b, _matrix(outs[0]))
+    product(a, b, _batches(outs[0], 2))
     return outs
 
 
 @operator("_scaled_mm", accepts=tuple(FLOAT8_NAMES))
 def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, outs=()):
     """One scale for each operand, or one for each row of the first and each column of the second."""
-    a, b = _matrix(self), _matrix(mat2)
+    a, b = _batches(self, 2), _batches(mat2, 2)
     (_, M, K), N = a.shape, b.shape[2]
     if a.dtype not in FLOAT8_NAMES or b.dtype not in FLOAT8_NAMES or a.dtype is not b.dtype:
         raise Decline("operands that are not of one float8 dtype")
@@ -199,7 +179,7 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
     inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
     outs = outputs(inputs, [(M, N)], [out_dtype], outs)
     product(
-        *(a, b, _matrix(outs[0])),
+        *(a, b, _batches(outs[0], 2)),
         addend=bias,
         beta=1,
         scales=(scale_a, scale_b),
@@ -219,9 +199,12 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
     if (offs is None) != (ranks == (3, 3)) or not (_lies_aligned(self) and _lies_aligned(mat2)):
         raise Decline("offsets or layouts that ATen refuses")
     rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize
-    groups = next((len(x) for x in (self, mat2) if x.dim() == 3), None if offs is None else offs.numel())
-    if offs is not None and (offs.dtype is not torch.int32 or offs.dim() != 1 or len(offs) != groups):
-        raise Decline("offsets that ATen refuses")
+    counts = {len(x) for x in (self, mat2) if x.dim() == 3} | (
+        {len(offs)} if offs is not None and offs.dim() else set()
+    )
+    if len(counts) != 1 or (offs is not None and (offs.dtype is not torch.int32 or offs.stride() != (1,))):
+        raise Decline("offsets or batches that ATen refuses")
+    (groups,) = counts
     shape = (rows, columns) if ranks in ((2, 3), (3, 2)) else (groups, rows, columns)
     width = -(-columns // padded) * padded
     strides = (width, 1) if len(shape) == 2 else (rows * width, width, 1)
@@ -257,9 +240,8 @@ _DOT = Reduction((0.0,), _product_of, add_states, only)
 
 @operator("dot", accepts=FLOATS)
 def dot(self, tensor, outs=()):
-    _of_rank(self, 1), _of_rank(tensor, 1)
     dtype = self.dtype
-    if dtype not in FLOATS or tensor.dtype is not dtype or self.shape != tensor.shape:
+    if dtype not in FLOATS or tensor.dtype is not dtype or self.dim() != 1 or self.shape != tensor.shape:
         raise Decline("operands of other dtypes or sizes")
     return reduced(_DOT, (self, tensor), None, False, (dtype,), outs, opmath(dtype))
 
@@ -270,7 +252,8 @@ def vdot(self, other, outs=()):
 
 
 def _outer(self, vec1, vec2, beta, alpha):
-    _of_rank(vec1, 1), _of_rank(vec2, 1)
+    if vec1.dim() != 1 or vec2.dim() != 1:
+        raise Decline("operands that are no vectors")
     whole = all(isinstance(number, int) for number in (beta, alpha))
     if not whole and not any(value.is_floating_point() for value in (self, vec1, vec2)):
         raise Decline("fractions of integers")
