@@ -69,7 +69,7 @@ def packet(info: Any) -> str | None:
     "mm" stands for all of those that functions of matrices consist of.
     """
     python = info.name.replace("nn.functional.", "").replace("special.polygamma", "polygamma")
-    if info.name in _PRODUCTS:
+    if info.name in _PRODUCTS and "mm" in _packets():
         return "mm"
     return next(
         (name for name in (info.aten_name, python, python.replace(".", "_"), f"native_{python}") if name in _packets()),
