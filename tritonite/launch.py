@@ -60,7 +60,7 @@ def swap_recorder(recorder: Any) -> Any:
 
 @contextlib.contextmanager
 def compiling(target: GPUTarget) -> Iterator[None]:
-    """Within it this thread's launches compile for `target`, into Triton's disk cache, and run nothing."""
+    """Within it this thread's launches through `libentry` compile for `target`, to Triton's cache, and run nothing."""
     outer, _local.target = _local.target, target
     try:
         yield

@@ -83,6 +83,13 @@ def finish(
     return product
 
 
+@triton.jit
+def _store(total, out, strides, batch, rows, columns, row_mask, column_mask):
+    """Write a tile; `strides` are the result's (batch, row, column)."""
+    pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "steps"])
 def multiply(
@@ -171,8 +178,7 @@ def multiply(
             KINDS,
             ACTIVATION,
         )
-    pointers = out + batch * strides[2][0] + (rows * strides[2][1])[:, None] + (columns * strides[2][2])[None, :]
-    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+    _store(total, out, strides[2], batch, rows, columns, row_mask, column_mask)
 
 
 @libentry()
@@ -224,8 +230,7 @@ def add_parts(
         KINDS,
         ACTIVATION,
     )
-    pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
-    tl.store(pointers, total.to(out.dtype.element_ty), mask=mask)
+    _store(total, out, strides, batch, rows, columns, row_mask, column_mask)
 
 
 @triton.jit
@@ -369,9 +374,8 @@ def multiply_groups(
             total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
         rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
         columns = column.to(INDEX) + tl.arange(0, BLOCK_N)
-        pointers = out + (rows * out_strides[0])[:, None] + (columns * out_strides[1])[None, :]
         row_mask = (group_begin <= rows) & (rows < group_end)
-        tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & (columns < N)[None, :])
+        _store(total, out, out_strides, 0, rows, columns, row_mask, columns < N)
 
 
 class _Finish(NamedTuple):
@@ -452,7 +456,7 @@ def product(
     work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
     whole = ends is None and not summed
     if config is None:
-        config = tune.choose(work.problem, out.device, whole and all(map(_copies_tiles, (a, b, out))))
+        config = tune.choose(work.problem, out.device, whole and all(map(_describable, (a, b, out))))
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
 
@@ -497,7 +501,7 @@ def _run(work: _Work, config: Config) -> None:
     splits = max(1, -(-blocks // steps))
     parts = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
     ending = (work.ending if splits == 1 else _NOTHING).arguments
-    tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+    tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
     if config.descriptors:
         programs = min(splits * tiles, tune.multiprocessors(out.device))
@@ -560,7 +564,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         _descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
         _descriptor(b, config.BLOCK_K, config.BLOCK_N),
         *(out, ends),
-        out_strides=out.stride(),
+        out_strides=work.out.stride(),
         N=N,
         K=K,
         programs=programs,
@@ -577,7 +581,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
 _NOTHING = _Finish(None, (), 1.0, 0.0, None)
 
 
-def _copies_tiles(tensor: torch.Tensor) -> bool:
+def _describable(tensor: torch.Tensor) -> bool:
     """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
     inner = 2 if tensor.stride(2) == 1 else 1
     every = 16 // tensor.dtype.itemsize

@@ -8,6 +8,7 @@ Prints a line for every kernel that does not compile and exits with 1 if there i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -18,7 +19,7 @@ from unittest import mock
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tritonite import catalog, devices, dtypes, tune
+from tritonite import catalog, devices, dtypes
 from tritonite.engine import pointwise
 from tritonite.engine.matmul import multiply_tiles, product
 from tritonite.errors import Decline
@@ -73,11 +74,9 @@ def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[s
                     yield f"{dtype} {static} {label}", plan.specialization
 
 
-def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
-    """What an operator's host function launches, on samples in every dtype it serves or in one.
-
-    Once on this device, and once where blocks are so small that rows take several of them, and several programs.
-    """
+@contextlib.contextmanager
+def _noting() -> Iterator[list[Specialization]]:
+    """Notes what is launched within it, and launches nothing."""
     found: list[Specialization] = []
 
     def launch(specialization: Specialization, device: torch.device) -> Callable[..., None]:
@@ -87,9 +86,18 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
     def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
+    with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
+        yield found
+
+
+def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
+    """What an operator's host function launches, on samples in every dtype it serves or in one.
+
+    Once on this device, and once where blocks are so small that rows take several of them, and several programs.
+    """
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=8)
     served = 0
-    with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
+    with _noting() as found:
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
             if dtype not in op.declaration.accepts or (served and not full):
                 continue
@@ -129,20 +137,14 @@ _SIZED = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them."""
-    found: list[Specialization] = []
-
-    def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        found.append(kernel.specialization(args, kwargs))
-
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
             dtype, described = _SIZED[size], config.descriptors
             a, b = torch.ones(1, config.BLOCK_M, 512, dtype=dtype), torch.ones(1, 512, 512, dtype=dtype)
             out = torch.empty(1, config.BLOCK_M, 512, dtype=torch.int32 if dtype is torch.int8 else dtype)
             for layout, second in (("rows", b), ("columns", b.mT)):
-                found.clear()
-                with mock.patch.object(LibEntry, "run", note), mock.patch.object(tune, "choose", return_value=config):
-                    product(a, second, out)
+                with _noting() as found:
+                    product(a, second, out, config=config)
                 chosen = names[:2] if described else names
                 yield f"{config} {dtype} {layout}", found[0], chosen if full else chosen[:1]
 

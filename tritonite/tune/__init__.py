@@ -29,6 +29,10 @@ class Problem(NamedTuple):
     a_inner: bool
     b_inner: bool
 
+    def tiles(self, config: Config) -> int:
+        """How many tiles its results are cut into."""
+        return self.batches * -(-self.M // config.BLOCK_M) * -(-self.N // config.BLOCK_N)
+
     @property
     def key(self) -> str:
         """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
@@ -81,9 +85,7 @@ def rule(problem: Problem, device: torch.device, described: bool) -> Config:
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     # A part of K has 4 blocks at least.
-    splits = min(
-        config.programs * multiprocessors(device) // _tiles(problem, config), problem.K // (4 * config.BLOCK_K)
-    )
+    splits = min(config.programs * multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K))
     return _fitting(config._replace(splits=max(1, splits)), problem)
 
 
@@ -102,16 +104,12 @@ def _fitting(config: Config, problem: Problem) -> Config:
     return config
 
 
-def _tiles(problem: Problem, config: Config) -> int:
-    return problem.batches * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
-
-
 def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
     """By the time of as many rounds of tiles as the device takes; larger tiles are done faster than their size."""
     most = multiprocessors(device)
 
     def time(config: Config) -> float:
-        rounds = -(-_tiles(problem, config) // most)
+        rounds = -(-problem.tiles(config) // most)
         return rounds * config.BLOCK_M * config.BLOCK_N / config.rate
 
     return min(configs, key=time)

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from tritonite import cache
 from tritonite.tune.tiles import Config
 
 _SHIPPED = Path(__file__).parent
@@ -20,25 +21,23 @@ _CREATE = """create table if not exists tiles (
 
 def path() -> Path:
     """The file of this machine's results, which need not exist."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("TRITONITE_TUNE") or Path(folder) / "tritonite" / "tune.sqlite")
+    return Path(os.environ.get("TRITONITE_TUNE") or cache.folder() / "tune.sqlite")
 
 
 @contextlib.contextmanager
-def _connection(file: Path) -> Iterator[sqlite3.Connection]:
+def _connection() -> Iterator[sqlite3.Connection]:
     # Writers wait for each other; readers for nobody, with a log of what is being written.
-    with contextlib.closing(sqlite3.connect(file, timeout=60)) as connection:
+    with contextlib.closing(sqlite3.connect(path(), timeout=60)) as connection:
         connection.execute("pragma journal_mode=wal")
         connection.execute(_CREATE)
         with connection:
             yield connection
 
 
-def save(device: str, problem: str, config: Config, microseconds: float, file: Path | None = None) -> None:
+def save(device: str, problem: str, config: Config, microseconds: float) -> None:
     """Keep the tiles for a problem on a device, in place of earlier ones."""
-    file = file or path()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with _connection(file) as connection:
+    path().parent.mkdir(parents=True, exist_ok=True)
+    with _connection() as connection:
         row = (device, problem, json.dumps(config), microseconds)
         connection.execute("insert or replace into tiles values (?, ?, ?, ?)", row)
     known.cache_clear()
@@ -50,7 +49,7 @@ def known(device: str) -> dict[str, Config]:
     shipped = _SHIPPED / f"{device.replace(' ', '_')}.json"
     found = json.loads(shipped.read_text()) if shipped.exists() else {}
     if path().exists():
-        with _connection(path()) as connection:
+        with _connection() as connection:
             rows = connection.execute("select problem, config from tiles where device = ?", (device,))
             found |= {problem: json.loads(config) for problem, config in rows}
     return {problem: Config(*config) for problem, config in found.items()}

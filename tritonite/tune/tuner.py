@@ -60,7 +60,7 @@ def candidates(problem: Problem) -> Iterator[Config]:
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:
     """With K in as many parts as may fill the device."""
-    tiles = problem.batches * -(-problem.M // config.BLOCK_M) * -(-problem.N // config.BLOCK_N)
+    tiles = problem.tiles(config)
     for splits in (1, 2, 4, 8, 16):
         if splits == 1 or (tiles * splits <= 1056 and 2 * splits * config.BLOCK_K <= problem.K):
             yield config._replace(splits=splits)

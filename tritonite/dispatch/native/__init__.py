@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from tritonite import devices
+from tritonite import cache, devices
 from tritonite.errors import BuildFailed, InvalidSetting
 
 _NAME = "tritonite_dispatcher"
@@ -49,8 +49,7 @@ def library() -> Path:
     """Where the built library is, or would be."""
     digest = hashlib.sha256(_SOURCE.read_bytes())
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = Path(os.environ.get("TRITONITE_CACHE", home / "tritonite"))
+    folder = Path(os.environ.get("TRITONITE_CACHE", cache.folder()))
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
