@@ -28,6 +28,7 @@ if tritonite.device == "cuda":
     UNSAMPLED |= dict.fromkeys(
         ("_batch_norm_no_update", "_batch_norm_no_update.out"), "ATen's calls the kernel for CPUs"
     )
+    UNSAMPLED |= dict.fromkeys(("bmm.dtype_out", "baddbmm.dtype_out"), "ATen wants out in its final shape")
     UNSAMPLED["_add_relu.Scalar_out"] = "ATen's calls a functional form that it has for the CPU alone"
 
 

@@ -39,7 +39,6 @@ NAN_UNDEFINED = {
 ZERO_SIGN_UNDEFINED = {
     "_add_relu",
     "_log_softmax_backward_data",
-    "_softmax_backward_data",
     "native_layer_norm_backward",
     "fmax",
     "fmin",
@@ -50,8 +49,12 @@ ZERO_SIGN_UNDEFINED = {
     "relu6",
     "softshrink",
 }
-# Where terms cancel to 0, roundoff gives it its sign.
-ZERO_SIGN_OF_ROUNDOFF = {"_weight_norm_interface_backward", "native_group_norm_backward"}
+# Where terms cancel to 0, roundoff gives it its sign; softmax's gradient is to ATen a difference of products on GPUs, a
+# product with a difference on CPUs.
+ZERO_SIGN_OF_ROUNDOFF = {"_softmax_backward_data", "_weight_norm_interface_backward", "native_group_norm_backward"}
+
+# Which outputs they write depends on the device: in evaluation ATen returns statistics on GPUs alone.
+DEVICE_DEFINED = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"}
 
 
 def compares_zero_sign(packet: str | None) -> bool:
