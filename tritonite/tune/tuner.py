@@ -112,16 +112,18 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     found: dict[Config, float] = {}
     for config in dict.fromkeys((rule, *configs)):
         try:
-            out.fill_(float("nan"))
             product(a, b, out, config=config)
         except Exception:  # noqa: BLE001 - a candidate that the device or the compiler refuses is no candidate
             continue
+        found[config] = time(config, _FEW_CALLS)
+    best = {*sorted(found, key=lambda config: found[config])[:_BEST], rule}
+    times = {}
+    for config in best:
+        out.fill_(float("nan"))
+        times[config] = time(config, _MANY_CALLS)
         verdict = judge(out, expected, exact, False, "cuda", terms=problem.K * 16.0)
         if verdict.failure:
             raise WrongAnswer(provider="tritonite", case=f"{problem} by {config}", reason=verdict.failure)
-        found[config] = time(config, _FEW_CALLS)
-    best = sorted(found, key=lambda config: found[config])[:_BEST]
-    times = {config: time(config, _MANY_CALLS) for config in {*best, rule}}
     config = min(times, key=lambda config: times[config])
     aten = statistics.median(
         timing.device_samples(timing.captured(lambda: torch.matmul(a, b, out=out), 1), _MANY_CALLS)
