@@ -1,5 +1,6 @@
 """Products where samples do not reach: several tiles, split sums, tensor descriptors, endings, groups, the rule."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -268,22 +269,25 @@ def test_groups_lie_as_atens():
 @pytest.mark.parametrize("use_fast_accum", [False, True])
 def test_scaled(rows, dtype, use_fast_accum):
     a, b = normal(rows, 256).to(dtype), normal(48, 256).to(dtype).mT
-    one, bias = torch.tensor([0.25, 2.0], device=tritonite.device), normal(48, dtype=torch.bfloat16)
-    for scales in ((one[:1], one[1]), (normal(rows, 1), normal(1, 48))):
+    one, two = torch.tensor([0.25], device=tritonite.device), torch.tensor(2.0, device=tritonite.device)
+    bias = normal(48, dtype=torch.bfloat16)
+    for scales in ((one, two), (normal(rows, 1), normal(1, 48))):
         for added in (None, bias):
             args = (a, b, *scales, added, None, torch.bfloat16, use_fast_accum)
             exact = (a.double() @ b.double()) * scales[0].double() * scales[1].double()
             exact = exact if added is None else exact + added.double()
             (actual,) = matmul._scaled_mm(*args)
-            on_gpu = tritonite.device == "cuda"
-            # ATen has no products of two of float8_e5m2.
-            aten = torch._scaled_mm(*args) if on_gpu and dtype is torch.float8_e4m3fn else exact.bfloat16()
+            on_gpu, aten = tritonite.device == "cuda", exact.bfloat16()
+            if on_gpu:
+                with contextlib.suppress(RuntimeError):
+                    # Its library has no products of two of float8_e5m2, nor of every size.
+                    aten = torch._scaled_mm(*args)
             # Hopper's tensor cores add these products in 14 bits (DeepSeek-V3's report, 3.3.2), not in 24.
             assert_close(actual, aten, exact, terms=256 * 100 * (2**20 if on_gpu else 1))
             error, aten_error = (actual.double() - exact).abs().max(), (aten.double() - exact).abs().max()
             assert error <= 2 * aten_error or aten_error < exact.abs().max() / 2**9
     with pytest.raises(Decline):
-        matmul._scaled_mm(a, b, one[:1], one[1], None, None, dtype, False)
+        matmul._scaled_mm(a, b, one, two, None, None, dtype, False)
 
 
 # The rule, for the H200's tables.

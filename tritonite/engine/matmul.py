@@ -504,7 +504,7 @@ def _run(work: _Work, config: Config) -> None:
     tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
     if config.descriptors:
-        programs = min(splits * tiles, tune.multiprocessors(out.device))
+        programs = min(splits * tiles, config.programs * tune.multiprocessors(out.device))
         multiply_tiles[(programs,)](
             _descriptor(a, config.BLOCK_M, config.BLOCK_K),
             _descriptor(b, config.BLOCK_K, config.BLOCK_N),

@@ -863,10 +863,13 @@ def _blocks(space: Space, folded: Sequence[torch.Tensor], transforming: bool) ->
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
     warps = max(4, kept * reduced // 1024)
     if transforming and space.inner and n_reduced > longest:
-        warps, several = device.most_warps, len(folded) > 2
-        if several or (len(folded) == 1 and folded[0].dtype.itemsize < 4):
-            # More of them do not fit the registers; of less bytes a cache holds twice the rows.
-            warps, reduced = warps if several else warps // 2, reduced // 2
+        warps = device.most_warps
+        if len(folded) == 1 and folded[0].dtype.itemsize < 4:
+            # Of less bytes a cache holds twice the rows.
+            warps, reduced = warps // 2, reduced // 2
+        elif len(space.kinds) > 2:
+            # More of them do not fit the registers.
+            reduced //= 2
     return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 

@@ -258,7 +258,11 @@ def _record(
             # What the CPU has not is not exact, but as near as ATen is.
             exact_one = b.detach()
         roundoff = terms(packet, operands, b, exact_one)
-        verdict = judge(a.detach(), b.detach(), exact_one, compares_zero_sign(packet), terms=roundoff)
+        verdict = judge(
+            *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
+            terms=roundoff,
+            gradient=label == "gradient",
+        )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:
             report.failures.append(f"{label}: {verdict.failure}")

@@ -18,7 +18,7 @@ from tritonite import launch, tune
 from tritonite.bench import timing
 from tritonite.engine.matmul import product
 from tritonite.errors import WrongAnswer
-from tritonite.testing.compare import judge
+from tritonite.testing.compare import judge, terms
 from tritonite.tune import Problem, store
 from tritonite.tune.tiles import SHARED, Config
 
@@ -121,7 +121,7 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     for config in best:
         out.fill_(float("nan"))
         times[config] = time(config, _MANY_CALLS)
-        verdict = judge(out, expected, exact, False, "cuda", terms=problem.K * 16.0)
+        verdict = judge(out, expected, exact, False, "cuda", terms=terms("mm", (a, b), out))
         if verdict.failure:
             raise WrongAnswer(provider="tritonite", case=f"{problem} by {config}", reason=verdict.failure)
     config = min(times, key=lambda config: times[config])
