@@ -38,9 +38,9 @@ test-full: $(VENV)/test
 # needs no GPU and is left to the other two.
 test-gpu:
 	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
-		PYTHONPATH=. TRITONITE_PREVIEW=1 TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
+		PYTHONPATH=. TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
 		--ignore tests/test_compile.py && \
-		PYTHONPATH=. TRITONITE_PREVIEW=1 TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
+		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
 
 # In an environment with a GPU: all of docs/benchmarks and the results in docs/benchmarks.md.
 bench:

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import tritonite
-from tritonite import catalog, cli, devices
+from tritonite import cli
 from tritonite.bench import cases, console, models, run, timing
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
@@ -271,20 +271,3 @@ def cases_result(**fields):
 
     base = {"op": "x", "family": "f", "label": "1", "dtype": "float16", "measure": "device", "elements": 1}
     return Result(**{**base, **fields})
-
-
-def test_families_without_a_measurement_stay_atens_on_a_gpu(monkeypatch):
-    gpu = dataclasses.replace(devices.current, type="cuda", interpreted=False)
-    monkeypatch.setattr(devices, "current", gpu)
-    monkeypatch.setattr(tritonite, "backend", gpu)
-    monkeypatch.delenv("TRITONITE_PREVIEW", raising=False)
-    catalog.overloads.cache_clear()
-    try:
-        assert not {op.family for op in tritonite.overloads().values()} & catalog.PREVIEW
-        assert not any(case.overload == "mm" for case in cases.cases(ops=["m*"]))
-        monkeypatch.setenv("TRITONITE_PREVIEW", "1")
-        catalog.overloads.cache_clear()
-        assert {op.family for op in tritonite.overloads().values()} > catalog.PREVIEW
-    finally:
-        monkeypatch.undo()
-        catalog.overloads.cache_clear()

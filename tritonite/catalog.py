@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,8 +55,6 @@ class Declaration:
         return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
 
 
-# Families that have yet to be measured on a GPU: there ATen serves them, unless TRITONITE_PREVIEW is 1.
-PREVIEW = frozenset({"matmul"})
 declarations: list[Declaration] = []
 excluded: dict[str, str] = {}
 
@@ -180,11 +177,8 @@ def overloads() -> dict[str, Op]:
     from tritonite import ops  # noqa: F401 - importing the families declares their operators
 
     key = devices.current.dispatch_key or "CPU"
-    left = PREVIEW if devices.current.type == "cuda" and os.environ.get("TRITONITE_PREVIEW") != "1" else frozenset()
     table: dict[str, Op] = {}
     for declaration in declarations:
-        if declaration.family in left:
-            continue
         known = [found for packet in declaration.packets for found in schemas(packet)]
         fitting = [(name, schema) for name, schema in known if declaration.serves(schema)]
         for name, schema in fitting:

@@ -35,7 +35,6 @@ ENVIRONMENT = {
     "TRITONITE_TUNE": "the file of tuned tiles; by default tritonite/tune.sqlite in the user's cache folder",
     "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (the default on NVIDIA's GPUs)",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
-    "TRITONITE_PREVIEW": "1 takes products of matrices from Tritonite on GPUs too, which are not measured there yet",
     "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
 }

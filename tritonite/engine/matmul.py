@@ -435,7 +435,7 @@ def product(
         addend: of a shape that broadcasts to out's; it may be `out` itself.
         scales: likewise, each multiplied with the product.
         activation: a function of `triton.jit`, of a block in the dtype accumulated in.
-        precision: of float32 operands: "ieee" or "tf32", as `tl.dot` has it.
+        precision: of float32 operands: "ieee", or what of it is the fastest, or "tf32", as `tl.dot` has them.
         blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
         ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
         config: the tiles to take; by default those that tuning or a rule chooses.
@@ -476,7 +476,8 @@ class _Work(NamedTuple):
     def problem(self) -> Problem:
         a, b = self.a, self.b
         batches, M, N = self.out.shape
-        return Problem(batches, M, N, a.shape[2], a.dtype, self.out.dtype, a.stride(2) == 1, b.stride(1) == 1)
+        inner = a.stride(2) == 1, b.stride(1) == 1
+        return Problem(batches, M, N, a.shape[2], a.dtype, self.out.dtype, *inner, self.blockwise)
 
     @property
     def accumulator(self) -> torch.dtype:
@@ -489,7 +490,8 @@ class _Work(NamedTuple):
             "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
             "INDEX": tl.int64 if wide else tl.int32,
         }
-        kinds |= {"PRECISION": self.precision, "IMPRECISE": config.BLOCK_K if self.blockwise else None}
+        kinds |= {"PRECISION": self.precision if config.BLOCK_M == 1 else _by_parts(self.precision, self.a)}
+        kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
 
 
@@ -576,6 +578,15 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
         **work.constants(config),
     )
+
+
+def _by_parts(precision: str, a: torch.Tensor) -> str:
+    """How to multiply float32 as exactly as IEEE has it: on GPUs with fast tensor cores as three of bfloat16 each.
+
+    Henry, Tang and Heinecke 2019. Elements from 3.39e38 on round to infinity in the first of the three.
+    """
+    fast = devices.current.kind in ("nvidia", "none") and tune.copies_tiles(a.device)
+    return "bf16x6" if precision == "ieee" and a.dtype is torch.float32 and fast else precision
 
 
 _NOTHING = _Finish(None, (), 1.0, 0.0, None)

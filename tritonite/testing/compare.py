@@ -89,10 +89,12 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
     """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0."""
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if packet in _products():
-        floats = [x.detach().double() for x in tensors if x.is_floating_point()]
-        sizes = sorted(float(x.abs().nan_to_num(0, 0).max()) for x in floats)
+        floats = [x.detach().double().abs().nan_to_num(0, 0) for x in tensors if x.is_floating_point()]
+        sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
-        return longest * max(1.0, math.prod(sizes[-2:])) ** 2
+        # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021).
+        cut_off = longest * math.prod(usual[-2:]) / 2
+        return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
     read = max((x.numel() for x in tensors), default=1)
     count = max(1.0, read / max(1, result.numel()))
     if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():

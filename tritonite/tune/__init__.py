@@ -9,7 +9,7 @@ import torch
 
 from tritonite import devices
 from tritonite.tune import store
-from tritonite.tune.tiles import FEW_ROWS, ONE_ROW, SHARED, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
+from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, SHARED, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
 
 # Products of up to so many rows are bound by memory.
 FEW = 16
@@ -18,7 +18,10 @@ PARTS = (8, 256)
 
 
 class Problem(NamedTuple):
-    """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands."""
+    """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
+
+    `blockwise` where sums over blocks of K are added in float32.
+    """
 
     batches: int
     M: int
@@ -28,6 +31,7 @@ class Problem(NamedTuple):
     result: torch.dtype
     a_inner: bool
     b_inner: bool
+    blockwise: bool = False
 
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
@@ -38,7 +42,8 @@ class Problem(NamedTuple):
         """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
         sizes = f"{self.batches}x{self.M}x{self.N}x{self.K}"
         dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
-        return f"{sizes} {dtypes} {'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
+        layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
+        return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -77,9 +82,9 @@ def rule(problem: Problem, device: torch.device, described: bool) -> Config:
     """The tiles for a problem of which nothing is stored."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1:
-        config = ONE_ROW[kind][problem.b_inner]
+        config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])
     elif problem.M <= FEW:
-        config = FEW_ROWS[kind][problem.b_inner][size]
+        config = _filling(problem, device, FEW_ROWS[kind][problem.b_inner][size])
     elif described and copies_tiles(device) and size in THROUGH_DESCRIPTORS[kind]:
         config = choose_described(problem, device)
     else:
@@ -93,6 +98,8 @@ def choose_described(problem: Problem, device: torch.device) -> Config:
     """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
+    if problem.blockwise:
+        configs = BLOCKWISE.get(kind, configs)
     return _fitting(_cheapest(problem, device, configs), problem)
 
 
@@ -102,6 +109,12 @@ def _fitting(config: Config, problem: Problem) -> Config:
     while config.descriptors and config.num_stages > 1 and config.shared(problem.dtype.itemsize, result) > SHARED:
         config = config._replace(num_stages=config.num_stages - 1)
     return config
+
+
+def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
+    """The first whose tiles are taken all at once, or else the last."""
+    most = multiprocessors(device)
+    return next((config for config in configs if problem.tiles(config) <= config.programs * most), configs[-1])
 
 
 def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:

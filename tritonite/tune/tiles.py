@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Config(NamedTuple):
     """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
 
-    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor wants.
+    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes.
     """
 
     BLOCK_M: int
@@ -38,10 +38,10 @@ class Config(NamedTuple):
 # Of a program, but for what Triton keeps of it.
 SHARED = 226 * 1024
 _DESCRIBED = (
-    Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True),
-    Config(128, 128, 64, 8, 4, 0.85, descriptors=True),
-    Config(64, 128, 64, 4, 4, 0.65, descriptors=True),
-    Config(64, 64, 64, 4, 5, 0.45, descriptors=True),
+    Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True, GROUP_M=16),
+    Config(128, 128, 128, 8, 3, 0.9, descriptors=True),
+    Config(64, 128, 128, 4, 4, 0.7, descriptors=True),
+    Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
 )
 _BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED])
 _HALVES = (
@@ -50,7 +50,12 @@ _HALVES = (
     Config(64, 64, 64, 4, 4, 0.6),
     Config(32, 64, 64, 4, 4, 0.35),
 )
-_FLOATS = (Config(128, 64, 16, 8, 3, 1.0), Config(64, 64, 16, 4, 3, 0.9), Config(32, 32, 32, 4, 3, 0.5))
+_FLOATS = (
+    Config(128, 128, 32, 8, 3, 1.0),
+    Config(128, 64, 32, 4, 3, 0.95),
+    Config(64, 64, 32, 4, 3, 0.8),
+    Config(32, 32, 32, 4, 3, 0.5),
+)
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
 _AMD = tuple([config._replace(num_stages=2) for config in _HALVES])
 _INTERPRETED = (Config(64, 64, 64),)
@@ -69,19 +74,32 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
     "amd": {},
     "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
 }
+# Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
+BLOCKWISE: dict[str, tuple[Config, ...]] = {
+    "nvidia": (
+        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
+        Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
+        Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
+    )
+}
+BLOCKWISE["none"] = BLOCKWISE["nvidia"]
 
-# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are.
-ONE_ROW: dict[str, dict[bool, Config]] = {
-    "nvidia": {True: Config(1, 8, 512, programs=4), False: Config(1, 64, 64, programs=4)},
-    "interpreter": dict.fromkeys((True, False), Config(1, 64, 128)),
+# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are. The
+# first that fills the device once, or else the last.
+ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
+    "nvidia": {
+        True: (Config(1, 8, 512, programs=4), Config(1, 16, 256, 8)),
+        False: (Config(1, 64, 128, programs=4),),
+    },
+    "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
 }
-_FEW_NVIDIA = {
-    True: {size: Config(16, 32, 512 // size, 4, 4, programs=2) for size in (1, 2, 4, 8)},
-    False: {size: Config(16, 64, 128 // size, 4, 4, programs=2) for size in (1, 2, 4, 8)},
+_FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
+    True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2, 4, 8)},
+    False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2, 4, 8)},
 }
-FEW_ROWS: dict[str, dict[bool, dict[int, Config]]] = {
+FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {
     "nvidia": _FEW_NVIDIA,
-    "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), Config(16, 64, 64))),
+    "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), (Config(16, 64, 64),))),
 }
 for _kind in ("none", "amd"):
     ONE_ROW[_kind], FEW_ROWS[_kind] = ONE_ROW["nvidia"], FEW_ROWS["nvidia"]
@@ -91,5 +109,8 @@ def every(kind: str) -> Iterator[tuple[int, Config]]:
     """All tiles of a kind of device, with the bytes of an element that they are for."""
     for table in (THROUGH_DESCRIPTORS, THROUGH_POINTERS):
         yield from [(size, config) for size, configs in table[kind].items() for config in configs]
-    yield from [(2, config) for config in ONE_ROW[kind].values()]
-    yield from [(size, config) for table in FEW_ROWS[kind].values() for size, config in table.items()]
+    yield from [(2, config) for configs in ONE_ROW[kind].values() for config in configs]
+    yield from [
+        (size, config) for table in FEW_ROWS[kind].values() for size, configs in table.items() for config in configs
+    ]
+    yield from [(1, config) for config in BLOCKWISE.get(kind, ())]
