@@ -44,7 +44,7 @@ test-gpu:
 
 # In an environment with a GPU: all of docs/benchmarks and the results in docs/benchmarks.md.
 bench:
-	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 8 --measure device --measure host --model bert --model llama \
+	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 5 --measure device --measure host --model bert --model llama \
 		--json docs/benchmarks/results.json --charts docs/benchmarks && PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.

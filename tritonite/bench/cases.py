@@ -164,6 +164,9 @@ for _name in ("mm", "addmm", "_addmm_activation", "_int_mm", "_scaled_mm"):
     OPERANDS[_name] = lambda make, shape: (make(shape[0], shape[2]), make(shape[1], shape[2]))
 for _name in ("bmm", "baddbmm", "addbmm"):
     OPERANDS[_name] = lambda make, shape: (make(*shape[:2], shape[3]), make(shape[0], *shape[2:]))
+for _name in ("mv", "addmv"):
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1, shape[1]))
+OPERANDS["addr"] = lambda make, shape: (make(shape[0], 1), make(shape[1], 1))
 OPERANDS["_grouped_mm"] = lambda make, shape: (make(shape[1], shape[3]), make(shape[0], *shape[2:]).mT)
 for _name in ("prod", "cumprod"):
     # The products of others leave what their dtype can hold.

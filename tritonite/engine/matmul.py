@@ -396,6 +396,11 @@ class _Finish(NamedTuple):
         return self.scales if self.addend is None else (*self.scales, self.addend)
 
     @property
+    def bytes(self) -> int:
+        """Of what is read beside every element of a product."""
+        return sum(tensor.dtype.itemsize for tensor in self.tensors if 0 not in tensor.stride()[1:])
+
+    @property
     def arguments(self) -> dict[str, Any]:
         strides = tuple([tensor.stride() for tensor in self.tensors])
         kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
@@ -457,6 +462,7 @@ def product(
     whole = ends is None and not summed
     if config is None:
         config = tune.choose(work.problem, out.device, whole and all(map(_describable, (a, b, out))))
+        config = tune.fitting(config, work.problem, out.device, ending.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
 
@@ -558,7 +564,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         return
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
-    config = tune.choose_described(usual, out.device)
+    config = tune.fitting(tune.choose_described(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
     programs = min(tiles, tune.multiprocessors(out.device))

@@ -91,7 +91,7 @@ def rule(problem: Problem, device: torch.device, described: bool) -> Config:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     # A part of K has 4 blocks at least.
     splits = min(config.programs * multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K))
-    return _fitting(config._replace(splits=max(1, splits)), problem)
+    return config._replace(splits=max(1, splits))
 
 
 def choose_described(problem: Problem, device: torch.device) -> Config:
@@ -100,15 +100,25 @@ def choose_described(problem: Problem, device: torch.device) -> Config:
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
     if problem.blockwise:
         configs = BLOCKWISE.get(kind, configs)
-    return _fitting(_cheapest(problem, device, configs), problem)
+    return _cheapest(problem, device, configs)
 
 
-def _fitting(config: Config, problem: Problem) -> Config:
-    """With as many stages as shared memory has room for; parts of results are of 4 bytes."""
-    result = problem.result.itemsize if config.splits == 1 else max(4, problem.dtype.itemsize)
-    while config.descriptors and config.num_stages > 1 and config.shared(problem.dtype.itemsize, result) > SHARED:
+def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
+    """With as many stages as shared memory has room for, next to `beside` bytes for each element of a result."""
+    size, most = problem.dtype.itemsize, shared_memory(device)
+    # Parts of results are of 4 bytes.
+    result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
+    while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         config = config._replace(num_stages=config.num_stages - 1)
     return config
+
+
+@functools.lru_cache(maxsize=64)
+def shared_memory(device: torch.device) -> int:
+    """The bytes of it that a program may have, but for what Triton keeps of it."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return SHARED
+    return min(SHARED, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)
 
 
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
