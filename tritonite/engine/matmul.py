@@ -496,7 +496,10 @@ class _Work(NamedTuple):
             "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
             "INDEX": tl.int64 if wide else tl.int32,
         }
-        kinds |= {"PRECISION": self.precision if config.BLOCK_M == 1 else _by_parts(self.precision, self.a)}
+        exact = self.precision == "ieee" and self.a.dtype is torch.float32
+        # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
+        parts = config.parts and exact and tune.copies_tiles(self.a.device)
+        kinds |= {"PRECISION": "bf16x6" if parts else self.precision}
         kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
 
@@ -584,15 +587,6 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
         **work.constants(config),
     )
-
-
-def _by_parts(precision: str, a: torch.Tensor) -> str:
-    """How to multiply float32 as exactly as IEEE has it: on GPUs with fast tensor cores as three of bfloat16 each.
-
-    Henry, Tang and Heinecke 2019. Elements from 3.39e38 on round to infinity in the first of the three.
-    """
-    fast = devices.current.kind in ("nvidia", "none") and tune.copies_tiles(a.device)
-    return "bf16x6" if precision == "ieee" and a.dtype is torch.float32 and fast else precision
 
 
 _NOTHING = _Finish(None, (), 1.0, 0.0, None)

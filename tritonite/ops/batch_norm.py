@@ -9,20 +9,22 @@ import triton.language as tl
 
 from tritonite.catalog import operator, scalar_kernel
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.reduction import Reduction, empty, outputs
+from tritonite.engine.reduction import Reduction, RowTransform, empty, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
     asked_for,
     by_statistics,
     expanded,
+    gradient,
     gradients,
     mean_and_rstd,
     normalized,
     present,
+    product_and_gradient,
     statistics_dtype,
 )
-from tritonite.ops.reduction import add_pairs, check_floats
+from tritonite.ops.reduction import add_pairs, check_floats, over_count
 
 
 @triton.jit
@@ -54,6 +56,24 @@ def _pair(first, second, count, number):
 # Of sets of one element: what becomes of each channel's running statistics, and them as if they were the batch's.
 _update = Reduction((0.0, 0.0), _moved, add_pairs, _pair, (None, None), 2, parametric=True)
 _given = Reduction((0.0, 0.0), _as_of_batch, add_pairs, _pair, (None, None), 2, parametric=True)
+
+
+@triton.jit
+def _means_and_sums(product, grad, count):
+    return over_count(grad, count), over_count(product, count), product, grad
+
+
+@triton.jit
+def _weighted_gradient(grad, x, mean, rstd, weight, mean_grad, mean_product):
+    return weight * gradient(grad, x, mean, rstd, mean_grad, mean_product)
+
+
+# A channel has one weight, so that the sums are the gradients by weight and bias, too.
+_sums = Reduction((0.0, 0.0), product_and_gradient, add_pairs, _means_and_sums, (None, None), 4)
+_BACKWARD = {
+    False: RowTransform(_sums, gradient, 4, applied=2),
+    True: RowTransform(_sums, _weighted_gradient, 4, applied=2),
+}
 
 
 @scalar_kernel(accepts=FLOATS, cast=("mean", "variance", "weight", "bias", "eps"), contiguous=True)
@@ -216,10 +236,15 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
         _given.run(running, (), statistics, opmath(input.dtype), (eps,))
     mean, rstd, weight = _laid(along, *statistics, weight)
-    if not train and results[0] is not None:
+    operands = (grad_out, input, *expanded(input.shape, mean, rstd, weight))
+    if train and results[0] is not None:
+        sums = {i: result for i, result in ((2, results[1]), (3, results[2])) if result is not None}
+        transform, compute = _BACKWARD[weight is not None], opmath(input.dtype)
+        transform.run(present(*operands), dims, results[:1], compute, (), tuple(sums.values()), tuple(sums))
+        return results
+    if results[0] is not None:
         _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])
-    rows = [None, *results[1:]] if not train else results
-    gradients(grad_out, input, *expanded(input.shape, mean, rstd, weight), dims, dims, rows)
+    gradients(*operands, dims, dims, [None, *results[1:]])
     return results
 
 

@@ -84,7 +84,7 @@ def _projections_weight(grad, x, mean, rstd, weight):
 
 
 @triton.jit
-def _gradient(grad, x, mean, rstd, mean_grad, mean_product):
+def gradient(grad, x, mean, rstd, mean_grad, mean_product):
     return rstd * (grad - mean_grad - (x - mean) * rstd * mean_product)
 
 
@@ -94,7 +94,7 @@ def _gradient_weight(grad, x, mean, rstd, weight, mean_grad, mean_product):
 
 
 _BACKWARD = {
-    False: RowTransform(Reduction((0.0, 0.0), _projections, add_pairs, _both_means, (None, None), 2), _gradient),
+    False: RowTransform(Reduction((0.0, 0.0), _projections, add_pairs, _both_means, (None, None), 2), gradient),
     True: RowTransform(
         Reduction((0.0, 0.0), _projections_weight, add_pairs, _both_means, (None, None), 2), _gradient_weight
     ),
@@ -102,7 +102,7 @@ _BACKWARD = {
 
 
 @triton.jit
-def _product_and_gradient(grad, x, mean, rstd):
+def product_and_gradient(grad, x, mean, rstd):
     return grad * (x - mean) * rstd, grad
 
 
@@ -111,7 +111,7 @@ def _product(grad, x, mean, rstd):
     return grad * (x - mean) * rstd
 
 
-_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), _product_and_gradient, add_pairs, both, (None, None), 2)
+_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), product_and_gradient, add_pairs, both, (None, None), 2)
 _WEIGHT = Reduction((0.0,), _product, add_states, only)
 _BIAS = Reduction((0.0,), same, add_states, only)
 

@@ -51,7 +51,12 @@ ZERO_SIGN_UNDEFINED = {
 }
 # Where terms cancel to 0, roundoff gives it its sign; softmax's gradient is to ATen a difference of products on GPUs, a
 # product with a difference on CPUs.
-ZERO_SIGN_OF_ROUNDOFF = {"_softmax_backward_data", "_weight_norm_interface_backward", "native_group_norm_backward"}
+ZERO_SIGN_OF_ROUNDOFF = {
+    "_masked_softmax_backward",
+    "_softmax_backward_data",
+    "_weight_norm_interface_backward",
+    "native_group_norm_backward",
+}
 
 # Which outputs they write depends on the device: in evaluation ATen returns statistics on GPUs alone.
 DEVICE_DEFINED = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"}

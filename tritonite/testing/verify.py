@@ -18,7 +18,7 @@ from tritonite.engine.pointwise import never_overlaps_itself
 from tritonite.override import select, use_gems
 from tritonite.stats import stats
 from tritonite.testing import opinfo
-from tritonite.testing.compare import judge, poisoned, terms, to_reference
+from tritonite.testing.compare import cancelling, judge, poisoned, terms, to_reference
 from tritonite.testing.samples import DEVICE_DEFINED, REFERENCES, Sample, compares_zero_sign, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
@@ -261,7 +261,7 @@ def _record(
         verdict = judge(
             *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
             terms=roundoff,
-            gradient=label == "gradient",
+            cancels=label == "gradient" and cancelling(packet),
         )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:

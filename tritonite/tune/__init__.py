@@ -104,11 +104,16 @@ def choose_described(problem: Problem, device: torch.device) -> Config:
 
 
 def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
-    """With as many stages as shared memory has room for, next to `beside` bytes for each element of a result."""
+    """With as many stages as shared memory has room for, next to `beside` bytes for each element of a result.
+
+    Four of half the size are rather taken than two.
+    """
     size, most = problem.dtype.itemsize, shared_memory(device)
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
+        if config.num_stages == 3 and config.BLOCK_K * size > 128:
+            config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
         config = config._replace(num_stages=config.num_stages - 1)
     return config
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 class Config(NamedTuple):
     """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
 
-    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes.
+    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `parts`
+    multiplies float32 as three of bfloat16 each, where tensor cores are fast.
     """
 
     BLOCK_M: int
@@ -23,6 +24,7 @@ class Config(NamedTuple):
     descriptors: bool = False
     halves: bool = False
     GROUP_M: int = 8
+    parts: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -51,20 +53,21 @@ _HALVES = (
     Config(32, 64, 64, 4, 4, 0.35),
 )
 _FLOATS = (
-    Config(128, 128, 32, 8, 3, 1.0),
-    Config(128, 64, 32, 4, 3, 0.95),
-    Config(64, 64, 32, 4, 3, 0.8),
-    Config(32, 32, 32, 4, 3, 0.5),
+    Config(128, 128, 32, 8, 3, 1.0, parts=True),
+    Config(128, 64, 16, 8, 3, 0.75),
+    Config(64, 64, 16, 4, 3, 0.7),
+    Config(32, 32, 32, 4, 3, 0.3),
 )
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
 _AMD = tuple([config._replace(num_stages=2) for config in _HALVES])
+_AMD_FLOATS = tuple([config._replace(parts=False) for config in _FLOATS])
 _INTERPRETED = (Config(64, 64, 64),)
 
 _NVIDIA_POINTERS = {1: _HALVES, 2: _HALVES, 4: _FLOATS, 8: _DOUBLES}
 THROUGH_POINTERS: dict[str, dict[int, tuple[Config, ...]]] = {
     "nvidia": _NVIDIA_POINTERS,
     "none": _NVIDIA_POINTERS,
-    "amd": {1: _AMD, 2: _AMD, 4: _FLOATS, 8: _DOUBLES},
+    "amd": {1: _AMD, 2: _AMD, 4: _AMD_FLOATS, 8: _DOUBLES},
     "interpreter": dict.fromkeys((1, 2, 4, 8), _INTERPRETED),
 }
 _NVIDIA_DESCRIPTORS = {1: _BYTES, 2: _DESCRIBED}
@@ -94,7 +97,9 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
 }
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
-    True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2, 4, 8)},
+    True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
+    # Without tensor cores.
+    | {size: (Config(16, 32, 512 // size, 4, 4, programs=2),) for size in (4, 8)},
     False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2, 4, 8)},
 }
 FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {

@@ -48,12 +48,14 @@ def candidates(problem: Problem) -> Iterator[Config]:
                 yield from _split(problem, Config(rows, columns, inner, warps, 4))
         return
     shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
-    for (rows, columns), inner, warps in itertools.product(shapes, (128 // size, 256 // size), (4, 8)):
+    by_parts = (False, True) if problem.dtype is torch.float32 else (False,)
+    blocks = itertools.product(shapes, (128 // size, 256 // size), (4, 8), by_parts)
+    for (rows, columns), inner, warps, parts in blocks:
         if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
             continue
         for stages, described in ((3, True), (4, True), (5, True), (3, False)):
             halves = described and rows * columns > 16_384
-            config = Config(rows, columns, inner, warps, stages, descriptors=described, halves=halves)
+            config = Config(rows, columns, inner, warps, stages, descriptors=described, halves=halves, parts=parts)
             if config.shared(size, problem.result.itemsize) <= SHARED:
                 yield from _split(problem, config)
 
