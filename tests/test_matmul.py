@@ -19,6 +19,8 @@ CONFIGS = {
     "split": Config(16, 64, 16, splits=3),
     "one row": Config(1, 32, 32),
     "one row, split": Config(1, 32, 32, splits=2),
+    "four rows": Config(4, 32, 32),
+    "four rows, split": Config(4, 32, 32, splits=2),
     "descriptors": Config(32, 64, 32, descriptors=True),
     "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
     "halves": Config(64, 32, 32, descriptors=True, halves=True),
@@ -319,3 +321,14 @@ def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
         assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
     if case in (CASES[0], CASES[-1]):
         assert (config.splits > 1) == (case is CASES[-1])
+
+
+def test_the_rule_for_float32(monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
+
+    def choose(*sizes):
+        return tune.rule(Problem(1, *sizes, torch.float32, torch.float32, True, True), torch.device("cpu"), True)
+
+    assert choose(4096, 4096, 4096).parts
+    assert not choose(512, 512, 512).parts
+    assert [choose(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 8, 8, 8]

@@ -22,6 +22,8 @@ from tritonite.launch import libentry
 from tritonite.tune import Config, Problem
 
 _ROWS, _COLUMNS = 1, 2
+# Tensor cores multiply as many rows; fewer are added up one by one.
+LEAST = tl.constexpr(16)
 
 
 @triton.jit
@@ -90,6 +92,17 @@ def _store(total, out, strides, batch, rows, columns, row_mask, column_mask):
     tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
+@triton.jit
+def _add_rows(sums, a, stride, first, M, mask, y, EVEN_K: tl.constexpr):
+    """The sums of as many rows of `a` from the `first` on, `stride` apart, with their products with a block of b."""
+    more = ()
+    for i in tl.static_range(len(sums)):
+        here = first + i < M
+        x = tl.load(a + (first + i) * stride, mask=here if EVEN_K else here & mask, other=0.0)
+        more = more + (sums[i] + x[:, None].to(y.dtype) * y,)  # type: ignore[assignment]
+    return more
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "steps"])
 def multiply(
@@ -125,8 +138,8 @@ def multiply(
     """A program multiplies a tile of a batch over `steps` blocks of K, which with SPLIT is a part of all.
 
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
-    products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K. A
-    tile of one row adds up along K without tensor cores.
+    products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
+    Tiles of less than LEAST rows add them up along K one by one, without tensor cores.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
@@ -139,12 +152,12 @@ def multiply(
     if ends is not None:
         begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
         end = tl.load(ends + batch).to(INDEX)
-    if BLOCK_M == 1:
-        total = tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR)
-    else:
-        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    sums = ()
+    for _ in tl.static_range(BLOCK_M if BLOCK_M < LEAST else 0):
+        sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
-        a_rows = a + (batch + term) * strides[0][0] + (rows * strides[0][1])[:, None]
+        a_batch = a + (batch + term) * strides[0][0]
         b_columns = b + (batch + term) * strides[1][0] + (columns * strides[1][2])[None, :]
         for k in range(begin, end, BLOCK_K):
             inner = k + tl.arange(0, BLOCK_K)
@@ -152,14 +165,18 @@ def multiply(
             if not EVEN_K:
                 a_mask &= (inner < end)[None, :]
                 b_mask &= (inner < end)[:, None]
-            x = tl.load(a_rows + (inner * strides[0][2])[None, :], mask=a_mask, other=0.0)
             y = tl.load(b_columns + (inner * strides[1][1])[:, None], mask=b_mask, other=0.0)
-            if BLOCK_M == 1:
-                total += tl.trans(x).to(ACCUMULATOR) * y.to(ACCUMULATOR)
+            a_inner = a_batch + inner * strides[0][2]
+            if BLOCK_M < LEAST:
+                first = row.to(INDEX) * BLOCK_M
+                sums = _add_rows(sums, a_inner, strides[0][1], first, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
             else:
+                x = tl.load(a_inner[None, :] + (rows * strides[0][1])[:, None], mask=a_mask, other=0.0)
                 total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
-    if BLOCK_M == 1:
-        total = tl.sum(total, axis=0)[None, :]
+    if BLOCK_M < LEAST:
+        for i in tl.static_range(BLOCK_M):
+            own = (tl.arange(0, BLOCK_M) == i)[:, None]
+            total = tl.where(own, tl.sum(sums[i], axis=0)[None, :], total)
     if SPLIT:
         batch += tl.program_id(1).to(INDEX) * batches
     else:

@@ -127,9 +127,11 @@ def shared_memory(device: torch.device) -> int:
 
 
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The first whose tiles are taken all at once, or else the last."""
-    most = multiprocessors(device)
-    return next((config for config in configs if problem.tiles(config) <= config.programs * most), configs[-1])
+    """The first whose tiles are taken all at once, or else the last, of those with enough rows if there are any."""
+    enough = [config for config in configs if config.BLOCK_M >= problem.M] or [configs[-1]]
+    rows, most = min([config.BLOCK_M for config in enough]), multiprocessors(device)
+    fewest = [config for config in enough if rows >= config.BLOCK_M]
+    return next((config for config in fewest if problem.tiles(config) <= config.programs * most), fewest[-1])
 
 
 def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:

@@ -87,8 +87,8 @@ BLOCKWISE: dict[str, tuple[Config, ...]] = {
 }
 BLOCKWISE["none"] = BLOCKWISE["nvidia"]
 
-# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are. The
-# first that fills the device once, or else the last.
+# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are. Of
+# tiles with all rows, or else the most, the first that fill the device once, or else the last.
 ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     "nvidia": {
         True: (Config(1, 8, 512, programs=4), Config(1, 16, 256, 8)),
@@ -98,9 +98,9 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
 }
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
-    # Without tensor cores.
-    | {size: (Config(16, 32, 512 // size, 4, 4, programs=2),) for size in (4, 8)},
-    False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2, 4, 8)},
+    | {size: tuple([Config(rows, max(4, 16 // rows), 2048 // size) for rows in (2, 4, 8)]) for size in (4, 8)},
+    False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2)}
+    | {size: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]) for size in (4, 8)},
 }
 FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {
     "nvidia": _FEW_NVIDIA,

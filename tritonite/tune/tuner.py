@@ -17,6 +17,7 @@ from triton.runtime import driver
 from tritonite import launch, tune
 from tritonite.bench import timing
 from tritonite.engine.matmul import product
+from tritonite.engine.pointwise import power_of_2
 from tritonite.errors import WrongAnswer
 from tritonite.testing.compare import judge, terms
 from tritonite.tune import Problem, store
@@ -40,11 +41,12 @@ def candidates(problem: Problem) -> Iterator[Config]:
     """The tiles worth a try for a problem, whether or not they fit a device."""
     size = problem.dtype.itemsize
     if problem.M <= tune.FEW:
-        rows = 1 if problem.M == 1 else 16
-        for columns, inner, warps in itertools.product((8, 16, 32, 64, 128), (64, 128, 256, 512, 1024), (4, 8)):
-            if rows == 1 and 2048 <= columns * inner <= 8192:
-                yield from _split(problem, Config(1, columns, inner, warps))
-            elif rows > 1 and columns >= 16 and 4096 <= columns * inner * size <= 32_768:
+        by_rows = problem.M == 1 or size > 2
+        rows = min(8, power_of_2(problem.M)) if by_rows else 16
+        for columns, inner, warps in itertools.product((4, 8, 16, 32, 64, 128), (64, 128, 256, 512, 1024), (4, 8)):
+            if by_rows and 2048 <= rows * columns * inner <= 16_384 and columns * inner >= 1024:
+                yield from _split(problem, Config(rows, columns, inner, warps))
+            elif not by_rows and columns >= 16 and 4096 <= columns * inner * size <= 32_768:
                 yield from _split(problem, Config(rows, columns, inner, warps, 4))
         return
     shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
