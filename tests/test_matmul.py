@@ -24,6 +24,7 @@ CONFIGS = {
     "descriptors": Config(32, 64, 32, descriptors=True),
     "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
     "halves": Config(64, 32, 32, descriptors=True, halves=True),
+    "three parts": Config(64, 64, 32, parts=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -321,6 +322,16 @@ def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
         assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
     if case in (CASES[0], CASES[-1]):
         assert (config.splits > 1) == (case is CASES[-1])
+
+
+@pytest.mark.parametrize("name", ["pointers", "three parts", "four rows"])
+def test_values_that_are_not_numbers(name, use):
+    use(CONFIGS[name])
+    a, b = normal(64, 32), normal(32, 64)
+    a[0, 0], a[1, 1], a[2, 2], a[3, 3], b[4, 4] = math.inf, math.nan, 3e38, 1e-40, -math.inf
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    b[:, 5], b[0, 6] = 0, 1e-30
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
 def test_the_rule_for_float32(monkeypatch):

@@ -515,7 +515,7 @@ class _Work(NamedTuple):
         }
         exact = self.precision == "ieee" and self.a.dtype is torch.float32
         # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
-        parts = config.parts and exact and tune.copies_tiles(self.a.device)
+        parts = config.parts and exact and tune.copies_tiles(self.a.device) and not devices.current.interpreted
         kinds |= {"PRECISION": "bf16x6" if parts else self.precision}
         kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
