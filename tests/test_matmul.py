@@ -288,7 +288,8 @@ def test_scaled(rows, dtype, use_fast_accum):
             # Hopper's tensor cores add these products in 14 bits (DeepSeek-V3's report, 3.3.2), not in 24.
             assert_close(actual, aten, exact, terms=256 * 100 * (2**20 if on_gpu else 1))
             error, aten_error = (actual.double() - exact).abs().max(), (aten.double() - exact).abs().max()
-            assert error <= 2 * aten_error or aten_error < exact.abs().max() / 2**9
+            # ATen's is a rounding at least.
+            assert error <= 2 * torch.maximum(aten_error, exact.abs().max() / 2**9)
     with pytest.raises(Decline):
         matmul._scaled_mm(a, b, one, two, None, None, dtype, False)
 

@@ -44,7 +44,7 @@ def judge(
     """Compare a result with ATen's, and where it is floating point with the float64 `reference`.
 
     Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
-    to the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own error in
+    the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own error in
     it, or twice its largest relative error; a zero has the sign that ATen and the reference agree on, unless
     `zero_sign` is false. `terms` are the elements that went into each of the result: their roundoff grows with the
     square root of their number. Where a result `cancels`, within twice ATen's largest error is near enough. It is
