@@ -21,7 +21,7 @@ class Device:
     `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
-    largest program's, `options` what its compiler is told besides.
+    largest program's, `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Device:
     small_block: int = 0
     interpreted: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    flushing: dict[str, Any] = field(default_factory=dict)
 
 
 def _detect() -> Device:

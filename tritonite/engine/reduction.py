@@ -54,6 +54,16 @@ def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides)
 
 
 @triton.jit
+def inside(index, end, WHOLE: tl.constexpr):
+    """Which of a block's indices are before the end; of a WHOLE block all are, at no cost."""
+    if WHOLE:
+        mask = tl.full(index.shape, True, tl.int1)
+    else:
+        mask = index < end
+    return mask
+
+
+@triton.jit
 def load(
     inputs,
     kept,
@@ -203,16 +213,50 @@ def _group_states(
     STATES: tl.constexpr,
     SHAPE: tl.constexpr,
     GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """The states of each GROUP of a block's elements next to each other, which one thread has."""
     ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
     groups = ()
     for i in tl.static_range(len(values)):
         groups = groups + (tl.reshape(tl.broadcast_to(values[i], SHAPE), (ROWS, GROUP)),)
-    place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * GROUP
-    count = tl.minimum(tl.maximum(n_reduced - place, 0), GROUP).to(tl.float32)
+    if WHOLE:
+        count = tl.full((ROWS,), GROUP, tl.float32)
+    else:
+        place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * GROUP
+        count = tl.minimum(tl.maximum(n_reduced - place, 0), GROUP).to(tl.float32)
     mask = tl.reshape(mask, (ROWS, GROUP))
-    return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, False)
+    return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, WHOLE)
+
+
+@triton.jit
+def _states_of_block(
+    values,
+    begin,
+    n_reduced,
+    shapes,
+    index_strides,
+    numbers,
+    kept_mask,
+    LEAF: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATHER: tl.constexpr,
+    INIT: tl.constexpr,
+    STATES: tl.constexpr,
+    KEPT: tl.constexpr,
+    REDUCED: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """What the elements of a block contribute, or groups of them that have STAGES."""
+    SHAPE: tl.constexpr = (KEPT, REDUCED)
+    reduced = begin + tl.arange(0, REDUCED)
+    mask = kept_mask[:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
+    if len(STAGES) > 0:
+        states = _group_states(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP, WHOLE)
+    else:
+        states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
+    return states
 
 
 @triton.jit
@@ -229,6 +273,7 @@ def fold_blocks(
     kept_mask,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
     INIT: tl.constexpr,
@@ -238,57 +283,109 @@ def fold_blocks(
     STATES: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
+    WHOLE: tl.constexpr,
     ONCE: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
-    """The state of the elements in `steps` blocks of each row from `start` on, and the values of the last block."""
-    SHAPE: tl.constexpr = (KEPT, REDUCED)
+    """The state of the elements in `steps` blocks of each row from `start` on, and the values of the last block.
+
+    Blocks before the last end where the row does not, and those after it there are not; the last does if WHOLE.
+    """
     # As many as a thread loads at once.
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
     reduced = start + tl.arange(0, REDUCED)
-    reduced_mask = reduced < n_reduced
-    values = load(
-        inputs, kept, reduced, shapes, strides, kept_mask, reduced_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
-    )
-    if not ONCE:
-        # The next block is on its way while one is folded.
-        ahead = reduced + REDUCED
-        ahead_mask = (ahead < n_reduced) & (steps > 1)
-        coming = load(
-            inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
-        )
-    mask = kept_mask[:, None] & reduced_mask[None, :]
-    if len(STAGES) > 0 and ONCE:
+    mask = inside(reduced, n_reduced, WHOLE)
+    values = load(inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION)
+    if ONCE and len(STAGES) > 0:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
-        states = _staged(values, mask, count, count, STAGES, GATHER, INIT, STATES, True)
-    elif len(STAGES) > 0:
-        states = _group_states(values, start, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
+        states = _staged(values, kept_mask[:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
     else:
-        states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
-    if not ONCE:
-        for step in range(1, steps):
-            begin = start + step * REDUCED
-            reduced = begin + tl.arange(0, REDUCED)
-            mask = kept_mask[:, None] & (reduced < n_reduced)[None, :]
-            values = coming
-            ahead = reduced + REDUCED
-            ahead_mask = (ahead < n_reduced) & (step + 1 < steps)
+        if not ONCE:
+            # The next block is on its way while one is folded.
+            reduced += REDUCED
+            mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
             coming = load(
-                inputs, kept, ahead, shapes, strides, kept_mask, ahead_mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+                inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
             )
-            if len(STAGES) > 0:
-                more = _group_states(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP)
-            else:
-                more = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
-            states = combine_states(states, more, COMBINE, STATES)
-    if len(STAGES) > 0 and not ONCE:
-        rows = ()
-        for i in tl.static_range(len(states)):
-            rows = rows + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
-        states = rows
+        states = _states_of_block(
+            values,
+            start,
+            n_reduced,
+            shapes,
+            index_strides,
+            numbers,
+            kept_mask,
+            LEAF,
+            STAGES,
+            GATHER,
+            INIT,
+            STATES,
+            KEPT,
+            REDUCED,
+            GROUP,
+            WHOLE,
+        )
+    if not ONCE:
+        for step in range(1, steps - 1):
+            values = coming
+            reduced += REDUCED
+            mask = inside(reduced, n_reduced, WHOLE)
+            coming = load(
+                inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+            )
+            more = _states_of_block(
+                values,
+                start + step * REDUCED,
+                n_reduced,
+                shapes,
+                index_strides,
+                numbers,
+                kept_mask,
+                LEAF,
+                STAGES,
+                GATHER,
+                INIT,
+                STATES,
+                KEPT,
+                REDUCED,
+                GROUP,
+                True,
+            )
+            states = combine_states(states, more, FOLLOW, STATES)
+        if steps > 1:
+            more = _states_of_block(
+                coming,
+                start + (steps - 1) * REDUCED,
+                n_reduced,
+                shapes,
+                index_strides,
+                numbers,
+                kept_mask,
+                LEAF,
+                STAGES,
+                GATHER,
+                INIT,
+                STATES,
+                KEPT,
+                REDUCED,
+                GROUP,
+                WHOLE,
+            )
+            states = combine_states(states, more, FOLLOW, STATES)
+        if len(STAGES) > 0:
+            rows = ()
+            for i in tl.static_range(len(states)):
+                rows = rows + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
+            states = rows
     if len(STAGES) == 0 or not ONCE:
         states = _fold(states, COMBINE)
     return states, values
+
+
+@triton.jit
+def _steps_before(start, steps, n_reduced, REDUCED: tl.constexpr):
+    """How many of `steps` blocks from `start` on there are."""
+    return tl.minimum(steps, tl.cdiv(n_reduced - start, REDUCED))
 
 
 @triton.jit
@@ -328,6 +425,7 @@ def reduce(
     number_1: tl.float64,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
     PROJECT: tl.constexpr,
@@ -340,6 +438,7 @@ def reduce(
     INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
+    WHOLE: tl.constexpr,
     ONCE: tl.constexpr,
 ):
     """A program reduces `steps` blocks of each of KEPT rows; where it has no PROJECT it writes their states.
@@ -347,8 +446,9 @@ def reduce(
     Without LEAF its inputs are such states.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
-    kept_mask = kept < n_kept
+    kept_mask = inside(kept, n_kept, WHOLE[0])
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
+    steps = _steps_before(start, steps, n_reduced, REDUCED)
     states, _ = fold_blocks(
         inputs,
         kept,
@@ -362,6 +462,7 @@ def reduce(
         kept_mask,
         LEAF,
         COMBINE,
+        FOLLOW,
         STAGES,
         GATHER,
         INIT,
@@ -371,6 +472,7 @@ def reduce(
         STATES,
         KEPT,
         REDUCED,
+        WHOLE[1],
         ONCE,
         "",
     )
@@ -410,6 +512,30 @@ def _apply(
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
 
 
+@triton.jit
+def _read_and_apply(
+    inputs,
+    results,
+    numbers,
+    outs,
+    kept,
+    reduced,
+    n_reduced,
+    shapes,
+    strides,
+    kept_mask,
+    KINDS: tl.constexpr,
+    DTYPES: tl.constexpr,
+    APPLY: tl.constexpr,
+    SHAPE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Transform a block of rows that were read before and are not read again."""
+    mask = inside(reduced, n_reduced, WHOLE)
+    values = load(inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, len(KINDS), "evict_first")
+    _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, mask, APPLY, SHAPE, "evict_first")
+
+
 @libentry()
 @triton.jit(do_not_specialize=["steps"])
 def transform_rows(
@@ -427,6 +553,7 @@ def transform_rows(
     number_1: tl.float64,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
+    FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
     PROJECT: tl.constexpr,
@@ -444,6 +571,7 @@ def transform_rows(
     INDEX: tl.constexpr,
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
+    WHOLE: tl.constexpr,
     ONCE: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
@@ -451,14 +579,15 @@ def transform_rows(
     With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
-    kept_mask = kept < n_kept
+    kept_mask = inside(kept, n_kept, WHOLE[0])
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
+    steps = _steps_before(start, steps, n_reduced, REDUCED)
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
     leaf_numbers = _numbers(count, number_0, number_1, False, LEAF_NUMBERS)
     SHAPE: tl.constexpr = (KEPT, REDUCED)
     results = ()
     reduced = start + tl.arange(0, REDUCED)
-    reduced_mask = reduced < n_reduced
+    reduced_mask = inside(reduced, n_reduced, WHOLE[1])
     if len(given) > 0:
         for i in tl.static_range(len(given)):
             offset = strided_offset(kept, shapes[0], strides[4][len(results_out) + i])
@@ -492,6 +621,7 @@ def transform_rows(
             kept_mask,
             LEAF,
             COMBINE,
+            FOLLOW,
             STAGES,
             GATHER,
             INIT,
@@ -501,6 +631,7 @@ def transform_rows(
             STATES,
             KEPT,
             REDUCED,
+            WHOLE[1],
             ONCE,
             "" if ONCE else "evict_last",
         )
@@ -528,38 +659,41 @@ def transform_rows(
             "",
         )
     else:
-        for step in range(steps):
-            # Backwards: what was read last is the likeliest to be in a cache.
-            reduced = start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED)
-            reduced_mask = reduced < n_reduced
-            again = load(
+        # Backwards: what was read last is the likeliest to be in a cache.
+        _read_and_apply(
+            inputs,
+            applied,
+            numbers,
+            outs,
+            kept,
+            start + (steps - 1) * REDUCED + tl.arange(0, REDUCED),
+            n_reduced,
+            shapes,
+            strides,
+            kept_mask,
+            KINDS,
+            DTYPES,
+            APPLY,
+            SHAPE,
+            WHOLE[1],
+        )
+        for step in range(1, steps):
+            _read_and_apply(
                 inputs,
-                kept,
-                reduced,
-                shapes,
-                strides,
-                kept_mask,
-                reduced_mask,
-                KINDS,
-                DTYPES,
-                0,
-                len(KINDS),
-                "evict_first",
-            )
-            _apply(
-                again,
                 applied,
                 numbers,
                 outs,
                 kept,
-                reduced,
+                start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED),
+                n_reduced,
                 shapes,
                 strides,
                 kept_mask,
-                reduced_mask,
+                KINDS,
+                DTYPES,
                 APPLY,
                 SHAPE,
-                "evict_first",
+                True,
             )
 
 
@@ -587,6 +721,7 @@ class Reduction:
         leaf: the state of one element, from the operands' values, its index where the state has one, and, if
             `parametric`, the call's numbers.
         combine: (*state, *state) -> state, associative and commutative.
+        follow: the same where all elements of the second state come after those of the first, if that costs less.
         project: the results, from the state, the count of elements and the numbers; both are float64.
         states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
         results: how many results there are.
@@ -604,6 +739,7 @@ class Reduction:
     parametric: bool = False
     stages: tuple[Stage, ...] = ()
     gather: Any = None
+    follow: Any = None
 
     def run(
         self,
@@ -621,7 +757,7 @@ class Reduction:
         space = Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
         if not space.n_kept:
             return
-        blocks = _blocks(space, inputs, transforming=False)
+        blocks = _blocks(space)
         constants = self._constants(space, compute, numbers) | blocks.sizes
         read = tuple(TRITON_DTYPES[dtype] for dtype in dtypes_read or [compute] * len(inputs))
         count, first, second = float(space.n_reduced), *_padded(numbers)
@@ -652,7 +788,7 @@ class Reduction:
             PROJECT=self.project,
             KINDS=(BOTH,) * len(partial),
             DTYPES=constants["STATES"],
-            **constants | last | {"STAGES": (), "GATHER": None},
+            **constants | last | {"STAGES": (), "GATHER": None, "FOLLOW": self.combine},
         )
 
     def states_of_chunks(
@@ -686,6 +822,8 @@ class Reduction:
         states = self._dtypes(space, compute)
         return {
             "COMBINE": self.combine,
+            # Where elements lie in the order of their indices.
+            "FOLLOW": self.follow if self.follow and space.index_strides == (1,) else self.combine,
             "STAGES": tuple(stage.constants(compute) for stage in self.stages) if space.inner else (),
             "GATHER": self.gather if space.inner else None,
             "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
@@ -701,12 +839,14 @@ class RowTransform:
     """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
 
     The reduction's leaf takes the first `leaf_inputs` of the operands, or all, and `apply` the first `applied` results.
+    With `flushing` what libdevice's functions find may be 0 where it is subnormal.
     """
 
     reduction: Reduction
     apply: Any
     leaf_inputs: int | None = None
     applied: int | None = None
+    flushing: bool = False
 
     def run(
         self,
@@ -726,7 +866,7 @@ class RowTransform:
         space = Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
         if not space.n_kept:
             return
-        blocks = _blocks(space, inputs[:leaf_inputs], transforming=True)
+        blocks = _blocks_transformed(space, inputs[:leaf_inputs], bool(reduction.stages))
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
@@ -747,7 +887,9 @@ class RowTransform:
             RESULTS=reduction.results,
             APPLIED=self.applied or reduction.results,
             WRITTEN=tuple(written),
-            **reduction._constants(space, compute, numbers) | blocks.sizes,
+            **reduction._constants(space, compute, numbers)
+            | blocks.sizes
+            | (devices.current.flushing if self.flushing else {}),
         )
 
 
@@ -844,33 +986,54 @@ def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least:
     if scarcity * programs <= device.programs and steps >= least:
         each = -(-steps // min(-(-device.programs // programs), steps))
         splits, steps = -(-steps // each), each
-    sizes = {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": min(device.most_warps, warps)}
-    sizes |= device.options
+    sizes = _sizes(space.n_kept, space.n_reduced, kept, reduced) | {"num_warps": min(device.most_warps, warps)}
+    sizes |= {"ONCE": steps <= 1} | device.options
     return Blocks(programs, splits, steps, sizes)
 
 
-def _blocks(space: Space, folded: Sequence[torch.Tensor], transforming: bool) -> Blocks:
-    """`folded` are the operands that the leaf takes."""
-    device, tile = devices.current, tile_elements(space)
-    n_kept, n_reduced = space.n_kept, space.n_reduced
-    # Rows that are read twice are few at a time, so that a cache holds them.
-    longest = 4 * device.row_elements if transforming else tile
+def _blocks(space: Space) -> Blocks:
+    """For a reduction."""
+    tile = tile_elements(space)
     if space.inner:
-        reduced = min(power_of_2(n_reduced), longest)
-        kept = min(power_of_2(n_kept), max(1, tile // reduced))
+        reduced = min(power_of_2(space.n_reduced), tile)
+        kept = min(power_of_2(space.n_kept), max(1, tile // reduced))
     else:
-        kept = min(power_of_2(n_kept), device.row_columns // 4 if transforming else device.row_columns)
+        kept = min(power_of_2(space.n_kept), devices.current.row_columns)
+        reduced = min(power_of_2(space.n_reduced), max(1, tile // kept))
+    return cut(space, kept, reduced, max(4, kept * reduced // 1024), scarcity=2, least=8)
+
+
+def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bool) -> Blocks:
+    """For a row operator, whose reduction takes the operands `folded`, by stages or not."""
+    device, tile = devices.current, tile_elements(space)
+    n_kept, n_reduced, size = space.n_kept, space.n_reduced, folded[0].dtype.itemsize
+    longest = 4 * device.row_elements
+    if not space.inner:
+        # Rows that are read twice are few at a time, so that a cache holds them.
+        kept = min(power_of_2(n_kept), device.row_columns // 4)
         reduced = min(power_of_2(n_reduced), max(1, tile // kept))
-    warps = max(4, kept * reduced // 1024)
-    if transforming and space.inner and n_reduced > longest:
+        blocks = cut(space, kept, reduced, max(4, kept * reduced // 1024), scarcity=2, least=8)
+        if blocks.splits > 1:
+            # Others reduce them: elements next to each other are the more.
+            kept = min(power_of_2(n_kept), 4 * device.row_columns // size)
+            blocks = cut(space, kept, max(1, tile // kept), 4, scarcity=2, least=8)
+        return blocks
+    reduced = min(power_of_2(n_reduced), longest)
+    kept, warps = min(power_of_2(n_kept), max(1, tile // reduced)), 0
+    if n_reduced > longest:
         warps = device.most_warps
-        if len(folded) == 1 and folded[0].dtype.itemsize < 4:
-            # Of less bytes a cache holds twice the rows.
-            warps, reduced = warps // 2, reduced // 2
-        elif len(space.kinds) > 2:
+        if staged and size < 4 and n_reduced <= 4 * longest:
+            # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
+            warps //= 2
+        elif staged and size <= 4 and n_reduced > 2 * longest:
+            reduced *= 2
+        elif not staged and len(space.kinds) > 2:
             # More of them do not fit the registers.
             reduced //= 2
-    return cut(space, kept, reduced, warps, scarcity=2, least=8)
+    elif space.kinds.count(BOTH) == 1 and tile == device.row_elements and reduced <= tile // 4:
+        # A warp by itself waits for no other; half types want two rows.
+        kept, warps = min(power_of_2(n_kept), max(tile // 4 // reduced, 4 // size)), 1
+    return cut(space, kept, reduced, warps or max(4, kept * reduced // 1024), scarcity=2, least=8)
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:
@@ -878,7 +1041,13 @@ def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:
     kept = min(power_of_2(n_kept), 32)
     reduced = min(power_of_2(splits), max(1, devices.current.row_elements // kept))
     steps = -(-splits // reduced)
-    return steps, {"KEPT": kept, "REDUCED": reduced, "ONCE": steps <= 1, "num_warps": 4}
+    return steps, _sizes(n_kept, splits, kept, reduced) | {"ONCE": steps <= 1, "num_warps": 4}
+
+
+def _sizes(n_kept: int, n_reduced: int, kept: int, reduced: int) -> dict[str, Any]:
+    """The blocks, and whether the last of them are as large as the others."""
+    whole = (n_kept % kept == 0, n_reduced % reduced == 0 != n_reduced)
+    return {"KEPT": kept, "REDUCED": reduced, "WHOLE": whole}
 
 
 def _padded(numbers: Sequence[float]) -> tuple[float, float]:

@@ -169,6 +169,7 @@ def scan(
             kept_mask,
             None,
             COMBINE,
+            COMBINE,
             (),
             None,
             INIT,
@@ -178,6 +179,7 @@ def scan(
             STATES,
             KEPT,
             SPLITS,
+            False,
             False,
             "",
         )

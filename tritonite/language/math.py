@@ -5,6 +5,8 @@ import triton.language as tl
 
 from tritonite.language import libdevice
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def true_divide(x, y):

@@ -15,7 +15,7 @@ from tritonite.dtypes import ALL, FLOATS, opmath
 from tritonite.engine.reduction import INDEX, Reduction, Stage, dimensions, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
+from tritonite.language.math import LOG2_E, maximum_nan, minimum_nan, square_root, true_divide
 
 
 @triton.jit
@@ -190,14 +190,27 @@ def first_smallest(a, i, b, j):
 
 
 @triton.jit
+def _largest_before(a, i, b, j):
+    """`first_largest` where j is after i: b if it is larger, or nan and a is not."""
+    stays = (a >= b) | (a != a)
+    return tl.where(stays, a, b), tl.where(stays, i, j)
+
+
+@triton.jit
+def _smallest_before(a, i, b, j):
+    stays = (a <= b) | (a != a)
+    return tl.where(stays, a, b), tl.where(stays, i, j)
+
+
+@triton.jit
 def _place(value, index, count):
     return index
 
 
-_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2)
-_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2)
-_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX))
-_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX))
+_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2, follow=_largest_before)
+_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2, follow=_smallest_before)
+_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX), follow=_largest_before)
+_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX), follow=_smallest_before)
 
 
 @operator("max", accepts=ALL)
@@ -507,8 +520,8 @@ def _log_sum(largest, total, count):
 
 
 @triton.jit
-def _bounded(x, count):
-    return at_least_lowest(x)
+def _itself(x, count):
+    return x
 
 
 @triton.jit
@@ -518,7 +531,7 @@ def _exponential(x, largest, count):
 
 @triton.jit
 def _rough_exponential(x, largest, count):
-    return tl.exp(x - largest)
+    return libdevice.exp2((x - largest) * LOG2_E)
 
 
 def no_exponentials(dtype):
@@ -530,10 +543,10 @@ def sums_of_exponentials(project, results, rough=False):
     """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018.
 
     A block gives its largest element first and then the sum, with one exponential an element: if `rough` one that is
-    enough for what is rounded to a half type.
+    enough for what is rounded to a half type, with nothing under 2^-126 where the transform is `flushing`.
     """
     stages = (
-        Stage(lambda dtype: torch.finfo(dtype).min, _bounded, maximum_nan),
+        Stage(lambda dtype: torch.finfo(dtype).min, _itself, maximum_nan, at_least_lowest),
         Stage(0.0, _rough_exponential if rough else _exponential, add_states),
     )
     gathered = {"stages": stages, "gather": both}

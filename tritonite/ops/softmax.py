@@ -9,7 +9,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import inverse
+from tritonite.language.math import LOG2_E, inverse
 from tritonite.ops.reduction import (
     add_states,
     check_floats,
@@ -42,9 +42,18 @@ def _share(x, largest, inverse):
     return libdevice.exp(x - largest) * inverse
 
 
+# Shares of less than 2^-126 count: exponentials are as many powers of 2 too large, and the inverse is too small.
+_SHIFT = tl.constexpr(24)
+
+
+@triton.jit
+def _largest_and_shifted_inverse(largest, total, count):
+    return largest, inverse(_total(largest, total)) * (0.5**_SHIFT)
+
+
 @triton.jit
 def _rough_share(x, largest, inverse):
-    return tl.exp(x - largest) * inverse
+    return libdevice.exp2((x - largest) * LOG2_E + _SHIFT) * inverse
 
 
 @triton.jit
@@ -61,10 +70,11 @@ def _log_share(x, largest, logarithm):
 # By whether the result has a half type.
 _softmax = {
     False: RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _share),
-    True: RowTransform(sums_of_exponentials(_largest_and_inverse, 2, rough=True), _rough_share),
+    True: RowTransform(sums_of_exponentials(_largest_and_shifted_inverse, 2, rough=True), _rough_share, flushing=True),
 }
 _log_softmax = {
-    rough: RowTransform(sums_of_exponentials(_largest_and_logarithm, 2, rough), _log_share) for rough in (False, True)
+    rough: RowTransform(sums_of_exponentials(_largest_and_logarithm, 2, rough), _log_share, flushing=rough)
+    for rough in (False, True)
 }
 _safe = dict.fromkeys((False, True), RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _safe_share))
 
