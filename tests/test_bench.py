@@ -16,7 +16,7 @@ from tritonite import cli
 from tritonite.bench import cases, console, models, run, timing
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
-from tritonite.testing.compare import judge
+from tritonite.testing.compare import judge, terms
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 SMALL = ["--shape", "16x64"] if tritonite.backend.interpreted else ["--shape", "16x8192"]
@@ -134,6 +134,11 @@ def test_roundoff_grows_with_the_terms():
     own, aten, exact = torch.tensor([3e-6]), torch.tensor([0.0]), torch.tensor([0.0], dtype=torch.float64)
     assert judge(own, aten, exact).failure and not judge(own, aten, exact, terms=64).failure
     assert judge(10 * own, aten, exact, terms=64).failure
+
+
+def test_operands_of_no_elements_have_one_term():
+    nothing = torch.empty(0, 3)
+    assert terms("native_group_norm_backward", (nothing, nothing), nothing) == 1
 
 
 def test_an_error_is_a_result():

@@ -341,6 +341,6 @@ def test_the_rule_for_float32(monkeypatch):
     def choose(*sizes):
         return tune.rule(Problem(1, *sizes, torch.float32, torch.float32, True, True), torch.device("cpu"), True)
 
-    assert choose(4096, 4096, 4096).parts
-    assert not choose(512, 512, 512).parts
-    assert [choose(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 8, 8, 8]
+    assert choose(4096, 4096, 4096).parts and choose(1024, 1024, 1024).splits == 2
+    assert not choose(64, 64, 64).parts
+    assert [choose(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 16, 16, 16]

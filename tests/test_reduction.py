@@ -63,6 +63,36 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
+@pytest.mark.parametrize("n", [7, 8, 129, 256, 300, 512, 1000, 1024, 1500])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=1)
+    monkeypatch.setattr(devices, "current", tiny)
+    x = torch.randn(300 if n < 10 else 3, n, device=device).to(dtype)
+    weight = torch.randn(n, device=device).to(dtype)
+    functions = {
+        "_softmax": lambda: x.softmax(1),
+        "_log_softmax": lambda: x.log_softmax(1),
+        "native_layer_norm": lambda: torch.native_layer_norm(x, (n,), weight, weight, 1e-5),
+        "max.dim": lambda: x.max(1),
+    }
+    close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
+    for name, function in functions.items():
+        expected = function()
+        with tritonite.use_gems():
+            torch.testing.assert_close(function(), expected, **close)
+        assert served(name)
+
+
+def test_shares_less_than_the_smallest_normal_number(device):
+    x = torch.tensor([0.0, -87, -88, -89, -91, -92, -float("inf")], device=device).bfloat16()
+    exact = x.double().softmax(0)
+    with tritonite.use_gems():
+        shares = x.softmax(0)
+    # Subnormals of bfloat16 are multiples of 2^-133.
+    assert ((shares.double() - exact).abs() <= torch.maximum(exact * 2**-8, torch.tensor(2.0**-134))).all()
+
+
 def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
     monkeypatch.setattr(devices, "current", tiny)

@@ -265,6 +265,7 @@ def multiply_tiles(
     a,
     b,
     out,
+    out_strides,
     addend,
     scales,
     finish_strides,
@@ -293,10 +294,11 @@ def multiply_tiles(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """Each of `programs` multiplies every so many-th tile; operands and result are tensor descriptors of 3 dimensions.
+    """Each of `programs` multiplies every so many-th tile; operands are tensor descriptors of 3 dimensions.
 
-    As in Triton's tutorial on persistent matrix multiplication. With SPLIT each of `splits` parts of K, of `steps`
-    blocks, is a result. With HALVES a tile is written in two, by way of half the shared memory.
+    As in Triton's tutorial on persistent matrix multiplication. So is the result, unless it has `out_strides`. With
+    SPLIT each of `splits` parts of K, of `steps` blocks, is a result. With HALVES a tile is written in two, by way of
+    half the shared memory.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
@@ -336,7 +338,10 @@ def multiply_tiles(
                     KINDS,
                     ACTIVATION,
                 )
-            out.store([place, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+            if len(out_strides) > 0:
+                _store(result, out, out_strides, place.to(INDEX), rows, columns, rows < M, columns < N)
+            else:
+                out.store([place, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
 
 
 @triton.jit
@@ -533,10 +538,14 @@ def _run(work: _Work, config: Config) -> None:
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
     if config.descriptors:
         programs = min(splits * tiles, config.programs * tune.multiprocessors(out.device))
+        # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
+        direct = splits * tiles == programs
+        width = config.BLOCK_N // (2 if config.halves else 1)
         multiply_tiles[(programs,)](
             _descriptor(a, config.BLOCK_M, config.BLOCK_K),
             _descriptor(b, config.BLOCK_K, config.BLOCK_N),
-            _descriptor(parts, config.BLOCK_M, config.BLOCK_N // (2 if config.halves else 1)),
+            parts if direct else _descriptor(parts, config.BLOCK_M, width),
+            parts.stride() if direct else (),
             splits=splits,
             programs=programs,
             RESULT=TRITON_DTYPES[parts.dtype],

@@ -97,7 +97,7 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
     read = max((x.numel() for x in tensors), default=1)
     count = max(1.0, read / max(1, result.numel()))
-    if packet is not None and packet.endswith("norm_backward"):
+    if packet is not None and packet.endswith("norm_backward") and tensors:
         # What is added up are gradients times elements of order 1.
         return count * min(max(1.0, float(tensors[0].double().square().mean().nan_to_num(1, 1))), 16.0)
     if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():

@@ -105,16 +105,18 @@ def _group_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return given
 
 
-def _batch_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+def _batch_norm(tensors: list[torch.Tensor]) -> dict[str, Any] | None:
     """Weight, bias and running statistics for the second dimension, and what the forward pass hands on."""
     x = tensors[0]
     if x.dim() < 2 or not x.numel():
-        return {"momentum": 0.25, "eps": 1e-5, "output_mask": [True, True, True], "reserve": x}
+        # ATen divides by 0, or reads channels that there are not.
+        return None
     weight = x.select(0, 0).reshape(x.shape[1], -1)[:, 0].clone()
     # Its rows differ from one another: of few like elements a gradient is but roundoff.
     varied = x.flip(0)
     given = {"input": varied, "weight": weight, "bias": weight.flip(0), "grad_out": x, "momentum": 0.25, "eps": 1e-5}
-    given |= {"running_mean": weight.flip(0), "running_var": weight.abs() + 1, "output_mask": [True, True, True]}
+    variance = weight.double().abs().add(1).to(x.dtype)
+    given |= {"running_mean": weight.flip(0), "running_var": variance, "output_mask": [True, True, True]}
     given["reserve"] = torch.empty(0, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
         # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
@@ -146,12 +148,12 @@ def _masked(tensors: list[torch.Tensor]) -> dict[str, Any]:
     return {"self": x, "grad_output": x, "output": other, "mask": mask, "mask_type": 2}
 
 
-def _weight_norm(tensors: list[torch.Tensor]) -> dict[str, Any]:
+def _weight_norm(tensors: list[torch.Tensor]) -> dict[str, Any] | None:
     """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""
     v = tensors[0].clone(memory_format=torch.contiguous_format)
     if not (v.dim() and v.numel() and v.is_floating_point()):
-        # Along dimension -1 ATen's kernel for GPUs writes nothing.
-        return {"dim": 0}
+        # Along dimension -1 ATen's kernel for GPUs writes nothing; of no elements its kernel for CPUs divides by 0.
+        return None
     g = v.flatten(1)[:, 0].clone().reshape(-1, *[1] * (v.dim() - 1)) if v.dim() > 1 else v.clone()
     _, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
     given = {"grad_w": v.flip(0), "saved_v": v, "saved_g": g, "saved_norms": norms}
@@ -361,6 +363,8 @@ def calls(op: Op, label: str, tensors: list[torch.Tensor]) -> Iterator[Sample]:
     if op.packet in _PARTS and not (tensors[0].dim() and tensors[0].numel()):
         return
     special = _ARGUMENTS[op.packet](tensors) if op.packet in _ARGUMENTS else {}
+    if special is None:
+        return
     choices: tuple[Any, ...] = next((_CHOICES[name] for name in op.names if name in _CHOICES), (None,))
     booleans = (False, True) if any(str(argument.type) == "bool" for argument in op.schema.arguments) else (False,)
     if "training" in op.names and "running_mean" not in op.names:

@@ -140,13 +140,15 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
             dtype, described = _SIZED[size], config.descriptors
-            a, b = torch.ones(1, config.BLOCK_M, 512, dtype=dtype), torch.ones(1, 512, 512, dtype=dtype)
-            out = torch.empty(1, config.BLOCK_M, 512, dtype=torch.int32 if dtype is torch.int8 else dtype)
-            for layout, second in (("rows", b), ("columns", b.mT)):
+            # One tile a program and several are written in other ways.
+            for batches, layout in itertools.product((1, 256) if described else (1,), ("rows", "columns")):
+                a, b = torch.ones(batches, config.BLOCK_M, 512, dtype=dtype), torch.ones(1, 512, 512, dtype=dtype)
+                out = a.new_empty(a.shape, dtype=torch.int32 if dtype is torch.int8 else dtype)
+                second = (b if layout == "rows" else b.mT).expand(batches, 512, 512)
                 with _noting() as found:
                     product(a, second, out, config=config)
                 chosen = names[:2] if described else names
-                yield f"{config} {dtype} {layout}", found[0], chosen if full else chosen[:1]
+                yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

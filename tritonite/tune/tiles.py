@@ -54,8 +54,8 @@ _HALVES = (
 )
 _FLOATS = (
     Config(128, 128, 32, 8, 3, 1.0, parts=True),
-    Config(128, 64, 16, 8, 3, 0.75),
-    Config(64, 64, 16, 4, 3, 0.7),
+    Config(128, 64, 32, 8, 3, 0.9, programs=2, parts=True),
+    Config(64, 64, 32, 4, 3, 0.7, programs=2, parts=True),
     Config(32, 32, 32, 4, 3, 0.3),
 )
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
@@ -80,7 +80,7 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
 # Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
-        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
+        Config(128, 128, 128, 4, 3, 1.0, programs=2, descriptors=True),
         Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
         Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
     )
@@ -96,12 +96,15 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     },
     "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
 }
+_FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, parts=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
     | {size: tuple([Config(rows, max(4, 16 // rows), 2048 // size) for rows in (2, 4, 8)]) for size in (4, 8)},
     False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2)}
     | {size: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]) for size in (4, 8)},
 }
+for _table in _FEW_NVIDIA.values():
+    _table[4] = (*_table[4][:2], _FEW_PARTS)
 FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {
     "nvidia": _FEW_NVIDIA,
     "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), (Config(16, 64, 64),))),
