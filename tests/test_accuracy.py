@@ -28,7 +28,9 @@ if tritonite.device == "cuda":
     UNSAMPLED |= dict.fromkeys(
         ("_batch_norm_no_update", "_batch_norm_no_update.out"), "ATen's calls the kernel for CPUs"
     )
-    UNSAMPLED |= dict.fromkeys(("bmm.dtype_out", "baddbmm.dtype_out"), "ATen wants out in its final shape")
+    UNSAMPLED |= dict.fromkeys(
+        ("mm.dtype_out", "bmm.dtype_out", "baddbmm.dtype_out"), "ATen wants out in its final shape"
+    )
     UNSAMPLED["_add_relu.Scalar_out"] = "ATen's calls a functional form that it has for the CPU alone"
 
 

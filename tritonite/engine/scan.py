@@ -291,7 +291,7 @@ def _launch(
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         partial = reduction.states_of_chunks((self,), space, blocks, compute, constants)
-    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER"):
+    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER", "FOLLOW", "WHOLE"):
         del constants[name]
     several = len(partial)
     scan[(blocks.programs, blocks.splits)](

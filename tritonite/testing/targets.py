@@ -17,7 +17,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from triton.backends.amd.compiler import HIPOptions
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions
 
 from tritonite import catalog, devices, dtypes
 from tritonite.engine import pointwise
@@ -34,6 +36,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
+_OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 
 
@@ -183,6 +186,9 @@ def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1
     compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
+        # On a device Triton refuses them; neither its interpreter nor its compiler does.
+        if unknown := specialization.options.keys() - _OPTIONS:
+            yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
         for name in chosen:
             try:
                 specialization.compile(TARGETS[name])
