@@ -1019,10 +1019,14 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
             blocks = cut(space, kept, max(1, tile // kept), 4, scarcity=2, least=8)
         return blocks
     reduced = min(power_of_2(n_reduced), longest)
-    kept, warps = min(power_of_2(n_kept), max(1, tile // reduced)), 0
+    kept = min(power_of_2(n_kept), max(1, tile // reduced))
+    warps = max(4, kept * reduced // 1024)
     if n_reduced > longest:
         warps = device.most_warps
-        if staged and size < 4 and n_reduced <= 4 * longest:
+        if 2 * n_kept <= device.programs:
+            # Many programs share such a row.
+            warps, reduced = warps // 2, reduced // 2
+        elif staged and size < 4 and n_reduced <= 4 * longest:
             # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
             warps //= 2
         elif staged and size <= 4 and n_reduced > 2 * longest:
@@ -1033,7 +1037,7 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
     elif space.kinds.count(BOTH) == 1 and tile == device.row_elements and reduced <= tile // 4:
         # A warp by itself waits for no other; half types want two rows.
         kept, warps = min(power_of_2(n_kept), max(tile // 4 // reduced, 4 // size)), 1
-    return cut(space, kept, reduced, warps or max(4, kept * reduced // 1024), scarcity=2, least=8)
+    return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:

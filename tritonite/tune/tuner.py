@@ -41,17 +41,19 @@ def candidates(problem: Problem) -> Iterator[Config]:
     """The tiles worth a try for a problem, whether or not they fit a device."""
     size = problem.dtype.itemsize
     if problem.M <= tune.FEW:
-        by_rows = problem.M == 1 or size > 2
+        by_rows = problem.M == 1 or size == 8 or (size == 4 and problem.M <= 4)
         rows = min(8, power_of_2(problem.M)) if by_rows else 16
-        for columns, inner, warps in itertools.product((4, 8, 16, 32, 64, 128), (64, 128, 256, 512, 1024), (4, 8)):
-            if by_rows and 2048 <= rows * columns * inner <= 16_384 and columns * inner >= 1024:
+        every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
+        for columns, inner, warps in every:
+            elements, a_thread = rows * columns * inner, rows * columns * inner // (32 * warps)
+            if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= a_thread <= 64:
                 yield from _split(problem, Config(rows, columns, inner, warps))
-            elif not by_rows and columns >= 16 and 4096 <= columns * inner * size <= 32_768:
-                yield from _split(problem, Config(rows, columns, inner, warps, 4))
+            elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
+                yield from _split(problem, Config(rows, columns, inner, warps, 4, parts=size == 4))
         return
     shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
     by_parts = (False, True) if problem.dtype is torch.float32 else (False,)
-    blocks = itertools.product(shapes, (128 // size, 256 // size), (4, 8), by_parts)
+    blocks = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), by_parts)
     for (rows, columns), inner, warps, parts in blocks:
         if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
             continue
