@@ -287,9 +287,9 @@ def fold_blocks(
     ONCE: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
-    """The state of the elements in `steps` blocks of each row from `start` on, and the values of the last block.
+    """The state of the elements in `steps` blocks of each row from `start` on, and, if ONCE, the only block's values.
 
-    Blocks before the last end where the row does not, and those after it there are not; the last does if WHOLE.
+    Only the last block may go beyond the row's end, and does not if WHOLE.
     """
     # As many as a thread loads at once.
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth

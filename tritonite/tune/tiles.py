@@ -99,12 +99,16 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
 _FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, parts=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
-    | {size: tuple([Config(rows, max(4, 16 // rows), 2048 // size) for rows in (2, 4, 8)]) for size in (4, 8)},
+    | {
+        4: (Config(2, 8, 512), Config(4, 4, 512), _FEW_PARTS),
+        8: (Config(2, 8, 256), Config(4, 4, 256), Config(8, 4, 256)),
+    },
     False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2)}
-    | {size: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]) for size in (4, 8)},
+    | {
+        4: (Config(2, 64, 64, programs=4), Config(4, 64, 32, programs=4), _FEW_PARTS),
+        8: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]),
+    },
 }
-for _table in _FEW_NVIDIA.values():
-    _table[4] = (*_table[4][:2], _FEW_PARTS)
 FEW_ROWS: dict[str, dict[bool, dict[int, tuple[Config, ...]]]] = {
     "nvidia": _FEW_NVIDIA,
     "interpreter": dict.fromkeys((True, False), dict.fromkeys((1, 2, 4, 8), (Config(16, 64, 64),))),
