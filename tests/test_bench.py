@@ -141,6 +141,11 @@ def test_operands_of_no_elements_have_one_term():
     assert terms("native_group_norm_backward", (nothing, nothing), nothing) == 1
 
 
+def test_sums_of_products_have_the_terms_of_all_batches():
+    a = torch.ones(8, 4, 16)
+    assert terms("addbmm", (a[0, :, :4], a, a.mT), a[0]) == (8 * terms("bmm", (a, a.mT), a) ** 0.5) ** 2
+
+
 def test_an_error_is_a_result():
     def fail():
         raise RuntimeError("no\nmore")

@@ -47,7 +47,7 @@ def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
             time, host = result.times[provider], result.host_times[provider]
             assert 0 < host.median <= time.median
             assert result.tokens_per_second(provider) == pytest.approx(2 * result.tokens / time.median * 1e6)
-        assert 12 < len(result.operators) <= 40
+        assert 0 < len(result.operators) <= 40
         differences = [abs(aten - ours) for _, _, aten, ours in result.operators]
         assert differences == sorted(differences, reverse=True)
         assert {name: calls for name, calls, _, _ in result.operators}[operator] == 1
@@ -55,7 +55,7 @@ def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
 
 def test_a_model_runs_with_every_operator():
     (result,) = measured("bert", (ATEN, TRITONITE))
-    assert {"add", "gelu"} <= {name for name, *_ in result.operators}
+    assert {"add", "gelu"} <= {name for name, *_ in result.operators} and len(result.operators) <= 12
     gelu = tritonite.stats()["gelu"]
     assert gelu.launched + gelu.replayed > 0 and not gelu.declined
 

@@ -92,6 +92,9 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
         floats = [x.detach().double().abs().nan_to_num(0, 0) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
+        if packet == "addbmm":
+            # Products of all batches are added up.
+            longest *= max((len(x) for x in tensors if x.dim() == 3), default=1)
         # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021).
         cut_off = longest * math.prod(usual[-2:]) / 2
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
@@ -108,7 +111,7 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
 
 def cancelling(packet: str | None) -> bool:
     """Whether its gradient may be what roundoff left of terms that cancel, as those of rows are."""
-    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm")
+    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm", "cumprod")
     return packet is not None and any(name in packet for name in names)
 
 

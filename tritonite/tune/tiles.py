@@ -80,7 +80,7 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
 # Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
-        Config(128, 128, 128, 4, 3, 1.0, programs=2, descriptors=True),
+        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
         Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
         Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
     )
