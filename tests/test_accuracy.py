@@ -69,6 +69,14 @@ def test_opinfo(name, dtype):
     report_failures(check_opinfo(name, opinfo.infos()[name], dtype, limit=LIMIT))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_nothing_is_next_to_nan(dtype, device):
+    x = torch.tensor([1.0, -2.0, 0.0, float("inf"), float("nan")], dtype=dtype, device=device)
+    other = torch.where(x.isnan(), 1.0, float("nan")).to(dtype)
+    with tritonite.use_gems():
+        assert torch.nextafter(x, other).isnan().all()
+
+
 def test_zeta_far_left_of_0_takes_no_more_steps_than_near_it(device):
     x = torch.tensor([2.0, 3.0, 8.0], dtype=torch.float64, device=device)
     # ATen adds up 10^8 terms for the second; what is behind the point decides both.

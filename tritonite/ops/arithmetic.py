@@ -273,7 +273,7 @@ def nextafter(self, other):
     sign = y.to(integer, bitcast=True) & (one << (integer.primitive_bitwidth - 1))
     step = tl.where(wide_x == 0, sign | one, step)
     result = tl.where(wide_x == wide_y, y, step.to(x.dtype, bitcast=True))
-    return tl.where((wide_x != wide_x) | (wide_y != wide_y), x + y, result)
+    return tl.where((wide_x != wide_x) | (wide_y != wide_y), (wide_x + wide_y).to(x.dtype), result)
 
 
 @pointwise("ldexp", promote=INT_TO_FLOAT)
