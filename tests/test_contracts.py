@@ -247,6 +247,14 @@ def test_wrapped_numbers_decline_as_numbers(device):
         assert (torch.ones(3, dtype=torch.uint16, device=device) * 2.0).dtype is torch.float32
 
 
+def test_numbers_alone_are_of_the_default_dtype():
+    pairs = ((1.5, 2.5), (1, 2.5), (1.5, True), (1, 2))
+    expected = [torch.add(*pair) for pair in pairs] + [torch.div(*pair) for pair in pairs]
+    with tritonite.use_gems():
+        actual = [torch.add(*pair) for pair in pairs] + [torch.div(*pair) for pair in pairs]
+    torch.testing.assert_close(actual, expected)
+
+
 def test_direct_calls(device):
     x = torch.randn(4, 4, device=device)
     assert_close(tritonite.ops.add(x, 2.0, alpha=3), torch.add(x, 2.0, alpha=3))

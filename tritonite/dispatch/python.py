@@ -45,8 +45,9 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
 
 def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
     """A 0-d tensor that promotes with the other arguments as the bare number does."""
-    tensor = torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
     others = [value for value in args if isinstance(value, torch.Tensor)]
+    # Among numbers alone it has the default dtype.
+    tensor = torch.tensor(number, dtype=torch.float64 if others and type(number) is float else None)
     for other in others:
         as_number = torch.result_type(other, number)
         if as_number != torch.result_type(other, tensor):
