@@ -352,6 +352,7 @@ def fold_blocks(
                 True,
             )
             states = combine_states(states, more, FOLLOW, STATES)
+        # As the last pass of that loop, or of one like it, this takes registers that softmax does not have.
         if steps > 1:
             more = _states_of_block(
                 coming,
@@ -659,42 +660,26 @@ def transform_rows(
             "",
         )
     else:
-        # Backwards: what was read last is the likeliest to be in a cache.
-        _read_and_apply(
-            inputs,
-            applied,
-            numbers,
-            outs,
-            kept,
-            start + (steps - 1) * REDUCED + tl.arange(0, REDUCED),
-            n_reduced,
-            shapes,
-            strides,
-            kept_mask,
-            KINDS,
-            DTYPES,
-            APPLY,
-            SHAPE,
-            WHOLE[1],
-        )
-        for step in range(1, steps):
-            _read_and_apply(
-                inputs,
-                applied,
-                numbers,
-                outs,
-                kept,
-                start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED),
-                n_reduced,
-                shapes,
-                strides,
-                kept_mask,
-                KINDS,
-                DTYPES,
-                APPLY,
-                SHAPE,
-                True,
-            )
+        # Backwards: what was read last is the likeliest to be in a cache. Only the first of these may not be whole.
+        for later in tl.static_range(2):
+            for step in range(1 if later else 0, steps if later else 1):
+                _read_and_apply(
+                    inputs,
+                    applied,
+                    numbers,
+                    outs,
+                    kept,
+                    start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED),
+                    n_reduced,
+                    shapes,
+                    strides,
+                    kept_mask,
+                    KINDS,
+                    DTYPES,
+                    APPLY,
+                    SHAPE,
+                    WHOLE[1] or later,
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -986,8 +971,7 @@ def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least:
     if scarcity * programs <= device.programs and steps >= least:
         each = -(-steps // min(-(-device.programs // programs), steps))
         splits, steps = -(-steps // each), each
-    sizes = _sizes(space.n_kept, space.n_reduced, kept, reduced) | {"num_warps": min(device.most_warps, warps)}
-    sizes |= {"ONCE": steps <= 1} | device.options
+    sizes = _sizes(space.n_kept, space.n_reduced, kept, reduced, steps, warps) | device.options
     return Blocks(programs, splits, steps, sizes)
 
 
@@ -1045,13 +1029,14 @@ def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:
     kept = min(power_of_2(n_kept), 32)
     reduced = min(power_of_2(splits), max(1, devices.current.row_elements // kept))
     steps = -(-splits // reduced)
-    return steps, _sizes(n_kept, splits, kept, reduced) | {"ONCE": steps <= 1, "num_warps": 4}
+    return steps, _sizes(n_kept, splits, kept, reduced, steps, 4)
 
 
-def _sizes(n_kept: int, n_reduced: int, kept: int, reduced: int) -> dict[str, Any]:
-    """The blocks, and whether the last of them are as large as the others."""
+def _sizes(n_kept: int, n_reduced: int, kept: int, reduced: int, steps: int, warps: int) -> dict[str, Any]:
+    """The blocks, whether the last of them are as large as the others, and whether a program has one of a row."""
     whole = (n_kept % kept == 0, n_reduced % reduced == 0 != n_reduced)
-    return {"KEPT": kept, "REDUCED": reduced, "WHOLE": whole}
+    sizes = {"KEPT": kept, "REDUCED": reduced, "WHOLE": whole, "ONCE": steps <= 1}
+    return sizes | {"num_warps": min(devices.current.most_warps, warps)}
 
 
 def _padded(numbers: Sequence[float]) -> tuple[float, float]:

@@ -520,11 +520,6 @@ def _log_sum(largest, total, count):
 
 
 @triton.jit
-def _itself(x, count):
-    return x
-
-
-@triton.jit
 def _exponential(x, largest, count):
     return libdevice.exp(x - largest)
 
@@ -546,7 +541,7 @@ def sums_of_exponentials(project, results, rough=False):
     enough for what is rounded to a half type, with nothing under 2^-126 where the transform is `flushing`.
     """
     stages = (
-        Stage(lambda dtype: torch.finfo(dtype).min, _itself, maximum_nan, at_least_lowest),
+        Stage(lambda dtype: torch.finfo(dtype).min, only, maximum_nan, at_least_lowest),
         Stage(0.0, _rough_exponential if rough else _exponential, add_states),
     )
     gathered = {"stages": stages, "gather": both}

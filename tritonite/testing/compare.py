@@ -88,6 +88,8 @@ def judge(
 def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None) -> float:
     """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0."""
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
+    if not tensors:
+        return 1.0
     if packet in _products():
         floats = [x.detach().double().abs().nan_to_num(0, 0) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
@@ -98,9 +100,9 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
         # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021).
         cut_off = longest * math.prod(usual[-2:]) / 2
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
-    read = max((x.numel() for x in tensors), default=1)
+    read = max(x.numel() for x in tensors)
     count = max(1.0, read / max(1, result.numel()))
-    if packet is not None and packet.endswith("norm_backward") and tensors:
+    if packet is not None and packet.endswith("norm_backward"):
         # What is added up are gradients times elements of order 1.
         return count * min(max(1.0, float(tensors[0].double().square().mean().nan_to_num(1, 1))), 16.0)
     if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():

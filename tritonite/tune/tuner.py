@@ -45,7 +45,8 @@ def candidates(problem: Problem) -> Iterator[Config]:
         rows = min(8, power_of_2(problem.M)) if by_rows else 16
         every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
         for columns, inner, warps in every:
-            elements, a_thread = rows * columns * inner, rows * columns * inner // (32 * warps)
+            elements = rows * columns * inner
+            a_thread = elements // (32 * warps)
             if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= a_thread <= 64:
                 yield from _split(problem, Config(rows, columns, inner, warps))
             elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
