@@ -63,7 +63,7 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
-@pytest.mark.parametrize("n", [7, 8, 129, 256, 300, 512, 1000, 1024, 1500])
+@pytest.mark.parametrize("n", [7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=1)
@@ -75,6 +75,8 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
         "_log_softmax": lambda: x.log_softmax(1),
         "native_layer_norm": lambda: torch.native_layer_norm(x, (n,), weight, weight, 1e-5),
         "max.dim": lambda: x.max(1),
+        "var.correction": lambda: x.var(1),
+        "logsumexp": lambda: x.logsumexp(1),
     }
     close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
     for name, function in functions.items():

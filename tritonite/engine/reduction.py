@@ -34,6 +34,10 @@ from tritonite.launch import libentry
 INDEX = "index"
 # Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
 _KEPT, _REDUCED, BOTH = 1, 2, 3
+# Bytes of what rows have in common for which a multiprocessor's own cache has no room.
+_TOO_MANY = 2**17
+# Blocks of a row, at most, whose loop is unrolled.
+_FEW = 4
 
 
 @triton.jit
@@ -76,9 +80,11 @@ def load(
     DTYPES: tl.constexpr,
     BEGIN: tl.constexpr,
     END: tl.constexpr,
+    ALIGNED: tl.constexpr,
     EVICTION: tl.constexpr,
+    COMMON: tl.constexpr,
 ):
-    """The values in a block of the operands from BEGIN to END."""
+    """The values in a block of the operands from BEGIN to END; COMMON is how caches take what rows have in common."""
     values = ()
     for i in tl.static_range(BEGIN, END):
         if KINDS[i] == 1:
@@ -90,7 +96,10 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif KINDS[i] == 2:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0)
+            if not ALIGNED:
+                # One by one, as elements of rows are taken, or they would have to go from thread to thread.
+                offset = tl.max_contiguous(offset, [1, 1])
+            value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
         else:
             pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
             mask = kept_mask[:, None] & reduced_mask[None, :]
@@ -202,6 +211,15 @@ def _staged(
 
 
 @triton.jit
+def _grouped(block, ROWS: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr):
+    if ALIGNED:
+        groups = tl.reshape(block, (ROWS, GROUP))
+    else:
+        groups = tl.trans(tl.reshape(block, (GROUP, ROWS)))
+    return groups
+
+
+@triton.jit
 def _group_states(
     values,
     begin,
@@ -213,19 +231,26 @@ def _group_states(
     STATES: tl.constexpr,
     SHAPE: tl.constexpr,
     GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The states of each GROUP of a block's elements next to each other, which one thread has."""
+    """The states of GROUP of a block's elements each, which one thread has.
+
+    Where rows are ALIGNED they are next to each other; else a thread loads one by one, as far apart as can be.
+    """
     ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
     groups = ()
     for i in tl.static_range(len(values)):
-        groups = groups + (tl.reshape(tl.broadcast_to(values[i], SHAPE), (ROWS, GROUP)),)
+        groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), ROWS, GROUP, ALIGNED),)
     if WHOLE:
         count = tl.full((ROWS,), GROUP, tl.float32)
-    else:
+    elif ALIGNED:
         place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * GROUP
         count = tl.minimum(tl.maximum(n_reduced - place, 0), GROUP).to(tl.float32)
-    mask = tl.reshape(mask, (ROWS, GROUP))
+    else:
+        place = begin + tl.arange(0, ROWS)
+        count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, ROWS), 0), GROUP).to(tl.float32)
+    mask = _grouped(mask, ROWS, GROUP, ALIGNED)
     return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, WHOLE)
 
 
@@ -246,6 +271,7 @@ def _states_of_block(
     KEPT: tl.constexpr,
     REDUCED: tl.constexpr,
     GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
     """What the elements of a block contribute, or groups of them that have STAGES."""
@@ -253,7 +279,9 @@ def _states_of_block(
     reduced = begin + tl.arange(0, REDUCED)
     mask = kept_mask[:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
     if len(STAGES) > 0:
-        states = _group_states(values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP, WHOLE)
+        states = _group_states(
+            values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP, ALIGNED or KEPT > 1, WHOLE
+        )
     else:
         states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
     return states
@@ -276,6 +304,7 @@ def fold_blocks(
     FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
+    ALIGNED: tl.constexpr,
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
@@ -295,7 +324,9 @@ def fold_blocks(
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
     reduced = start + tl.arange(0, REDUCED)
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION)
+    values = load(
+        inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, ""
+    )
     if ONCE and len(STAGES) > 0:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
         states = _staged(values, kept_mask[:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
@@ -305,7 +336,20 @@ def fold_blocks(
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
             coming = load(
-                inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+                inputs,
+                kept,
+                reduced,
+                shapes,
+                strides,
+                kept_mask,
+                mask,
+                KINDS,
+                DTYPES,
+                0,
+                LEAF_INPUTS,
+                ALIGNED,
+                EVICTION,
+                "",
             )
         states = _states_of_block(
             values,
@@ -323,6 +367,7 @@ def fold_blocks(
             KEPT,
             REDUCED,
             GROUP,
+            ALIGNED,
             WHOLE,
         )
     if not ONCE:
@@ -331,7 +376,20 @@ def fold_blocks(
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE)
             coming = load(
-                inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, EVICTION
+                inputs,
+                kept,
+                reduced,
+                shapes,
+                strides,
+                kept_mask,
+                mask,
+                KINDS,
+                DTYPES,
+                0,
+                LEAF_INPUTS,
+                ALIGNED,
+                EVICTION,
+                "",
             )
             more = _states_of_block(
                 values,
@@ -349,6 +407,7 @@ def fold_blocks(
                 KEPT,
                 REDUCED,
                 GROUP,
+                ALIGNED,
                 True,
             )
             states = combine_states(states, more, FOLLOW, STATES)
@@ -370,6 +429,7 @@ def fold_blocks(
                 KEPT,
                 REDUCED,
                 GROUP,
+                ALIGNED,
                 WHOLE,
             )
             states = combine_states(states, more, FOLLOW, STATES)
@@ -429,6 +489,7 @@ def reduce(
     FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PROJECT: tl.constexpr,
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
@@ -466,6 +527,7 @@ def reduce(
         FOLLOW,
         STAGES,
         GATHER,
+        ALIGNED,
         INIT,
         KINDS,
         DTYPES,
@@ -527,13 +589,30 @@ def _read_and_apply(
     kept_mask,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
+    ALIGNED: tl.constexpr,
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
     WHOLE: tl.constexpr,
+    COMMON: tl.constexpr,
 ):
     """Transform a block of rows that were read before and are not read again."""
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, len(KINDS), "evict_first")
+    values = load(
+        inputs,
+        kept,
+        reduced,
+        shapes,
+        strides,
+        kept_mask,
+        mask,
+        KINDS,
+        DTYPES,
+        0,
+        len(KINDS),
+        ALIGNED,
+        "evict_first",
+        COMMON,
+    )
     _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, mask, APPLY, SHAPE, "evict_first")
 
 
@@ -557,6 +636,7 @@ def transform_rows(
     FOLLOW: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PROJECT: tl.constexpr,
     APPLY: tl.constexpr,
     INIT: tl.constexpr,
@@ -574,15 +654,18 @@ def transform_rows(
     REDUCED: tl.constexpr,
     WHOLE: tl.constexpr,
     ONCE: tl.constexpr,
+    STEPS: tl.constexpr,
+    COMMON: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
-    With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each.
+    With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each. Loops over blocks are
+    unrolled where every row has STEPS of them.
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = inside(kept, n_kept, WHOLE[0])
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
-    steps = _steps_before(start, steps, n_reduced, REDUCED)
+    steps = STEPS if STEPS > 0 else _steps_before(start, steps, n_reduced, REDUCED)
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
     leaf_numbers = _numbers(count, number_0, number_1, False, LEAF_NUMBERS)
     SHAPE: tl.constexpr = (KEPT, REDUCED)
@@ -607,6 +690,8 @@ def transform_rows(
                 DTYPES,
                 LEAF_INPUTS,
                 len(KINDS),
+                ALIGNED,
+                "",
                 "",
             )
         states, values = fold_blocks(
@@ -625,6 +710,7 @@ def transform_rows(
             FOLLOW,
             STAGES,
             GATHER,
+            ALIGNED,
             INIT,
             KINDS,
             DTYPES,
@@ -676,9 +762,11 @@ def transform_rows(
                     kept_mask,
                     KINDS,
                     DTYPES,
+                    ALIGNED,
                     APPLY,
                     SHAPE,
                     WHOLE[1] or later,
+                    COMMON,
                 )
 
 
@@ -742,7 +830,7 @@ class Reduction:
         space = Space.of(tuple(inputs), tuple(dims), (), tuple(outs), INDEX in self.states)
         if not space.n_kept:
             return
-        blocks = _blocks(space)
+        blocks = _blocks(space, len(self.states))
         constants = self._constants(space, compute, numbers) | blocks.sizes
         read = tuple(TRITON_DTYPES[dtype] for dtype in dtypes_read or [compute] * len(inputs))
         count, first, second = float(space.n_reduced), *_padded(numbers)
@@ -811,6 +899,7 @@ class Reduction:
             "FOLLOW": self.follow if self.follow and space.index_strides == (1,) else self.combine,
             "STAGES": tuple(stage.constants(compute) for stage in self.stages) if space.inner else (),
             "GATHER": self.gather if space.inner else None,
+            "ALIGNED": space.aligned or not space.inner,
             "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
             "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
             "NUMBERS": len(numbers),
@@ -852,6 +941,7 @@ class RowTransform:
         if not space.n_kept:
             return
         blocks = _blocks_transformed(space, inputs[:leaf_inputs], bool(reduction.stages))
+        common = sum([x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == _REDUCED])
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
@@ -872,6 +962,8 @@ class RowTransform:
             RESULTS=reduction.results,
             APPLIED=self.applied or reduction.results,
             WRITTEN=tuple(written),
+            STEPS=blocks.steps if _unrolled(space, inputs, blocks, bool(reduction.stages)) else 0,
+            COMMON=".cg" if common * space.n_reduced >= _TOO_MANY else "",
             **reduction._constants(space, compute, numbers)
             | blocks.sizes
             | (devices.current.flushing if self.flushing else {}),
@@ -882,7 +974,7 @@ class Space(NamedTuple):
     """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
-    alone; `shapes` leave out the slowest dimension of each.
+    alone; `shapes` leave out the slowest dimension of each. Rows of inputs that are `aligned` start at 16 bytes.
     """
 
     n_kept: int
@@ -893,6 +985,7 @@ class Space(NamedTuple):
     index_strides: tuple[int, ...]
     kinds: tuple[int, ...]
     integer: Any
+    aligned: bool
 
     @property
     def inner(self) -> bool:
@@ -932,6 +1025,8 @@ class Space(NamedTuple):
             ]
         )
         n = len(inputs)
+        full_inputs = zip(inputs, kept_strides, kinds, strict=False)
+        whole = [step * x.dtype.itemsize % 16 == 0 for x, own, kind in full_inputs if kind == BOTH for step in own]
         return cls(
             math.prod(kept_sizes),
             math.prod(reduced_sizes),
@@ -943,6 +1038,7 @@ class Space(NamedTuple):
             tuple(reduced_strides[every]) if indexed else (),
             kinds[:n],
             tl.int64 if wide else tl.int32,
+            all(whole),
         )
 
 
@@ -975,16 +1071,24 @@ def cut(space: Space, kept: int, reduced: int, warps: int, scarcity: int, least:
     return Blocks(programs, splits, steps, sizes)
 
 
-def _blocks(space: Space) -> Blocks:
-    """For a reduction."""
+def _blocks(space: Space, states: int) -> Blocks:
+    """For a reduction to so many states."""
     tile = tile_elements(space)
     if space.inner:
         reduced = min(power_of_2(space.n_reduced), tile)
         kept = min(power_of_2(space.n_kept), max(1, tile // reduced))
+        warps = kept * reduced // 1024
+        if space.n_reduced > tile == devices.current.row_elements and not (space.aligned and states > 1):
+            # What a thread has is less, and more of them wait for memory.
+            warps *= 2
+            while not space.aligned and reduced > 1024 and 4 * (-space.n_reduced % reduced) > space.n_reduced:
+                # It loads as long for elements that there are not.
+                warps, reduced = warps // 2, reduced // 2
     else:
         kept = min(power_of_2(space.n_kept), devices.current.row_columns)
         reduced = min(power_of_2(space.n_reduced), max(1, tile // kept))
-    return cut(space, kept, reduced, max(4, kept * reduced // 1024), scarcity=2, least=8)
+        warps = kept * reduced // 1024
+    return cut(space, kept, reduced, max(4, warps), scarcity=2, least=8)
 
 
 def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bool) -> Blocks:
@@ -1010,6 +1114,9 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
         if 2 * n_kept <= device.programs:
             # Many programs share such a row.
             warps, reduced = warps // 2, reduced // 2
+        elif not space.aligned:
+            # Every element takes a register of its own.
+            reduced //= 2
         elif staged and size < 4 and n_reduced <= 4 * longest:
             # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
             warps //= 2
@@ -1021,7 +1128,16 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
     elif space.kinds.count(BOTH) == 1 and tile == device.row_elements and reduced <= tile // 4:
         # A warp by itself waits for no other; half types want two rows.
         kept, warps = min(power_of_2(n_kept), max(tile // 4 // reduced, 4 // size)), 1
+    elif not space.aligned and not staged and n_reduced > device.row_elements:
+        warps *= 2
     return cut(space, kept, reduced, warps, scarcity=2, least=8)
+
+
+def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, staged: bool) -> bool:
+    """Whether that makes a row operator faster: of half types, where rows have something in common besides."""
+    few = blocks.splits == 1 < blocks.steps <= _FEW and (blocks.steps == _FEW or not staged)
+    both = inputs[0].dtype.itemsize < 4 and len(inputs) > 1 == space.kinds.count(BOTH)
+    return few and both and space.inner and blocks.sizes["WHOLE"][1]
 
 
 def _second(splits: int, n_kept: int) -> tuple[int, dict[str, Any]]:

@@ -172,6 +172,7 @@ def scan(
             COMBINE,
             (),
             None,
+            True,
             INIT,
             PARTIAL_KINDS,
             STATES,
@@ -188,7 +189,7 @@ def scan(
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
     scanned = start + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
-    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, "")
+    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
     if ONCE:
         _scan_block(
             values,
@@ -214,7 +215,9 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += SCANNED
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, "")
+            coming = load(
+                inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, True, "", ""
+            )
             states = _scan_block(
                 values,
                 outs,
@@ -291,7 +294,7 @@ def _launch(
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         partial = reduction.states_of_chunks((self,), space, blocks, compute, constants)
-    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER", "FOLLOW", "WHOLE"):
+    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER", "ALIGNED", "FOLLOW", "WHOLE"):
         del constants[name]
     several = len(partial)
     scan[(blocks.programs, blocks.splits)](
