@@ -125,17 +125,18 @@ def test_a_scope_costs_little_more_than_torchs_registrations():
 
     def scope():
         with tritonite.use_gems():
-            registered.update(dict.fromkeys(installed(), scope))
+            pass
 
     def registrations():
         library = torch._C._dispatch_library("IMPL", "aten", tritonite.backend.dispatch_key, "", 0)
-        for name, function in registered.items():
-            library.impl(name, tritonite.backend.dispatch_key, function, False)
+        for name in registered:
+            library.impl(name, tritonite.backend.dispatch_key, scope, False)
         library.reset()
 
-    registered = {}
-    scope()
-    ours, torchs = map(min, zip(*[(_seconds(scope), _seconds(registrations)) for _ in range(7)], strict=True))
+    with tritonite.use_gems():
+        registered = installed()
+    # Processes beside this one take caches away from either: only the best of many times are alike.
+    ours, torchs = map(min, zip(*[(_seconds(scope), _seconds(registrations)) for _ in range(25)], strict=True))
     limit = 1.5 * torchs if native_dispatcher() is None else 0.025
     assert ours < limit, f"install and remove took {ours * 1e3:.1f} ms, torch's own part is {torchs * 1e3:.1f}"
 

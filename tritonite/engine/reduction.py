@@ -831,7 +831,7 @@ class Reduction:
         if not space.n_kept:
             return
         blocks = _blocks(space, len(self.states))
-        constants = self._constants(space, compute, numbers) | blocks.sizes
+        constants = self.constants(space, compute, numbers) | blocks.sizes
         read = tuple(TRITON_DTYPES[dtype] for dtype in dtypes_read or [compute] * len(inputs))
         count, first, second = float(space.n_reduced), *_padded(numbers)
         shapes, n_kept = space.shapes, space.n_kept
@@ -890,21 +890,27 @@ class Reduction:
         found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
         return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
 
-    def _constants(self, space: Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
+    def of_states(self, space: Space, compute: torch.dtype) -> dict[str, Any]:
+        """The constants of kernels that combine states."""
         init = self.init(compute) if callable(self.init) else self.init
         states = self._dtypes(space, compute)
         return {
             "COMBINE": self.combine,
+            "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
+            "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
+            "INDEX": space.integer,
+        }
+
+    def constants(self, space: Space, compute: torch.dtype, numbers: Sequence[float]) -> dict[str, Any]:
+        """The constants of kernels that fold blocks."""
+        return self.of_states(space, compute) | {
             # Where elements lie in the order of their indices.
             "FOLLOW": self.follow if self.follow and space.index_strides == (1,) else self.combine,
             "STAGES": tuple(stage.constants(compute) for stage in self.stages) if space.inner else (),
             "GATHER": self.gather if space.inner else None,
             "ALIGNED": space.aligned or not space.inner,
-            "INIT": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
-            "STATES": tuple(TRITON_DTYPES[dtype] for dtype in states),
             "NUMBERS": len(numbers),
             "LEAF_NUMBERS": len(numbers) if self.parametric else 0,
-            "INDEX": space.integer,
         }
 
 
@@ -964,7 +970,7 @@ class RowTransform:
             WRITTEN=tuple(written),
             STEPS=blocks.steps if _unrolled(space, inputs, blocks, bool(reduction.stages)) else 0,
             COMMON=".cg" if common * space.n_reduced >= _TOO_MANY else "",
-            **reduction._constants(space, compute, numbers)
+            **reduction.constants(space, compute, numbers)
             | blocks.sizes
             | (devices.current.flushing if self.flushing else {}),
         )

@@ -290,12 +290,11 @@ def _launch(
     # Across the grain of an operand it takes tiles, as it does where operands differ.
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
-    constants = reduction._constants(space, compute, ()) | blocks.sizes | {"DTYPES": (TRITON_DTYPES[compute],)}
+    sizes = {name: size for name, size in blocks.sizes.items() if name not in ("REDUCED", "WHOLE")}
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
+        constants = reduction.constants(space, compute, ()) | blocks.sizes | {"DTYPES": (TRITON_DTYPES[compute],)}
         partial = reduction.states_of_chunks((self,), space, blocks, compute, constants)
-    for name in ("NUMBERS", "LEAF_NUMBERS", "STAGES", "GATHER", "ALIGNED", "FOLLOW", "WHOLE"):
-        del constants[name]
     several = len(partial)
     scan[(blocks.programs, blocks.splits)](
         *((self,), outs, partial, space.shapes),
@@ -312,7 +311,9 @@ def _launch(
         PROJECT=reduction.project,
         KINDS=space.kinds,
         PARTIAL_KINDS=(BOTH,) * several,
-        SPLITS=min(power_of_2(blocks.splits), max(1, constants["REDUCED"] // 4)),
-        SCANNED=constants.pop("REDUCED"),
-        **constants,
+        DTYPES=(TRITON_DTYPES[compute],),
+        SPLITS=min(power_of_2(blocks.splits), max(1, blocks.sizes["REDUCED"] // 4)),
+        SCANNED=blocks.sizes["REDUCED"],
+        **reduction.of_states(space, compute),
+        **sizes,
     )
