@@ -69,6 +69,7 @@ def packet(info: Any) -> str | None:
     "mm" stands for all of those that functions of matrices consist of.
     """
     python = info.name.replace("nn.functional.", "").replace("special.polygamma", "polygamma")
+    python = python.replace("relu6", "hardtanh")
     if info.name in _PRODUCTS and "mm" in _packets():
         return "mm"
     return next(

@@ -52,7 +52,6 @@ ZERO_SIGN_UNDEFINED = {
     "min",
     "minimum",
     "relu",
-    "relu6",
     "softshrink",
 }
 # Where terms cancel to 0, roundoff gives it its sign; softmax's gradient is to ATen a difference of products on GPUs, a
