@@ -70,11 +70,8 @@ def inside(index, end, WHOLE: tl.constexpr):
 @triton.jit
 def load(
     inputs,
-    kept,
+    rows,
     reduced,
-    shapes,
-    strides,
-    kept_mask,
     reduced_mask,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
@@ -84,7 +81,11 @@ def load(
     EVICTION: tl.constexpr,
     COMMON: tl.constexpr,
 ):
-    """The values in a block of the operands from BEGIN to END; COMMON is how caches take what rows have in common."""
+    """The values in a block of the operands from BEGIN to END; COMMON is how caches take what rows have in common.
+
+    `rows` are the indices of kept elements, which of them there are, and the shapes and strides of all.
+    """
+    kept, kept_mask, shapes, strides = rows
     values = ()
     for i in tl.static_range(BEGIN, END):
         if KINDS[i] == 1:
@@ -257,12 +258,11 @@ def _group_states(
 @triton.jit
 def _states_of_block(
     values,
+    rows,
     begin,
     n_reduced,
-    shapes,
     index_strides,
     numbers,
-    kept_mask,
     LEAF: tl.constexpr,
     STAGES: tl.constexpr,
     GATHER: tl.constexpr,
@@ -277,28 +277,25 @@ def _states_of_block(
     """What the elements of a block contribute, or groups of them that have STAGES."""
     SHAPE: tl.constexpr = (KEPT, REDUCED)
     reduced = begin + tl.arange(0, REDUCED)
-    mask = kept_mask[:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
+    mask = rows[1][:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
     if len(STAGES) > 0:
         states = _group_states(
             values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP, ALIGNED or KEPT > 1, WHOLE
         )
     else:
-        states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
+        states = leaves(values, reduced, rows[2], index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
     return states
 
 
 @triton.jit
 def fold_blocks(
     inputs,
-    kept,
+    rows,
     start,
     steps,
     n_reduced,
-    shapes,
-    strides,
     index_strides,
     numbers,
-    kept_mask,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
     FOLLOW: tl.constexpr,
@@ -324,41 +321,23 @@ def fold_blocks(
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
     reduced = start + tl.arange(0, REDUCED)
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(
-        inputs, kept, reduced, shapes, strides, kept_mask, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, ""
-    )
+    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
     if ONCE and len(STAGES) > 0:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
-        states = _staged(values, kept_mask[:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
+        states = _staged(values, rows[1][:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
     else:
         if not ONCE:
             # The next block is on its way while one is folded.
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-            coming = load(
-                inputs,
-                kept,
-                reduced,
-                shapes,
-                strides,
-                kept_mask,
-                mask,
-                KINDS,
-                DTYPES,
-                0,
-                LEAF_INPUTS,
-                ALIGNED,
-                EVICTION,
-                "",
-            )
+            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
         states = _states_of_block(
             values,
+            rows,
             start,
             n_reduced,
-            shapes,
             index_strides,
             numbers,
-            kept_mask,
             LEAF,
             STAGES,
             GATHER,
@@ -375,30 +354,14 @@ def fold_blocks(
             values = coming
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE)
-            coming = load(
-                inputs,
-                kept,
-                reduced,
-                shapes,
-                strides,
-                kept_mask,
-                mask,
-                KINDS,
-                DTYPES,
-                0,
-                LEAF_INPUTS,
-                ALIGNED,
-                EVICTION,
-                "",
-            )
+            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
             more = _states_of_block(
                 values,
+                rows,
                 start + step * REDUCED,
                 n_reduced,
-                shapes,
                 index_strides,
                 numbers,
-                kept_mask,
                 LEAF,
                 STAGES,
                 GATHER,
@@ -415,12 +378,11 @@ def fold_blocks(
         if steps > 1:
             more = _states_of_block(
                 coming,
+                rows,
                 start + (steps - 1) * REDUCED,
                 n_reduced,
-                shapes,
                 index_strides,
                 numbers,
-                kept_mask,
                 LEAF,
                 STAGES,
                 GATHER,
@@ -434,10 +396,10 @@ def fold_blocks(
             )
             states = combine_states(states, more, FOLLOW, STATES)
         if len(STAGES) > 0:
-            rows = ()
+            groups = ()
             for i in tl.static_range(len(states)):
-                rows = rows + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
-            states = rows
+                groups = groups + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
+            states = groups
     if len(STAGES) == 0 or not ONCE:
         states = _fold(states, COMBINE)
     return states, values
@@ -513,15 +475,12 @@ def reduce(
     steps = _steps_before(start, steps, n_reduced, REDUCED)
     states, _ = fold_blocks(
         inputs,
-        kept,
+        (kept, kept_mask, shapes, strides),
         start,
         steps,
         n_reduced,
-        shapes,
-        strides,
         index_strides,
         _numbers(count, number_0, number_1, False, LEAF_NUMBERS),
-        kept_mask,
         LEAF,
         COMBINE,
         FOLLOW,
@@ -556,16 +515,14 @@ def _apply(
     results,
     numbers,
     outs,
-    kept,
+    rows,
     reduced,
-    shapes,
-    strides,
-    kept_mask,
     reduced_mask,
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
+    kept, kept_mask, shapes, strides = rows
     found = APPLY(*(values + as_columns(results) + numbers))
     if len(outs) == 1:
         found = (found,)
@@ -581,12 +538,9 @@ def _read_and_apply(
     results,
     numbers,
     outs,
-    kept,
+    rows,
     reduced,
     n_reduced,
-    shapes,
-    strides,
-    kept_mask,
     KINDS: tl.constexpr,
     DTYPES: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -597,23 +551,8 @@ def _read_and_apply(
 ):
     """Transform a block of rows that were read before and are not read again."""
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(
-        inputs,
-        kept,
-        reduced,
-        shapes,
-        strides,
-        kept_mask,
-        mask,
-        KINDS,
-        DTYPES,
-        0,
-        len(KINDS),
-        ALIGNED,
-        "evict_first",
-        COMMON,
-    )
-    _apply(values, results, numbers, outs, kept, reduced, shapes, strides, kept_mask, mask, APPLY, SHAPE, "evict_first")
+    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, len(KINDS), ALIGNED, "evict_first", COMMON)
+    _apply(values, results, numbers, outs, rows, reduced, mask, APPLY, SHAPE, "evict_first")
 
 
 @libentry()
@@ -664,6 +603,7 @@ def transform_rows(
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = inside(kept, n_kept, WHOLE[0])
+    rows = (kept, kept_mask, shapes, strides)
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
     steps = STEPS if STEPS > 0 else _steps_before(start, steps, n_reduced, REDUCED)
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
@@ -678,33 +618,15 @@ def transform_rows(
             results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
     else:
         if ONCE:
-            rest = load(
-                inputs,
-                kept,
-                reduced,
-                shapes,
-                strides,
-                kept_mask,
-                reduced_mask,
-                KINDS,
-                DTYPES,
-                LEAF_INPUTS,
-                len(KINDS),
-                ALIGNED,
-                "",
-                "",
-            )
+            rest = load(inputs, rows, reduced, reduced_mask, KINDS, DTYPES, LEAF_INPUTS, len(KINDS), ALIGNED, "", "")
         states, values = fold_blocks(
             inputs,
-            kept,
+            rows,
             start,
             steps,
             n_reduced,
-            shapes,
-            strides,
             (),
             leaf_numbers,
-            kept_mask,
             LEAF,
             COMBINE,
             FOLLOW,
@@ -730,21 +652,7 @@ def transform_rows(
     for i in tl.static_range(APPLIED):
         applied = applied + (results[i],)
     if ONCE and len(given) == 0:
-        _apply(
-            values + rest,
-            applied,
-            numbers,
-            outs,
-            kept,
-            reduced,
-            shapes,
-            strides,
-            kept_mask,
-            reduced_mask,
-            APPLY,
-            SHAPE,
-            "",
-        )
+        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, APPLY, SHAPE, "")
     else:
         # Backwards: what was read last is the likeliest to be in a cache. Only the first of these may not be whole.
         for later in tl.static_range(2):
@@ -754,12 +662,9 @@ def transform_rows(
                     applied,
                     numbers,
                     outs,
-                    kept,
+                    rows,
                     start + (steps - 1 - step) * REDUCED + tl.arange(0, REDUCED),
                     n_reduced,
-                    shapes,
-                    strides,
-                    kept_mask,
                     KINDS,
                     DTYPES,
                     ALIGNED,

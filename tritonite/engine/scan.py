@@ -88,13 +88,10 @@ def _scan_block(
     values,
     outs,
     carried,
-    kept,
+    rows,
     begin,
     n_scanned,
-    shapes,
-    strides,
     index_strides,
-    kept_mask,
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
     PROJECT: tl.constexpr,
@@ -104,6 +101,7 @@ def _scan_block(
     SCANNED: tl.constexpr,
 ):
     """Write the results of the `values` from `begin` on in each row, after the states `carried`; returns theirs."""
+    kept, kept_mask, shapes, strides = rows
     SHAPE: tl.constexpr = (KEPT, SCANNED)
     scanned = begin + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
@@ -153,20 +151,18 @@ def scan(
     """
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
+    rows = (kept, kept_mask, shapes, strides)
     start = tl.program_id(1).to(INDEX) * steps * SCANNED
     carried = ()
     if len(partial) > 0:
         carried, _ = fold_blocks(
             partial,
-            kept,
+            (kept, kept_mask, ((), ()), (strides[4], strides[5])),
             start * 0,
             tl.cdiv(tl.program_id(1), SPLITS),
             tl.program_id(1),
-            ((), ()),
-            (strides[4], strides[5]),
             (),
             (),
-            kept_mask,
             None,
             COMBINE,
             COMBINE,
@@ -189,19 +185,16 @@ def scan(
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
     scanned = start + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
-    values = load(inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
+    values = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
     if ONCE:
         _scan_block(
             values,
             outs,
             carried,
-            kept,
+            rows,
             start,
             n_scanned,
-            shapes,
-            strides,
             index_strides,
-            kept_mask,
             LEAF,
             COMBINE,
             PROJECT,
@@ -215,20 +208,15 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += SCANNED
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(
-                inputs, kept, scanned, shapes, strides, kept_mask, scanned_mask, KINDS, DTYPES, 0, 1, True, "", ""
-            )
+            coming = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
             states = _scan_block(
                 values,
                 outs,
                 carried,
-                kept,
+                rows,
                 start + step * SCANNED,
                 n_scanned,
-                shapes,
-                strides,
                 index_strides,
-                kept_mask,
                 LEAF,
                 COMBINE,
                 PROJECT,
