@@ -34,10 +34,9 @@ from tritonite.launch import libentry
 INDEX = "index"
 # Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
 _KEPT, _REDUCED, BOTH = 1, 2, 3
-# Bytes of what rows have in common for which a multiprocessor's own cache has no room.
-_TOO_MANY = 2**17
-# Blocks of a row, at most, whose loop is unrolled.
-_FEW = 4
+# Bytes for which a multiprocessor's own cache has no room beside rows.
+_BEYOND_CACHE = 2**17
+_MOST_UNROLLED = 4
 
 
 @triton.jit
@@ -874,7 +873,7 @@ class RowTransform:
             APPLIED=self.applied or reduction.results,
             WRITTEN=tuple(written),
             STEPS=blocks.steps if _unrolled(space, inputs, blocks, bool(reduction.stages)) else 0,
-            COMMON=".cg" if common * space.n_reduced >= _TOO_MANY else "",
+            COMMON=".cg" if common * space.n_reduced >= _BEYOND_CACHE else "",
             **reduction.constants(space, compute, numbers)
             | blocks.sizes
             | (devices.current.flushing if self.flushing else {}),
@@ -936,8 +935,8 @@ class Space(NamedTuple):
             ]
         )
         n = len(inputs)
-        full_inputs = zip(inputs, kept_strides, kinds, strict=False)
-        whole = [step * x.dtype.itemsize % 16 == 0 for x, own, kind in full_inputs if kind == BOTH for step in own]
+        operands = zip(inputs, kept_strides, kinds, strict=False)
+        apart = [step * x.dtype.itemsize for x, own, kind in operands if kind == BOTH for step in own]
         return cls(
             math.prod(kept_sizes),
             math.prod(reduced_sizes),
@@ -949,7 +948,7 @@ class Space(NamedTuple):
             tuple(reduced_strides[every]) if indexed else (),
             kinds[:n],
             tl.int64 if wide else tl.int32,
-            all(whole),
+            all(each % 16 == 0 for each in apart),
         )
 
 
@@ -1046,7 +1045,7 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
 
 def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, staged: bool) -> bool:
     """Whether that makes a row operator faster: of half types, where rows have something in common besides."""
-    few = blocks.splits == 1 < blocks.steps <= _FEW and (blocks.steps == _FEW or not staged)
+    few = blocks.splits == 1 < blocks.steps <= _MOST_UNROLLED and (blocks.steps == _MOST_UNROLLED or not staged)
     both = inputs[0].dtype.itemsize < 4 and len(inputs) > 1 == space.kinds.count(BOTH)
     return few and both and space.inner and blocks.sizes["WHOLE"][1]
 
