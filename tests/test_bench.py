@@ -203,8 +203,7 @@ def test_the_command_compares(tmp_path, monkeypatch):
     bench("--op", "neg", "--dtype", "float16", "--json", file)
     assert "0 cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file)
     monkeypatch.setattr(timing, "measure", took(30.0))
-    found = Run.load(file).results
-    assert f"{len(found)} cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file, code=1)
+    assert "1 cases slower" in bench("--op", "neg", "--dtype", "float16", "--compare", file, code=1)
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):

@@ -47,7 +47,8 @@ def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
             time, host = result.times[provider], result.host_times[provider]
             assert 0 < host.median <= time.median
             assert result.tokens_per_second(provider) == pytest.approx(2 * result.tokens / time.median * 1e6)
-        assert 0 < len(result.operators) <= 40
+        # Only few of them take time of a GPU.
+        assert (0 if tritonite.device == "cuda" else 12) < len(result.operators) <= 40
         differences = [abs(aten - ours) for _, _, aten, ours in result.operators]
         assert differences == sorted(differences, reverse=True)
         assert {name: calls for name, calls, _, _ in result.operators}[operator] == 1

@@ -244,12 +244,11 @@ def _group_states(
         groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), ROWS, GROUP, ALIGNED),)
     if WHOLE:
         count = tl.full((ROWS,), GROUP, tl.float32)
-    elif ALIGNED:
-        place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * GROUP
-        count = tl.minimum(tl.maximum(n_reduced - place, 0), GROUP).to(tl.float32)
     else:
-        place = begin + tl.arange(0, ROWS)
-        count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, ROWS), 0), GROUP).to(tl.float32)
+        # Where a group's elements begin, and how far apart they are.
+        place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * (GROUP if ALIGNED else 1)
+        apart: tl.constexpr = 1 if ALIGNED else ROWS
+        count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, apart), 0), GROUP).to(tl.float32)
     mask = _grouped(mask, ROWS, GROUP, ALIGNED)
     return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, WHOLE)
 
@@ -275,14 +274,15 @@ def _states_of_block(
 ):
     """What the elements of a block contribute, or groups of them that have STAGES."""
     SHAPE: tl.constexpr = (KEPT, REDUCED)
+    kept_mask, shapes = rows[1], rows[2]
     reduced = begin + tl.arange(0, REDUCED)
-    mask = rows[1][:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
+    mask = kept_mask[:, None] & inside(reduced, n_reduced, WHOLE)[None, :]
     if len(STAGES) > 0:
         states = _group_states(
             values, begin, n_reduced, mask, STAGES, GATHER, INIT, STATES, SHAPE, GROUP, ALIGNED or KEPT > 1, WHOLE
         )
     else:
-        states = leaves(values, reduced, rows[2], index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
+        states = leaves(values, reduced, shapes, index_strides, numbers, mask, LEAF, INIT, STATES, SHAPE)
     return states
 
 
@@ -318,12 +318,13 @@ def fold_blocks(
     """
     # As many as a thread loads at once.
     GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
+    kept_mask = rows[1]
     reduced = start + tl.arange(0, REDUCED)
     mask = inside(reduced, n_reduced, WHOLE)
     values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
     if ONCE and len(STAGES) > 0:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
-        states = _staged(values, rows[1][:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
+        states = _staged(values, kept_mask[:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
     else:
         if not ONCE:
             # The next block is on its way while one is folded.
@@ -851,7 +852,6 @@ class RowTransform:
         if not space.n_kept:
             return
         blocks = _blocks_transformed(space, inputs[:leaf_inputs], bool(reduction.stages))
-        common = sum([x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == _REDUCED])
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         if blocks.splits > 1:
@@ -859,6 +859,7 @@ class RowTransform:
             given = tuple([empty(shape, compute, inputs[0].device) for _ in range(reduction.results)])
             reduction.run(inputs[:leaf_inputs], dims, given, compute, numbers)
             space = Space.of(tuple(inputs), tuple(dims), tuple(outs), (*row_outs, *given), False)
+        common = sum([x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == _REDUCED])
         transform_rows[(blocks.programs, blocks.splits)](
             *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
             *((space.kept[0], space.reduced[0], space.kept[1], space.reduced[1], space.kept[2]), space.n_kept),
