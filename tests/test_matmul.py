@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -27,6 +28,17 @@ CONFIGS = {
     "three parts": Config(64, 64, 32, parts=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
+# Of products whose warps divide the work.
+_SPECIALIZED = Config(128, 128, 64, 8, 4, descriptors=True, warp_specialize=True)
+SPECIALIZED = {
+    "wide": _SPECIALIZED._replace(BLOCK_N=256, num_stages=3),
+    "high": _SPECIALIZED._replace(BLOCK_M=256, GROUP_M=1),
+    "halves": _SPECIALIZED._replace(halves=True, num_stages=6),
+    "three groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
+}
+on_sm_90 = pytest.mark.skipif(
+    not tune.divides_work(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
+)
 
 
 def normal(*shape, dtype=torch.float32):
@@ -47,7 +59,7 @@ def use(monkeypatch):
     described = []
 
     def prepare(config):
-        monkeypatch.setattr(tune, "choose", lambda problem, device, can: described.append(can) or config)
+        monkeypatch.setattr(tune, "choose", lambda problem, device, can, divided: described.append(can) or config)
         monkeypatch.setattr(tune, "choose_described", lambda problem, device: config)
         return described
 
@@ -88,6 +100,26 @@ def test_sizes_that_divide_nothing(name, use):
     ):
         a, b = normal(rows, inner), normal(inner, columns)
         check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
+@on_sm_90
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", SPECIALIZED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layouts", list(itertools.product(["plain", "transposed"], repeat=2)))
+def test_warps_that_divide_the_work(name, dtype, layouts, use):
+    use(SPECIALIZED[name])
+    a, b = laid_out(1504, 136, layouts[0], dtype, (3,)), laid_out(136, 1032, layouts[1], dtype, (3,))
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+    check(matmul.mm(a[0], b[0])[0], torch.mm, a[0], b[0])
+    x = normal(1032, dtype=dtype)
+    check(matmul.addmm(x, a[0], b[0], 0.5, 2)[0], torch.addmm, x, a[0], b[0], beta=0.5, alpha=2)
+    a, b = a[0], b[0]
+    expected = torch.mm(a, b, out_dtype=torch.float32)
+    actual = matmul.mm(a, b, torch.float32)[0]
+    assert_close(actual, expected, a.double() @ b.double(), terms=terms("mm", (a, b), expected))
+    a, b = laid_out(40, 8, layouts[0], dtype), laid_out(8, 24, layouts[1], dtype)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
 @pytest.mark.parametrize("name", ["pointers", "split", "descriptors", "descriptors, split", "halves"])
@@ -266,6 +298,15 @@ def test_groups_lie_as_atens():
             matmul._grouped_mm(*wrong, None, None)
 
 
+@on_sm_90
+@pytest.mark.parametrize("name", ["wide", "halves", "three groups"])
+@pytest.mark.parametrize("use_fast_accum", [False, True])
+def test_warps_that_divide_scaled_products(name, use_fast_accum, use):
+    use(SPECIALIZED[name]._replace(BLOCK_N=128, BLOCK_K=128, num_stages=3))
+    test_scaled(1504, torch.float8_e4m3fn, use_fast_accum)
+    test_scaled(100, torch.float8_e5m2, use_fast_accum)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("rows", [1, 9, 100])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -323,6 +364,31 @@ def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
         assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
     if case in (CASES[0], CASES[-1]):
         assert (config.splits > 1) == (case is CASES[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
+    half, device = Problem(*case, torch.bfloat16, torch.bfloat16, True, True), torch.device("cpu")
+    float8 = half._replace(dtype=torch.float8_e4m3fn, blockwise=True)
+
+    def divided(problem, described=True, can=True):
+        config = tune.fitting(tune.rule(problem, device, described, can), problem, device)
+        result = problem.result.itemsize
+        assert config.splits == 1 or not config.warp_specialize
+        assert config.shared(problem.dtype.itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
+        return config.warp_specialize
+
+    large = case in CASES[:2]
+    assert not any(map(divided, (half, float8)))
+    monkeypatch.setattr(tune, "divides_work", lambda device: True)
+    assert divided(half) == (large or case == CASES[5])
+    assert divided(float8) == (large or case == CASES[5])
+    assert not divided(half, can=False)
+    assert not divided(half, described=False)
+    assert not divided(float8._replace(b_inner=False))
+    assert not divided(half._replace(dtype=torch.float32))
+    divided(half._replace(result=torch.float32))
 
 
 @pytest.mark.parametrize("name", ["pointers", "three parts", "four rows"])

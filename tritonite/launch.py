@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
@@ -28,6 +30,8 @@ from tritonite import devices, dtypes
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
+# Those of Triton's language, and of Gluon, which tell of the layout in shared memory.
+DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
 _SEVERAL = torch.cuda.device_count() > 1
 _lock = threading.RLock()
@@ -183,6 +187,10 @@ class Source(ASTSource):
         return hashlib.sha256(f"{super().hash()}{nested}".encode()).hexdigest()
 
 
+class GluonSource(Source, GluonASTSource):
+    """The same for what is written in Gluon."""
+
+
 def _functions_in(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple):
         for item in value:
@@ -230,7 +238,8 @@ class Specialization:
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
-        source = Source(self.kernel, self.signature, self.constants, self.attributes)
+        kind = GluonSource if self.kernel.is_gluon() else Source
+        source = kind(self.kernel, self.signature, self.constants, self.attributes)
         return triton.compile(source, target=target, options=dict(self.options))
 
 
@@ -413,8 +422,9 @@ class LibEntry(KernelInterface):
             if isinstance(value, torch.Tensor):
                 attributes[path] = [["tt.divisibility", 16]]
                 return "*" + _TYPE_NAMES[value.dtype]
-            if isinstance(value, TensorDescriptor):
-                return f"tensordesc<{_TYPE_NAMES[value.base.dtype]}{list(value.block_shape)}>"
+            if isinstance(value, DESCRIPTORS):
+                layout = f",{value.layout!r}" if isinstance(value, LaidOutDescriptor) else ""
+                return f"tensordesc<{_TYPE_NAMES[value.base.dtype]}{list(value.block_shape)}{layout}>"
             if value is None:
                 constants[path] = None
                 return "constexpr"
@@ -538,8 +548,9 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
     if isinstance(value, tuple):
         parts = tuple(_specialization(item, specialize, on_alignment) for item in value)
         return None if None in parts else parts
-    if isinstance(value, TensorDescriptor):
-        return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding
+    if isinstance(value, DESCRIPTORS):
+        layout = getattr(value, "layout", None)
+        return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding, layout
     return value if isinstance(value, (str, triton.language.dtype, JITFunction)) else None
 
 
@@ -547,7 +558,7 @@ def _kind(value: Any) -> Any:
     """A stand-in for a Triton type in the interpreter, which has none: whether a plan takes it from the call."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
-    return "*" if isinstance(value, (torch.Tensor, TensorDescriptor, Drawn)) else "constexpr"
+    return "*" if isinstance(value, (torch.Tensor, *DESCRIPTORS, Drawn)) else "constexpr"
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:

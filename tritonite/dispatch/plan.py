@@ -136,7 +136,7 @@ class Recorder:
                     raise Unrecordable("a seed or an offset whose parameter is not declared as tl.int64")
                 holes[place] = _as_is
                 parameters.append((value.draw, value.which))
-            elif isinstance(value, TensorDescriptor):
+            elif isinstance(value, launch.DESCRIPTORS):
                 if facts:
                     parameters += self._descriptor(value, next(descriptors, None))
                 else:

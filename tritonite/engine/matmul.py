@@ -27,7 +27,7 @@ LEAST = tl.constexpr(16)
 
 
 @triton.jit
-def _place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """(row, column) of a tile, in an order in which what GROUP_M rows of tiles read stays in a cache."""
     group = tile // (GROUP_M * tiles_n)
     height = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
@@ -68,18 +68,19 @@ def finish(
 ):
     """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product.
 
-    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along.
+    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along; alpha and
+    beta are of the product's dtype.
     """
     COUNT: tl.constexpr = len(scales)
     for i in tl.static_range(COUNT):
         pointer = scales[i] + batch * strides[i][0]
         product *= _varying(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
     if product.dtype.is_floating():
-        product *= tl.full((), alpha, product.dtype)
+        product *= alpha
     if addend is not None:
         pointer = addend + batch * strides[COUNT][0]
         added = _varying(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
-        product += tl.full((), beta, product.dtype) * added.to(product.dtype)
+        product += beta * added.to(product.dtype)
     if ACTIVATION is not None:
         product = ACTIVATION(product)
     return product
@@ -143,7 +144,7 @@ def multiply(
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = _place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask, column_mask = rows < M, columns < N
@@ -190,8 +191,8 @@ def multiply(
             addend,
             scales,
             finish_strides,
-            alpha,
-            beta,
+            tl.full((), alpha, ACCUMULATOR),
+            tl.full((), beta, ACCUMULATOR),
             KINDS,
             ACTIVATION,
         )
@@ -222,7 +223,7 @@ def add_parts(
     """The result from the `splits` parts of every product, which lie one after the other."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = _place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
+    row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask, column_mask = rows < M, columns < N
@@ -242,8 +243,8 @@ def add_parts(
         addend,
         scales,
         finish_strides,
-        alpha,
-        beta,
+        tl.full((), alpha, total.dtype),
+        tl.full((), beta, total.dtype),
         KINDS,
         ACTIVATION,
     )
@@ -302,12 +303,12 @@ def multiply_tiles(
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
-        place = tile // (tiles_m * tiles_n)
-        batch, first, last = place % batches, 0, tl.cdiv(K, BLOCK_K)
+        written = tile // (tiles_m * tiles_n)
+        batch, first, last = written % batches, 0, tl.cdiv(K, BLOCK_K)
         if SPLIT:
-            first = place // batches * steps
+            first = written // batches * steps
             last = tl.minimum(first + steps, last)
-        row, column = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
         row, column = row * BLOCK_M, column * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
         for step in range(first, last):
@@ -333,15 +334,15 @@ def multiply_tiles(
                     addend,
                     scales,
                     finish_strides,
-                    alpha,
-                    beta,
+                    tl.full((), alpha, ACCUMULATOR),
+                    tl.full((), beta, ACCUMULATOR),
                     KINDS,
                     ACTIVATION,
                 )
             if len(out_strides) > 0:
-                _store(result, out, out_strides, place.to(INDEX), rows, columns, rows < M, columns < N)
+                _store(result, out, out_strides, written.to(INDEX), rows, columns, rows < M, columns < N)
             else:
-                out.store([place, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+                out.store([written, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
 
 
 @triton.jit
@@ -383,12 +384,12 @@ def multiply_groups(
     begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
     tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):
-        place, column = _place(tile, tiles_m, tiles_n, GROUP_M)
-        own = (first <= place) & (place < first + tiles)
+        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        own = (first <= row) & (row < first + tiles)
         group = tl.sum(tl.where(own, tl.arange(0, LANES), 0), axis=0)
         group_begin, group_end = tl.sum(tl.where(own, begin, 0), axis=0), tl.sum(tl.where(own, end, 0), axis=0)
-        place -= tl.sum(tl.where(own, first, 0), axis=0)
-        row, column = group_begin // MULTIPLE * MULTIPLE + place * BLOCK_M, column * BLOCK_N
+        row -= tl.sum(tl.where(own, first, 0), axis=0)
+        row, column = group_begin // MULTIPLE * MULTIPLE + row * BLOCK_M, column * BLOCK_N
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
         for step in range(tl.cdiv(K, BLOCK_K)):
             x = _copy_tile(a, 0, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
@@ -483,7 +484,8 @@ def product(
     work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
     whole = ends is None and not summed
     if config is None:
-        config = tune.choose(work.problem, out.device, whole and all(map(_describable, (a, b, out))))
+        described = whole and all(map(_describable, (a, b, out)))
+        config = tune.choose(work.problem, out.device, described, described and activation is None)
         config = tune.fitting(config, work.problem, out.device, ending.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
@@ -536,7 +538,9 @@ def _run(work: _Work, config: Config) -> None:
     ending = (work.ending if splits == 1 else _NOTHING).arguments
     tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
-    if config.descriptors:
+    if config.warp_specialize:
+        _run_specialized(work, config)
+    elif config.descriptors:
         programs = min(splits * tiles, config.programs * tune.multiprocessors(out.device))
         # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
         direct = splits * tiles == programs
@@ -580,6 +584,27 @@ def _run(work: _Work, config: Config) -> None:
             BLOCK_M=rows,
             BLOCK_N=columns,
         )
+
+
+def _run_specialized(work: _Work, config: Config) -> None:
+    # Gluon is not to be loaded where no device has use for it.
+    from tritonite.engine import hopper
+
+    groups, (batches, M, N) = config.num_warps // 4, work.out.shape
+    programs = min(work.problem.tiles(config), tune.multiprocessors(work.out.device))
+    hopper.multiply_by_groups[(programs,)](
+        hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M // groups, config.BLOCK_K)),
+        hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
+        hopper.in_shared_memory(_descriptor(work.out, config.BLOCK_M // groups, config.BLOCK_N // 2)),
+        *(batches, M, N, work.a.shape[2], programs),
+        BLOCKWISE=work.blockwise,
+        INDEX=work.constants(config)["INDEX"],
+        ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups),
+        BUFFERS=1 if config.halves else 2,
+        STAGES=config.num_stages,
+        num_warps=4,
+        **work.ending.arguments,
+    )
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:

@@ -136,21 +136,24 @@ def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[st
 # The targets whose tables of tiles are a kind of device's, those that copy tiles first.
 _KINDS = {"nvidia": ("sm_90", "sm_100", "sm_80"), "amd": ("gfx942", "gfx1100")}
 _SIZED = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+_RESULTS = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 
 
 def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them."""
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
-            dtype, described = _SIZED[size], config.descriptors
+            divided, described = config.warp_specialize, config.descriptors
+            dtype = torch.float8_e4m3fn if divided and size == 1 else _SIZED[size]
             # One tile a program and several are written in other ways.
-            for batches, layout in itertools.product((1, 256) if described else (1,), ("rows", "columns")):
-                a, b = torch.ones(batches, config.BLOCK_M, 512, dtype=dtype), torch.ones(1, 512, 512, dtype=dtype)
-                out = a.new_empty(a.shape, dtype=torch.int32 if dtype is torch.int8 else dtype)
+            layouts = ("columns",) if dtype is torch.float8_e4m3fn else ("rows", "columns")
+            for batches, layout in itertools.product((1, 256) if described and not divided else (1,), layouts):
+                a, b = torch.empty(batches, config.BLOCK_M, 512, dtype=dtype), torch.empty(1, 512, 512, dtype=dtype)
+                out = a.new_empty(a.shape, dtype=_RESULTS.get(dtype, dtype))
                 second = (b if layout == "rows" else b.mT).expand(batches, 512, 512)
                 with _noting() as found:
-                    product(a, second, out, config=config)
-                chosen = names[:2] if described else names
+                    product(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
+                chosen = names[: 1 if divided else 2] if described else names
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
 
 

@@ -65,20 +65,30 @@ def copies_tiles(device: torch.device) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+def divides_work(device: torch.device) -> bool:
+    """Whether the device runs what `engine.hopper` has."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.lru_cache(maxsize=64)
 def name_of(device: torch.device) -> str:
     """The name that stored results know a device by."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else devices.current.kind
 
 
-def choose(problem: Problem, device: torch.device, described: bool) -> Config:
-    """The tiles for a problem, stored or by rule; `described` where all operands can have tensor descriptors."""
+def choose(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
+    """The tiles for a problem, stored or by rule.
+
+    `described` where all operands can have tensor descriptors, `divided` where warps may divide the work, too.
+    """
     stored = store.known(name_of(device)).get(problem.key)
-    if stored is not None and (described or not stored.descriptors):
-        return stored
-    return rule(problem, device, described)
+    fits = stored and (described or not stored.descriptors) and (divided or not stored.warp_specialize)
+    return stored if stored and fits else rule(problem, device, described, divided)
 
 
-def rule(problem: Problem, device: torch.device, described: bool) -> Config:
+def rule(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
     """The tiles for a problem of which nothing is stored."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1:
@@ -86,21 +96,26 @@ def rule(problem: Problem, device: torch.device, described: bool) -> Config:
     elif problem.M <= FEW:
         config = _filling(problem, device, FEW_ROWS[kind][problem.b_inner][size])
     elif described and copies_tiles(device) and size in THROUGH_DESCRIPTORS[kind]:
-        config = choose_described(problem, device)
+        config = choose_described(problem, device, divided)
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     # A part of K has 4 blocks at least.
     splits = min(config.programs * multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K))
+    if splits > 1 and config.warp_specialize:
+        return rule(problem, device, described)
     return config._replace(splits=max(1, splits))
 
 
-def choose_described(problem: Problem, device: torch.device) -> Config:
+def choose_described(problem: Problem, device: torch.device, divided: bool = False) -> Config:
     """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
     if problem.blockwise:
         configs = BLOCKWISE.get(kind, configs)
-    return _cheapest(problem, device, configs)
+    divided &= divides_work(device) and problem.dtype.is_floating_point
+    # Of one byte, tensor cores take only what lies along K.
+    divided &= size == 2 or (problem.a_inner and problem.b_inner)
+    return _cheapest(problem, device, tuple([config for config in configs if divided or not config.warp_specialize]))
 
 
 def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
@@ -111,6 +126,8 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
     size, most = problem.dtype.itemsize, shared_memory(device)
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
+    if config.warp_specialize and config.shared(size, result) > most:
+        config = config._replace(halves=True)
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         if config.num_stages == 3 and config.BLOCK_K * size > 128:
             config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)

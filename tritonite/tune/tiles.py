@@ -10,7 +10,8 @@ class Config(NamedTuple):
     """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
 
     `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `parts`
-    multiplies float32 as three of bfloat16 each, where tensor cores are fast.
+    multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `warp_specialize` warps divide the
+    work, of which `num_warps` multiply.
     """
 
     BLOCK_M: int
@@ -25,6 +26,7 @@ class Config(NamedTuple):
     halves: bool = False
     GROUP_M: int = 8
     parts: bool = False
+    warp_specialize: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -40,12 +42,13 @@ class Config(NamedTuple):
 # Of a program, but for what Triton keeps of it.
 SHARED = 226 * 1024
 _DESCRIBED = (
+    Config(128, 256, 64, 8, 3, 1.02, descriptors=True, warp_specialize=True),
     Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True, GROUP_M=16),
     Config(128, 128, 128, 8, 3, 0.9, descriptors=True),
     Config(64, 128, 128, 4, 4, 0.7, descriptors=True),
     Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
 )
-_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED])
+_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED[1:]])
 _HALVES = (
     Config(128, 128, 64, 8, 3, 1.0),
     Config(64, 128, 64, 4, 4, 0.8),
@@ -80,6 +83,8 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
 # Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
+        Config(192, 128, 128, 12, 5, 1.3, descriptors=True, halves=True, GROUP_M=16, warp_specialize=True),
+        Config(128, 128, 128, 8, 6, 1.25, descriptors=True, halves=True, GROUP_M=32, warp_specialize=True),
         Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
         Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
         Config(64, 64, 128, 4, 4, 0.5, descriptors=True),

@@ -1,0 +1,231 @@
+"""Products of matrices where warps divide the work, for tensor cores that read shared memory (sm_90), in Gluon.
+
+One warp copies blocks, and groups of four multiply them and write results; barriers tell each when to go on. So no
+group waits for another, nor what is read for what is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tritonite.engine.matmul import finish, place
+from tritonite.launch import libentry
+
+if TYPE_CHECKING:
+    from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
+
+# By their names since Triton 3.9, or before.
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
+    """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
+    xs, ys, ready, free = buffers
+    count, tiles_m, tiles_n, blocks, programs = sizes
+    A_TRANSPOSED: gl.constexpr = ORDER[0]
+    B_TRANSPOSED: gl.constexpr = ORDER[1]
+    GROUP_M: gl.constexpr = ORDER[2]
+    CONSUMERS: gl.constexpr = ORDER[3]
+    STAGES: gl.constexpr = ys.shape[0]
+    ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
+    COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
+    INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
+    BYTES: gl.constexpr = (CONSUMERS * ROWS + COLUMNS) * INNER * xs.dtype.primitive_bitwidth // 8
+    step = 0
+    for tile in range(gl.program_id(0), count, programs):
+        batch = tile // (tiles_m * tiles_n)
+        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        for block in range(blocks):
+            stage, inner = step % STAGES, block * INNER
+            mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
+            here = ready.index(stage)
+            mbarrier.expect(here, BYTES)
+            for i in gl.static_range(CONSUMERS):
+                first = (row * CONSUMERS + i) * ROWS
+                _load(
+                    a,
+                    [batch, inner, first] if A_TRANSPOSED else [batch, first, inner],
+                    here,
+                    xs.index(stage * CONSUMERS + i),
+                )
+            first = column * COLUMNS
+            _load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _multiply(
+    out,
+    staging,
+    buffers,
+    sizes,
+    ending,
+    ORDER: gl.constexpr,
+    BLOCKWISE: gl.constexpr,
+    KINDS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    INDEX: gl.constexpr,
+    WHICH: gl.constexpr,
+):
+    """What a group of four warps does: multiply its rows of every tile, and write them."""
+    xs, ys, ready, free = buffers
+    count, tiles_m, tiles_n, blocks, programs = sizes
+    A_TRANSPOSED: gl.constexpr = ORDER[0]
+    B_TRANSPOSED: gl.constexpr = ORDER[1]
+    GROUP_M: gl.constexpr = ORDER[2]
+    CONSUMERS: gl.constexpr = ORDER[3]
+    M, N, addend, scales, strides, alpha, beta = ending
+    STAGES: gl.constexpr = ys.shape[0]
+    ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
+    COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
+    INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
+    WIDTH: gl.constexpr = staging.shape[3]
+    BUFFERS: gl.constexpr = staging.shape[0] // CONSUMERS
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // xs.dtype.primitive_bitwidth])
+    step = 0
+    for tile in range(gl.program_id(0), count, programs):
+        batch = tile // (tiles_m * tiles_n)
+        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        row, column = (row * CONSUMERS + WHICH) * ROWS, column * COLUMNS
+        total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+        for block in range(blocks):
+            stage = step % STAGES
+            mbarrier.wait(ready.index(stage), step // STAGES % 2)
+            if A_TRANSPOSED:
+                x = xs.index(stage * CONSUMERS + WHICH).reshape((INNER, ROWS)).permute((1, 0))
+            else:
+                x = xs.index(stage * CONSUMERS + WHICH).reshape((ROWS, INNER))
+            if B_TRANSPOSED:
+                y = ys.index(stage).reshape((COLUMNS, INNER)).permute((1, 0))
+            else:
+                y = ys.index(stage).reshape((INNER, COLUMNS))
+            if BLOCKWISE:
+                part = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+                part = warpgroup_mma(x, y, part, use_acc=False, is_async=True)
+                total += warpgroup_mma_wait(0, deps=(part,))
+                mbarrier.arrive(free.index(stage))
+            else:
+                total = warpgroup_mma(x, y, total, is_async=True)
+                total = warpgroup_mma_wait(1, deps=(total,))
+                # The block before this one has been multiplied.
+                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > 0)
+            step += 1
+        if not BLOCKWISE:
+            total = warpgroup_mma_wait(0, deps=(total,))
+            mbarrier.arrive(free.index((step + STAGES - 1) % STAGES))
+        parts = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
+        for i in gl.static_range(2):
+            rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, parts[i].type.layout))
+            columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, parts[i].type.layout))
+            result = finish(
+                parts[i],
+                batch.to(INDEX),
+                rows,
+                columns,
+                rows < M,
+                columns < N,
+                addend,
+                scales,
+                strides,
+                alpha.to(gl.float32),
+                beta.to(gl.float32),
+                KINDS,
+                ACTIVATION,
+            )
+            # The result before the last has been read out of shared memory.
+            tma.store_wait(pendings=BUFFERS - 1)
+            here = staging.index(WHICH * BUFFERS + i % BUFFERS)
+            here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
+            fence_async_shared()
+            _store(out, [batch, row, column + i * WIDTH], here)
+    tma.store_wait(pendings=0)
+
+
+def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
+    """The same with the layout in which tensor cores take a block, swizzled over 128 bytes at most."""
+    size, block = descriptor.base.dtype.itemsize, list(descriptor.block_shape)
+    layout = gl.NVMMASharedLayout(min(128, block[-1] * size), 8 * size, len(block))
+    return TensorDescriptor(descriptor.base, descriptor.shape, descriptor.strides, block, layout)
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["batches", "M", "K", "programs"])
+def multiply_by_groups(
+    a,
+    b,
+    out,
+    batches,
+    M,
+    N,
+    K,
+    programs,
+    addend,
+    scales,
+    finish_strides,
+    alpha: gl.float64,
+    beta: gl.float64,
+    KINDS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    BLOCKWISE: gl.constexpr,
+    INDEX: gl.constexpr,
+    ORDER: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Each of `programs` multiplies every so many-th tile, of the CONSUMERS' blocks of rows; all are descriptors.
+
+    As CUTLASS's persistent kernels for Hopper. With BLOCKWISE, sums over blocks are added in float32.
+    """
+    A_TRANSPOSED: gl.constexpr = ORDER[0]
+    B_TRANSPOSED: gl.constexpr = ORDER[1]
+    CONSUMERS: gl.constexpr = ORDER[3]
+    ROWS: gl.constexpr = a.block_shape[2] if A_TRANSPOSED else a.block_shape[1]
+    COLUMNS: gl.constexpr = b.block_shape[1] if B_TRANSPOSED else b.block_shape[2]
+    INNER: gl.constexpr = a.block_shape[1] if A_TRANSPOSED else a.block_shape[2]
+    xs = gl.allocate_shared_memory(a.dtype, [STAGES * CONSUMERS] + a.block_shape, a.layout)
+    ys = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
+    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_shape, out.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(free.index(i), count=CONSUMERS)
+    tiles_m, tiles_n = gl.cdiv(M, CONSUMERS * ROWS), gl.cdiv(N, COLUMNS)
+    buffers = xs, ys, ready, free
+    sizes = batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
+    ending = M, N, addend, scales, finish_strides, alpha, beta
+    # As many of 65,536 registers for each thread; what copies needs few.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 1)),
+                (_copy, (a, b, buffers, sizes, ORDER)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 1)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 2)),
+                (_copy, (a, b, buffers, sizes, ORDER)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
