@@ -38,12 +38,12 @@ def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
-    CONSUMERS: gl.constexpr = ORDER[3]
     STAGES: gl.constexpr = ys.shape[0]
+    COPIES: gl.constexpr = xs.shape[0] // STAGES
     ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
     COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
     INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    BYTES: gl.constexpr = (CONSUMERS * ROWS + COLUMNS) * INNER * xs.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS) * INNER * xs.dtype.primitive_bitwidth // 8
     step = 0
     for tile in range(gl.program_id(0), count, programs):
         batch = tile // (tiles_m * tiles_n)
@@ -53,14 +53,10 @@ def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = ready.index(stage)
             mbarrier.expect(here, BYTES)
-            for i in gl.static_range(CONSUMERS):
-                first = (row * CONSUMERS + i) * ROWS
-                _load(
-                    a,
-                    [batch, inner, first] if A_TRANSPOSED else [batch, first, inner],
-                    here,
-                    xs.index(stage * CONSUMERS + i),
-                )
+            for i in gl.static_range(COPIES):
+                first = (row * COPIES + i) * ROWS
+                place_a = [batch, inner, first] if A_TRANSPOSED else [batch, first, inner]
+                _load(a, place_a, here, xs.index(stage * COPIES + i))
             first = column * COLUMNS
             _load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
             step += 1
@@ -75,6 +71,7 @@ def _multiply(
     ending,
     ORDER: gl.constexpr,
     BLOCKWISE: gl.constexpr,
+    SCALED: gl.constexpr,
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
@@ -89,7 +86,8 @@ def _multiply(
     CONSUMERS: gl.constexpr = ORDER[3]
     M, N, addend, scales, strides, alpha, beta = ending
     STAGES: gl.constexpr = ys.shape[0]
-    ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
+    COPIES: gl.constexpr = xs.shape[0] // STAGES
+    ROWS: gl.constexpr = staging.shape[2]
     COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
     INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
     WIDTH: gl.constexpr = staging.shape[3]
@@ -105,9 +103,11 @@ def _multiply(
             stage = step % STAGES
             mbarrier.wait(ready.index(stage), step // STAGES % 2)
             if A_TRANSPOSED:
-                x = xs.index(stage * CONSUMERS + WHICH).reshape((INNER, ROWS)).permute((1, 0))
+                x = xs.index(stage * COPIES + WHICH).reshape((INNER, ROWS)).permute((1, 0))
+            elif COPIES == 1:
+                x = xs.index(stage).reshape((CONSUMERS * ROWS, INNER)).slice(WHICH * ROWS, ROWS)
             else:
-                x = xs.index(stage * CONSUMERS + WHICH).reshape((ROWS, INNER))
+                x = xs.index(stage * COPIES + WHICH).reshape((ROWS, INNER))
             if B_TRANSPOSED:
                 y = ys.index(stage).reshape((COLUMNS, INNER)).permute((1, 0))
             else:
@@ -142,6 +142,7 @@ def _multiply(
                 strides,
                 alpha.to(gl.float32),
                 beta.to(gl.float32),
+                SCALED,
                 KINDS,
                 ACTIVATION,
             )
@@ -177,6 +178,7 @@ def multiply_by_groups(
     finish_strides,
     alpha: gl.float64,
     beta: gl.float64,
+    SCALED: gl.constexpr,
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     BLOCKWISE: gl.constexpr,
@@ -192,10 +194,11 @@ def multiply_by_groups(
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     CONSUMERS: gl.constexpr = ORDER[3]
-    ROWS: gl.constexpr = a.block_shape[2] if A_TRANSPOSED else a.block_shape[1]
+    ROWS: gl.constexpr = CONSUMERS * out.block_shape[1]
     COLUMNS: gl.constexpr = b.block_shape[1] if B_TRANSPOSED else b.block_shape[2]
     INNER: gl.constexpr = a.block_shape[1] if A_TRANSPOSED else a.block_shape[2]
-    xs = gl.allocate_shared_memory(a.dtype, [STAGES * CONSUMERS] + a.block_shape, a.layout)
+    COPIES: gl.constexpr = ROWS // (a.block_shape[2] if A_TRANSPOSED else a.block_shape[1])
+    xs = gl.allocate_shared_memory(a.dtype, [STAGES * COPIES] + a.block_shape, a.layout)
     ys = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
     staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_shape, out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -203,7 +206,7 @@ def multiply_by_groups(
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
-    tiles_m, tiles_n = gl.cdiv(M, CONSUMERS * ROWS), gl.cdiv(N, COLUMNS)
+    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS)
     buffers = xs, ys, ready, free
     sizes = batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
     ending = M, N, addend, scales, finish_strides, alpha, beta
@@ -211,8 +214,14 @@ def multiply_by_groups(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 1)),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                ),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 1],
@@ -221,9 +230,18 @@ def multiply_by_groups(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 1)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, KINDS, ACTIVATION, INDEX, 2)),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 2),
+                ),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],

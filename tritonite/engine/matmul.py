@@ -63,19 +63,20 @@ def finish(
     strides,
     alpha,
     beta,
+    SCALED: tl.constexpr,
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product.
 
-    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along; alpha and
-    beta are of the product's dtype.
+    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along. alpha and
+    beta are of the product's dtype; unless SCALED, alpha is 1.
     """
     COUNT: tl.constexpr = len(scales)
     for i in tl.static_range(COUNT):
         pointer = scales[i] + batch * strides[i][0]
         product *= _varying(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
-    if product.dtype.is_floating():
+    if SCALED:
         product *= alpha
     if addend is not None:
         pointer = addend + batch * strides[COUNT][0]
@@ -123,6 +124,7 @@ def multiply(
     summed,
     alpha: tl.float64,
     beta: tl.float64,
+    SCALED: tl.constexpr,
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -193,6 +195,7 @@ def multiply(
             finish_strides,
             tl.full((), alpha, ACCUMULATOR),
             tl.full((), beta, ACCUMULATOR),
+            SCALED,
             KINDS,
             ACTIVATION,
         )
@@ -214,6 +217,7 @@ def add_parts(
     splits,
     alpha: tl.float64,
     beta: tl.float64,
+    SCALED: tl.constexpr,
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     INDEX: tl.constexpr,
@@ -245,6 +249,7 @@ def add_parts(
         finish_strides,
         tl.full((), alpha, total.dtype),
         tl.full((), beta, total.dtype),
+        SCALED,
         KINDS,
         ACTIVATION,
     )
@@ -279,6 +284,7 @@ def multiply_tiles(
     programs,
     alpha: tl.float64,
     beta: tl.float64,
+    SCALED: tl.constexpr,
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -336,6 +342,7 @@ def multiply_tiles(
                     finish_strides,
                     tl.full((), alpha, ACCUMULATOR),
                     tl.full((), beta, ACCUMULATOR),
+                    SCALED,
                     KINDS,
                     ACTIVATION,
                 )
@@ -433,6 +440,7 @@ class _Finish(NamedTuple):
             "finish_strides": strides,
             "alpha": self.alpha,
             "beta": self.beta,
+            "SCALED": self.alpha != 1,
             "KINDS": kinds,
             "ACTIVATION": self.activation,
         }
@@ -592,10 +600,11 @@ def _run_specialized(work: _Work, config: Config) -> None:
 
     groups, (batches, M, N) = config.num_warps // 4, work.out.shape
     programs = min(work.problem.tiles(config), tune.multiprocessors(work.out.device))
+    rows, whole = config.BLOCK_M // groups, work.a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
     hopper.multiply_by_groups[(programs,)](
-        hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M // groups, config.BLOCK_K)),
+        hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
         hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
-        hopper.in_shared_memory(_descriptor(work.out, config.BLOCK_M // groups, config.BLOCK_N // 2)),
+        hopper.in_shared_memory(_descriptor(work.out, rows, config.BLOCK_N // 2)),
         *(batches, M, N, work.a.shape[2], programs),
         BLOCKWISE=work.blockwise,
         INDEX=work.constants(config)["INDEX"],

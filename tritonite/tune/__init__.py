@@ -13,6 +13,8 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, SHARED, THROUGH_D
 
 # Products of up to so many rows are bound by memory.
 FEW = 16
+# Products of a shorter inner dimension write as much as they read.
+SHORT = 512
 # The rows and columns that a program takes where parts of products are added.
 PARTS = (8, 256)
 
@@ -103,6 +105,9 @@ def rule(problem: Problem, device: torch.device, described: bool, divided: bool 
     splits = min(config.programs * multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K))
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, described)
+    if config.warp_specialize and problem.K < SHORT:
+        # A whole tile is on its way out while the next is multiplied.
+        config = config._replace(halves=False, num_stages=3, GROUP_M=4)
     return config._replace(splits=max(1, splits))
 
 

@@ -42,7 +42,7 @@ class Config(NamedTuple):
 # Of a program, but for what Triton keeps of it.
 SHARED = 226 * 1024
 _DESCRIBED = (
-    Config(128, 256, 64, 8, 3, 1.02, descriptors=True, warp_specialize=True),
+    Config(128, 256, 64, 8, 4, 1.02, descriptors=True, halves=True, GROUP_M=16, warp_specialize=True),
     Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True, GROUP_M=16),
     Config(128, 128, 128, 8, 3, 0.9, descriptors=True),
     Config(64, 128, 128, 4, 4, 0.7, descriptors=True),

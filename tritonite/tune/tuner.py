@@ -64,9 +64,9 @@ def candidates(problem: Problem) -> Iterator[Config]:
             if config.shared(size, problem.result.itemsize) <= SHARED:
                 yield from _split(problem, config)
     if size == 2:
-        for (rows, columns, stages), group in itertools.product(((128, 256, 3), (256, 128, 4), (128, 128, 5)), (4, 16)):
-            halves = rows == 256
-            yield Config(rows, columns, 64, 8, stages, 1.0, 1, 1, True, halves, group, warp_specialize=True)
+        for rows, (stages, halves), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
+            config = Config(rows, 32_768 // rows, 64, 8, stages, descriptors=True, halves=halves, GROUP_M=group)
+            yield config._replace(warp_specialize=True)
 
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:
