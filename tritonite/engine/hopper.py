@@ -73,11 +73,10 @@ def _multiply(
     BLOCKWISE: gl.constexpr,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
     WHICH: gl.constexpr,
 ):
-    """What a group of four warps does: multiply its rows of every tile, and write them."""
+    """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
     xs, ys, ready, free = buffers
     count, tiles_m, tiles_n, blocks, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
@@ -144,9 +143,9 @@ def _multiply(
                 beta.to(gl.float32),
                 SCALED,
                 KINDS,
-                ACTIVATION,
+                None,
             )
-            # The result before the last has been read out of shared memory.
+            # What was last in these BUFFERS has been read out of shared memory.
             tma.store_wait(pendings=BUFFERS - 1)
             here = staging.index(WHICH * BUFFERS + i % BUFFERS)
             here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
@@ -180,16 +179,17 @@ def multiply_by_groups(
     beta: gl.float64,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
     BLOCKWISE: gl.constexpr,
     INDEX: gl.constexpr,
     ORDER: gl.constexpr,
     BUFFERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Each of `programs` multiplies every so many-th tile, of the CONSUMERS' blocks of rows; all are descriptors.
+    """As `matmul.multiply_tiles`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
-    As CUTLASS's persistent kernels for Hopper. With BLOCKWISE, sums over blocks are added in float32.
+    ORDER is whether a and b are transposed, GROUP_M and CONSUMERS; the blocks are the descriptors'. A tile is written
+    in two halves, by way of BUFFERS of them. With BLOCKWISE sums over blocks are added in float32. CUTLASS has kernels
+    like it for Hopper ("cooperative").
     """
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
@@ -214,14 +214,8 @@ def multiply_by_groups(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 0),
-                ),
-                (
-                    _multiply,
-                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 1),
-                ),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 1)),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 1],
@@ -230,18 +224,9 @@ def multiply_by_groups(
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 0),
-                ),
-                (
-                    _multiply,
-                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 1),
-                ),
-                (
-                    _multiply,
-                    (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, ACTIVATION, INDEX, 2),
-                ),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 1)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 2)),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],

@@ -546,7 +546,7 @@ def _run(work: _Work, config: Config) -> None:
     ending = (work.ending if splits == 1 else _NOTHING).arguments
     tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
-    if config.warp_specialize:
+    if config.warp_specialize and config.descriptors and work.ending.activation is None:
         _run_specialized(work, config)
     elif config.descriptors:
         programs = min(splits * tiles, config.programs * tune.multiprocessors(out.device))
@@ -595,7 +595,7 @@ def _run(work: _Work, config: Config) -> None:
 
 
 def _run_specialized(work: _Work, config: Config) -> None:
-    # Gluon is not to be loaded where no device has use for it.
+    # It takes functions of this module, which would not be there yet.
     from tritonite.engine import hopper
 
     groups, (batches, M, N) = config.num_warps // 4, work.out.shape
@@ -612,7 +612,7 @@ def _run_specialized(work: _Work, config: Config) -> None:
         BUFFERS=1 if config.halves else 2,
         STAGES=config.num_stages,
         num_warps=4,
-        **work.ending.arguments,
+        **{name: value for name, value in work.ending.arguments.items() if name != "ACTIVATION"},
     )
 
 
