@@ -493,7 +493,9 @@ def product(
     whole = ends is None and not summed
     if config is None:
         described = whole and all(map(_describable, (a, b, out)))
-        config = tune.choose(work.problem, out.device, described, described and activation is None)
+        # Of a long product, what is added to every element is there sooner where all warps wait for it.
+        divided = described and activation is None and (a.shape[2] < tune.SHORT or not ending.bytes)
+        config = tune.choose(work.problem, out.device, described, divided)
         config = tune.fitting(config, work.problem, out.device, ending.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
