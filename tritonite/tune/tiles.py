@@ -83,7 +83,7 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
 # Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
-        Config(192, 128, 128, 12, 4, 1.3, descriptors=True, warp_specialize=True),
+        Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
         Config(128, 128, 128, 8, 6, 1.25, descriptors=True, halves=True, GROUP_M=32, warp_specialize=True),
         Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
         Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
