@@ -34,7 +34,7 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
     """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
     xs, ys, ready, free = buffers
-    count, tiles_m, tiles_n, blocks, programs = sizes
+    _, _, count, tiles_m, tiles_n, blocks, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
@@ -70,20 +70,20 @@ def _multiply(
     sizes,
     ending,
     ORDER: gl.constexpr,
-    BLOCKWISE: gl.constexpr,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
     WHICH: gl.constexpr,
 ):
     """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
     xs, ys, ready, free = buffers
-    count, tiles_m, tiles_n, blocks, programs = sizes
+    M, N, count, tiles_m, tiles_n, blocks, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
     CONSUMERS: gl.constexpr = ORDER[3]
-    M, N, addend, scales, strides, alpha, beta = ending
+    BLOCKWISE: gl.constexpr = ORDER[4]
     STAGES: gl.constexpr = ys.shape[0]
     COPIES: gl.constexpr = xs.shape[0] // STAGES
     ROWS: gl.constexpr = staging.shape[2]
@@ -129,22 +129,8 @@ def _multiply(
         for i in gl.static_range(2):
             rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, parts[i].type.layout))
             columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, parts[i].type.layout))
-            result = finish(
-                parts[i],
-                batch.to(INDEX),
-                rows,
-                columns,
-                rows < M,
-                columns < N,
-                addend,
-                scales,
-                strides,
-                alpha.to(gl.float32),
-                beta.to(gl.float32),
-                SCALED,
-                KINDS,
-                None,
-            )
+            own = batch.to(INDEX), rows, columns, rows < M, columns < N
+            result = finish(parts[i], own, ending, SCALED, KINDS, ACTIVATION)
             # What was last in these BUFFERS has been read out of shared memory.
             tma.store_wait(pendings=BUFFERS - 1)
             here = staging.index(WHICH * BUFFERS + i % BUFFERS)
@@ -179,7 +165,7 @@ def multiply_by_groups(
     beta: gl.float64,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
-    BLOCKWISE: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
     ORDER: gl.constexpr,
     BUFFERS: gl.constexpr,
@@ -187,9 +173,9 @@ def multiply_by_groups(
 ):
     """As `matmul.multiply_tiles`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
-    ORDER is whether a and b are transposed, GROUP_M and CONSUMERS; the blocks are the descriptors'. A tile is written
-    in two halves, by way of BUFFERS of them. With BLOCKWISE sums over blocks are added in float32. CUTLASS has kernels
-    like it for Hopper ("cooperative").
+    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
+    (BLOCKWISE); the blocks are the descriptors'. A tile is written in two halves, by way of BUFFERS of them. CUTLASS
+    has kernels like it for Hopper ("cooperative").
     """
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
@@ -208,14 +194,14 @@ def multiply_by_groups(
         mbarrier.init(free.index(i), count=CONSUMERS)
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS)
     buffers = xs, ys, ready, free
-    sizes = batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
-    ending = M, N, addend, scales, finish_strides, alpha, beta
+    sizes = M, N, batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
+    ending = addend, scales, finish_strides, alpha.to(gl.float32), beta.to(gl.float32)
     # As many of 65,536 registers for each thread; what copies needs few.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 1)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 1],
@@ -224,9 +210,9 @@ def multiply_by_groups(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 1)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, BLOCKWISE, SCALED, KINDS, INDEX, 2)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2)),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],

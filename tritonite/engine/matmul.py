@@ -51,27 +51,15 @@ def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.co
 
 
 @triton.jit
-def finish(
-    product,
-    batch,
-    rows,
-    columns,
-    row_mask,
-    column_mask,
-    addend,
-    scales,
-    strides,
-    alpha,
-    beta,
-    SCALED: tl.constexpr,
-    KINDS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product.
+def finish(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product, as alpha and beta are.
 
-    `strides` are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along. alpha and
-    beta are of the product's dtype; unless SCALED, alpha is 1.
+    A `tile` is its batch, rows and columns, and which of them there are. `ending` is (addend, scales, strides, alpha,
+    beta), where strides are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along.
+    Unless SCALED, alpha is 1.
     """
+    batch, rows, columns, row_mask, column_mask = tile
+    addend, scales, strides, alpha, beta = ending
     COUNT: tl.constexpr = len(scales)
     for i in tl.static_range(COUNT):
         pointer = scales[i] + batch * strides[i][0]
@@ -88,8 +76,17 @@ def finish(
 
 
 @triton.jit
-def _store(total, out, strides, batch, rows, columns, row_mask, column_mask):
-    """Write a tile; `strides` are the result's (batch, row, column)."""
+def _finish(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The same of numbers as the host gives them, in float64."""
+    addend, scales, strides, alpha, beta = ending
+    alpha, beta = tl.full((), alpha, product.dtype), tl.full((), beta, product.dtype)
+    return finish(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+
+
+@triton.jit
+def _store(total, out, strides, tile):
+    """Write a tile, as `finish` has it; `strides` are the result's (batch, row, column)."""
+    batch, rows, columns, row_mask, column_mask = tile
     pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
     tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
@@ -182,24 +179,10 @@ def multiply(
             total = tl.where(own, tl.sum(sums[i], axis=0)[None, :], total)
     if SPLIT:
         batch += tl.program_id(1).to(INDEX) * batches
-    else:
-        total = finish(
-            total,
-            batch,
-            rows,
-            columns,
-            row_mask,
-            column_mask,
-            addend,
-            scales,
-            finish_strides,
-            tl.full((), alpha, ACCUMULATOR),
-            tl.full((), beta, ACCUMULATOR),
-            SCALED,
-            KINDS,
-            ACTIVATION,
-        )
-    _store(total, out, strides[2], batch, rows, columns, row_mask, column_mask)
+    tile = (batch, rows, columns, row_mask, column_mask)
+    if not SPLIT:
+        total = _finish(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    _store(total, out, strides[2], tile)
 
 
 @libentry()
@@ -237,23 +220,9 @@ def add_parts(
     total = tl.load(pointers, mask=mask, other=0)
     for split in range(1, splits):
         total += tl.load(pointers + split * apart, mask=mask, other=0)
-    total = finish(
-        total,
-        batch,
-        rows,
-        columns,
-        row_mask,
-        column_mask,
-        addend,
-        scales,
-        finish_strides,
-        tl.full((), alpha, total.dtype),
-        tl.full((), beta, total.dtype),
-        SCALED,
-        KINDS,
-        ACTIVATION,
-    )
-    _store(total, out, strides, batch, rows, columns, row_mask, column_mask)
+    tile = (batch, rows, columns, row_mask, column_mask)
+    total = _finish(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    _store(total, out, strides, tile)
 
 
 @triton.jit
@@ -330,24 +299,10 @@ def multiply_tiles(
             columns = column.to(INDEX) + i * WIDTH + tl.arange(0, WIDTH)
             result = parts[i]
             if not SPLIT:
-                result = finish(
-                    result,
-                    batch.to(INDEX),
-                    rows,
-                    columns,
-                    rows < M,
-                    columns < N,
-                    addend,
-                    scales,
-                    finish_strides,
-                    tl.full((), alpha, ACCUMULATOR),
-                    tl.full((), beta, ACCUMULATOR),
-                    SCALED,
-                    KINDS,
-                    ACTIVATION,
-                )
+                own = (batch.to(INDEX), rows, columns, rows < M, columns < N)
+                result = _finish(result, own, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
             if len(out_strides) > 0:
-                _store(result, out, out_strides, written.to(INDEX), rows, columns, rows < M, columns < N)
+                _store(result, out, out_strides, (written.to(INDEX), rows, columns, rows < M, columns < N))
             else:
                 out.store([written, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
 
@@ -405,7 +360,7 @@ def multiply_groups(
         rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
         columns = column.to(INDEX) + tl.arange(0, BLOCK_N)
         row_mask = (group_begin <= rows) & (rows < group_end)
-        _store(total, out, out_strides, 0, rows, columns, row_mask, columns < N)
+        _store(total, out, out_strides, (0, rows, columns, row_mask, columns < N))
 
 
 class _Finish(NamedTuple):
@@ -523,13 +478,15 @@ class _Work(NamedTuple):
     def accumulator(self) -> torch.dtype:
         return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
 
-    def constants(self, config: Config) -> dict[str, Any]:
+    @property
+    def index(self) -> Any:
+        """The dtype of elements' offsets."""
         tensors = (self.a, self.b, self.out, *self.ending.tensors)
         wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
-        kinds: dict[str, Any] = {
-            "ACCUMULATOR": TRITON_DTYPES[self.accumulator],
-            "INDEX": tl.int64 if wide else tl.int32,
-        }
+        return tl.int64 if wide else tl.int32
+
+    def constants(self, config: Config) -> dict[str, Any]:
+        kinds: dict[str, Any] = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": self.index}
         exact = self.precision == "ieee" and self.a.dtype is torch.float32
         # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
         parts = config.parts and exact and tune.copies_tiles(self.a.device) and not devices.current.interpreted
@@ -539,6 +496,9 @@ class _Work(NamedTuple):
 
 
 def _run(work: _Work, config: Config) -> None:
+    if config.warp_specialize and config.descriptors and work.ending.activation is None:
+        _run_specialized(work, config)
+        return
     a, b, out = work.a, work.b, work.out
     (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
     blocks = -(-K // config.BLOCK_K)
@@ -548,9 +508,7 @@ def _run(work: _Work, config: Config) -> None:
     ending = (work.ending if splits == 1 else _NOTHING).arguments
     tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
-    if config.warp_specialize and config.descriptors and work.ending.activation is None:
-        _run_specialized(work, config)
-    elif config.descriptors:
+    if config.descriptors:
         programs = min(splits * tiles, config.programs * tune.multiprocessors(out.device))
         # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
         direct = splits * tiles == programs
@@ -608,13 +566,12 @@ def _run_specialized(work: _Work, config: Config) -> None:
         hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
         hopper.in_shared_memory(_descriptor(work.out, rows, config.BLOCK_N // 2)),
         *(batches, M, N, work.a.shape[2], programs),
-        BLOCKWISE=work.blockwise,
-        INDEX=work.constants(config)["INDEX"],
-        ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups),
+        INDEX=work.index,
+        ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups, work.blockwise),
         BUFFERS=1 if config.halves else 2,
         STAGES=config.num_stages,
         num_warps=4,
-        **{name: value for name, value in work.ending.arguments.items() if name != "ACTIVATION"},
+        **work.ending.arguments,
     )
 
 

@@ -28,6 +28,8 @@ _THROUGH_PARTS = {
 }
 # Those that ATen makes of products of matrices.
 _PRODUCTS = {"__rmatmul__", "einsum", "inner", "matmul", "nn.functional.bilinear", "nn.functional.linear", "tensordot"}
+# What the catalog calls functions that Python, without its modules, calls otherwise.
+_CALLED = {"special.polygamma": "polygamma", "relu6": "hardtanh"}
 # The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
 _MOST_STEPS = 2**14
 # In float64 ATen's gradient, the only reference for ours, differs by 1e-12 from mpmath's, and more than ours does.
@@ -68,8 +70,8 @@ def packet(info: Any) -> str | None:
 
     "mm" stands for all of those that functions of matrices consist of.
     """
-    python = info.name.replace("nn.functional.", "").replace("special.polygamma", "polygamma")
-    python = python.replace("relu6", "hardtanh")
+    python = info.name.replace("nn.functional.", "")
+    python = _CALLED.get(python, python)
     if info.name in _PRODUCTS and "mm" in _packets():
         return "mm"
     return next(

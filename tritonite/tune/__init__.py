@@ -69,9 +69,7 @@ def copies_tiles(device: torch.device) -> bool:
 @functools.lru_cache(maxsize=64)
 def divides_work(device: torch.device) -> bool:
     """Whether the device runs what `engine.hopper` has."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and copies_tiles(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,8 +84,9 @@ def choose(problem: Problem, device: torch.device, described: bool, divided: boo
     `described` where all operands can have tensor descriptors, `divided` where warps may divide the work, too.
     """
     stored = store.known(name_of(device)).get(problem.key)
-    fits = stored and (described or not stored.descriptors) and (divided or not stored.warp_specialize)
-    return stored if stored and fits else rule(problem, device, described, divided)
+    if stored and (described or not stored.descriptors) and (divided or not stored.warp_specialize):
+        return stored
+    return rule(problem, device, described, divided)
 
 
 def rule(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:

@@ -48,7 +48,7 @@ _DESCRIBED = (
     Config(64, 128, 128, 4, 4, 0.7, descriptors=True),
     Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
 )
-_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED[1:]])
+_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED if not config.warp_specialize])
 _HALVES = (
     Config(128, 128, 64, 8, 3, 1.0),
     Config(64, 128, 64, 4, 4, 0.8),

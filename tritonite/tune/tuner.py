@@ -66,7 +66,8 @@ def candidates(problem: Problem) -> Iterator[Config]:
     if size == 2:
         for rows, (stages, halves), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
             config = Config(rows, 32_768 // rows, 64, 8, stages, descriptors=True, halves=halves, GROUP_M=group)
-            yield config._replace(warp_specialize=True)
+            if config.shared(size, problem.result.itemsize) <= SHARED:
+                yield config._replace(warp_specialize=True)
 
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:
