@@ -10,8 +10,9 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.engine import reduction
+from tritonite.testing.compare import assert_close
 
-SHAPES = [(5, 70), (3, 4, 10)]
+SHAPES = [(5, 70), (3, 4, 10), (2, 72)]
 
 
 @pytest.fixture(params=["as it is", "tiny blocks", "a block a program", "64-bit offsets"])
@@ -63,12 +64,14 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
-@pytest.mark.parametrize("n", [7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500])
+@pytest.mark.parametrize(
+    ("n", "more"), [*[(n, 0) for n in (7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500)], (1000, 8), (333, 3)]
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
+def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=1)
     monkeypatch.setattr(devices, "current", tiny)
-    x = torch.randn(300 if n < 10 else 3, n, device=device).to(dtype)
+    x = torch.randn(300 if n < 10 else 3, n + more, device=device).to(dtype)[:, :n]
     weight = torch.randn(n, device=device).to(dtype)
     functions = {
         "_softmax": lambda: x.softmax(1),
@@ -77,6 +80,7 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
         "max.dim": lambda: x.max(1),
         "var.correction": lambda: x.var(1),
         "logsumexp": lambda: x.logsumexp(1),
+        "cumsum": lambda: x.float().cumsum(1),
     }
     close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
     for name, function in functions.items():
@@ -84,6 +88,106 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, device, monkeypatch):
         with tritonite.use_gems():
             torch.testing.assert_close(function(), expected, **close)
         assert served(name)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """How rows that programs share were cut; few are enough."""
+    monkeypatch.setattr(
+        devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=1, waiting=True)
+    )
+    found, share = [], reduction._shared
+
+    def note(*args):
+        found.append(share(*args))
+        return found[-1]
+
+    monkeypatch.setattr(reduction, "_shared", note)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("staged", [False, True])
+def test_parts_of_shared_rows(size, staged, shared):
+    for n in (96 * 1024 * 2 // size + 8, 128_256, 262_144, 500_000, 10_000_000):
+        x = torch.empty(2, n, dtype={2: torch.float16, 4: torch.float32}[size], device="meta")
+        space = reduction.Space.of((x, x), (1,), (), (), False)
+        blocks = reduction._blocks_transformed(space, (x, x), staged, torch.float32)
+        part = blocks.steps * blocks.sizes["REDUCED"]
+        assert shared.pop() is blocks and 1 < blocks.parts <= 8 and blocks.programs == 2 * blocks.parts
+        assert (blocks.parts - 1) * part < n <= blocks.parts * part
+        for other in (space._replace(aligned=0), space._replace(n_reduced=1024)):
+            assert reduction._blocks_transformed(other, (x, x), staged, torch.float32).parts == 1
+        assert reduction._blocks_transformed(space, (x, x), staged, torch.float64).parts == 1
+    assert not shared
+
+
+in_order = pytest.mark.skipif(
+    not devices.current.waiting or devices.current.type == "cpu", reason="no program may wait for one that runs later"
+)
+
+
+@in_order
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(n, dtype) for n in (98_312, 128_256, 500_000) for dtype in (torch.float16, torch.bfloat16)]
+    + [(n, torch.float32) for n in (49_160, 65_536)],
+    ids=str,
+)
+def test_rows_that_programs_share(n, dtype, device, shared):
+    x, grad = (torch.randn(3, n, device=device).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
+    x[1] *= 40
+    functions = {
+        "_softmax": (lambda x: x.softmax(1), (x,)),
+        "_log_softmax": (lambda x: x.log_softmax(1), (x,)),
+        "_softmax_backward_data": (lambda g, y: torch._softmax_backward_data(g, y, 1, g.dtype), (grad, x.softmax(1))),
+        "_log_softmax_backward_data": (
+            lambda g, y: torch._log_softmax_backward_data(g, y, 1, g.dtype),
+            (grad, x.log_softmax(1)),
+        ),
+        "native_layer_norm": (lambda *args: torch.native_layer_norm(args[0], (n,), *args[1:], 1e-5), (x, weight, bias)),
+    }
+    for name, (function, operands) in functions.items():
+        shared.clear()
+        with tritonite.use_gems():
+            ours = [function(*operands) for _ in range(3)]
+        exact = function(*[value.double() for value in operands])
+        for all_of_one in zip(
+            *[y if isinstance(y, tuple) else (y,) for y in (*ours, function(*operands), exact)], strict=True
+        ):
+            # Without the sign of zeros, which ATen makes by another formula.
+            assert_close(all_of_one[0] + 0.0, *[y + 0.0 for y in all_of_one[3:]])
+            assert all(torch.equal(all_of_one[0], again) for again in all_of_one[1:3])
+        alone = name == "native_layer_norm" and dtype.itemsize < 4 and n * dtype.itemsize < 2**19
+        assert bool(shared) is not alone and served(name)
+    x[2, n - 1], x[0, 5] = math.nan, -math.inf
+    with tritonite.use_gems():
+        y = x.softmax(1)
+    assert y[2].isnan().all() and not y[:2].isnan().any() and y[0, 5] == 0
+
+
+@in_order
+def test_shared_rows_on_streams_and_in_graphs(device, shared):
+    x = torch.randn(600, 128_256, device=device, dtype=torch.float16)
+    with tritonite.use_gems():
+        expected, transposed = x.softmax(1), x.flip(0).softmax(1)
+        streams = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        found = []
+        for i in range(6):
+            with torch.cuda.stream(streams[i % 2]):
+                found.append(x.softmax(1))
+        torch.cuda.synchronize()
+        assert shared and all(torch.equal(y, expected) for y in found)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x.softmax(1)
+    for rows, results in ((x.clone(), expected), (x.flip(0), transposed)):
+        x.copy_(rows)
+        graph.replay()
+        assert torch.equal(y, results)
 
 
 def test_shares_less_than_the_smallest_normal_number(device):

@@ -22,6 +22,7 @@ class Device:
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
     largest program's, `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0.
+    Programs of a device that is `waiting` start in order, and may wait for those that are a few places behind them.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Device:
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False
+    waiting: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     flushing: dict[str, Any] = field(default_factory=dict)
 

@@ -37,6 +37,8 @@ _KEPT, _REDUCED, BOTH = 1, 2, 3
 # Bytes for which a multiprocessor's own cache has no room beside rows.
 _BEYOND_CACHE = 2**17
 _MOST_UNROLLED = 4
+# Bytes of a row that programs share, of a block of it, and how many they are: all of a row's must be at work at a time.
+_SHARED, _SHARED_BLOCK, _MOST_SHARING = 3 * 2**16, 2**14, 8
 
 
 @triton.jit
@@ -51,8 +53,14 @@ def strided_offset(linear, shape, strides):
 
 
 @triton.jit
-def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides):
-    kept_offset = strided_offset(kept, shapes[0], kept_strides)[:, None]
+def told(x, ALIGNED: tl.constexpr):
+    """x, a multiple of ALIGNED, so that Triton knows: by itself it knows of arguments whether 16 divides them."""
+    return x // ALIGNED * ALIGNED if ALIGNED > 1 else x
+
+
+@triton.jit
+def strided_pointers(base, kept, reduced, shapes, kept_strides, reduced_strides, ALIGNED: tl.constexpr = 1):
+    kept_offset = told(strided_offset(kept, shapes[0], kept_strides), ALIGNED)[:, None]
     return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides)[None, :])
 
 
@@ -101,7 +109,7 @@ def load(
                 offset = tl.max_contiguous(offset, [1, 1])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
         else:
-            pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i])
+            pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i], ALIGNED)
             mask = kept_mask[:, None] & reduced_mask[None, :]
             value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
         values = values + (value.to(DTYPES[i]),)
@@ -169,6 +177,14 @@ def _fold_in_compiler(states, combine, _semantic=None, _generator=None):
 
 # Along the second dimension of a block.
 _fold = _fold_in_interpreter if devices.current.interpreted else _fold_in_compiler
+
+
+@tl.core.builtin
+def _fold_all(states, combine, _semantic=None, _generator=None):
+    found = tl.reduce(tuple(states.values), 0, combine.value, _semantic=_semantic, _generator=_generator)
+    found = found if isinstance(found, tuple) else (found,)
+    # Numbers suit any layout; to bring a block of one to another's, threads would write it for each element of that.
+    return tl.tuple([tl.full((1,), state, state.dtype, _semantic=_semantic) for state in found])
 
 
 @triton.jit
@@ -469,6 +485,7 @@ def reduce(
 
     Without LEAF its inputs are such states.
     """
+    n_reduced = told(n_reduced, ALIGNED)
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = inside(kept, n_kept, WHOLE[0])
     start = tl.program_id(1).to(INDEX) * steps * REDUCED
@@ -518,6 +535,7 @@ def _apply(
     rows,
     reduced,
     reduced_mask,
+    ALIGNED: tl.constexpr,
     APPLY: tl.constexpr,
     SHAPE: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -527,7 +545,7 @@ def _apply(
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i])
+        pointers = strided_pointers(outs[i], kept, reduced, shapes, strides[2][i], strides[3][i], ALIGNED)
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), SHAPE)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
 
@@ -552,7 +570,44 @@ def _read_and_apply(
     """Transform a block of rows that were read before and are not read again."""
     mask = inside(reduced, n_reduced, WHOLE)
     values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, len(KINDS), ALIGNED, "evict_first", COMMON)
-    _apply(values, results, numbers, outs, rows, reduced, mask, APPLY, SHAPE, "evict_first")
+    _apply(values, results, numbers, outs, rows, reduced, mask, ALIGNED, APPLY, SHAPE, "evict_first")
+
+
+@libentry()
+@triton.jit
+def clear(words, count, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(words + index, tl.zeros((BLOCK,), words.dtype.element_ty), mask=index < count)
+
+
+@triton.jit
+def _states_of_row(
+    states,
+    words,
+    row,
+    part,
+    COMBINE: tl.constexpr,
+    INIT: tl.constexpr,
+    STATES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The states of a row, from those of its PARTS, which their programs leave in `words` for each other."""
+    PADDED: tl.constexpr = triton.next_power_of_2(PARTS)
+    parts = tl.arange(0, PADDED)
+    own = words + row * (len(STATES) * PARTS)
+    for i in tl.static_range(len(STATES)):
+        # A word says both what a state is and that it is there, so that nothing has to come in order.
+        word = states[i].to(tl.uint32, bitcast=True).to(tl.int64) * 2 + 1
+        tl.atomic_xchg(own + (i * PARTS + part + tl.arange(0, 1)), word, sem="relaxed")
+    every = ()
+    for i in tl.static_range(len(STATES)):
+        pointers = own + i * PARTS + parts
+        found = tl.load(pointers, mask=parts < PARTS, other=1, volatile=True)
+        while tl.min(found & 1) == 0:
+            found = tl.load(pointers, mask=parts < PARTS, other=1, volatile=True)
+        state = (found >> 1).to(tl.uint32).to(STATES[i], bitcast=True)
+        every = every + (tl.where(parts < PARTS, state, INIT[i]),)
+    return _fold_all(every, COMBINE)
 
 
 @libentry()
@@ -561,6 +616,7 @@ def transform_rows(
     inputs,
     outs,
     given,
+    words,
     results_out,
     shapes,
     strides,
@@ -595,16 +651,23 @@ def transform_rows(
     ONCE: tl.constexpr,
     STEPS: tl.constexpr,
     COMMON: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
     With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each. Loops over blocks are
-    unrolled where every row has STEPS of them.
+    unrolled where every row has STEPS of them. PARTS programs that share a row, of which each has `steps` blocks, wait
+    for each other's states in `words`, which are 0 before.
     """
-    kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
+    n_reduced = told(n_reduced, ALIGNED)
+    row, part = tl.program_id(0).to(INDEX), tl.program_id(1).to(INDEX)
+    if PARTS > 1:
+        # Those of a row are next to each other, and start when their turn comes.
+        row, part = row // PARTS, row % PARTS
+    kept = row * KEPT + tl.arange(0, KEPT)
     kept_mask = inside(kept, n_kept, WHOLE[0])
     rows = (kept, kept_mask, shapes, strides)
-    start = tl.program_id(1).to(INDEX) * steps * REDUCED
+    start = part * steps * REDUCED
     steps = STEPS if STEPS > 0 else _steps_before(start, steps, n_reduced, REDUCED)
     numbers = _numbers(count, number_0, number_1, False, NUMBERS)
     leaf_numbers = _numbers(count, number_0, number_1, False, LEAF_NUMBERS)
@@ -644,15 +707,18 @@ def transform_rows(
             ONCE,
             "" if ONCE else "evict_last",
         )
+        if PARTS > 1:
+            states = _states_of_row(states, words[0], row, part, COMBINE, INIT, STATES, PARTS)
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
     for i in tl.static_range(len(results_out)):
         offset = strided_offset(kept, shapes[0], strides[4][i])
-        tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=kept_mask)
+        mask = kept_mask & (part == 0) if PARTS > 1 else kept_mask
+        tl.store(results_out[i] + offset, results[WRITTEN[i]].to(results_out[i].dtype.element_ty), mask=mask)
     applied = ()
     for i in tl.static_range(APPLIED):
         applied = applied + (results[i],)
     if ONCE and len(given) == 0:
-        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, APPLY, SHAPE, "")
+        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, ALIGNED, APPLY, SHAPE, "")
     else:
         # Backwards: what was read last is the likeliest to be in a cache. Only the first of these may not be whole.
         for later in tl.static_range(2):
@@ -766,7 +832,7 @@ class Reduction:
             PROJECT=self.project,
             KINDS=(BOTH,) * len(partial),
             DTYPES=constants["STATES"],
-            **constants | last | {"STAGES": (), "GATHER": None, "FOLLOW": self.combine},
+            **constants | last | {"STAGES": (), "GATHER": None, "FOLLOW": self.combine, "ALIGNED": 1},
         )
 
     def states_of_chunks(
@@ -813,7 +879,7 @@ class Reduction:
             "FOLLOW": self.follow if self.follow and space.index_strides == (1,) else self.combine,
             "STAGES": tuple(stage.constants(compute) for stage in self.stages) if space.inner else (),
             "GATHER": self.gather if space.inner else None,
-            "ALIGNED": space.aligned or not space.inner,
+            "ALIGNED": space.aligned or int(not space.inner),
             "NUMBERS": len(numbers),
             "LEAF_NUMBERS": len(numbers) if self.parametric else 0,
         }
@@ -851,9 +917,13 @@ class RowTransform:
         space = Space.of(tuple(inputs), tuple(dims), tuple(outs), tuple(row_outs), False)
         if not space.n_kept:
             return
-        blocks = _blocks_transformed(space, inputs[:leaf_inputs], bool(reduction.stages))
+        blocks = _blocks_transformed(space, inputs[:leaf_inputs], bool(reduction.stages), compute)
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
+        words: tuple[torch.Tensor, ...] = ()
+        if blocks.parts > 1:
+            words = (empty((space.n_kept, len(reduction.states), blocks.parts), torch.int64, inputs[0].device),)
+            clear[(-(-words[0].numel() // 1024),)](words[0], words[0].numel(), BLOCK=1024)
         if blocks.splits > 1:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([empty(shape, compute, inputs[0].device) for _ in range(reduction.results)])
@@ -861,7 +931,7 @@ class RowTransform:
             space = Space.of(tuple(inputs), tuple(dims), tuple(outs), (*row_outs, *given), False)
         common = sum([x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == _REDUCED])
         transform_rows[(blocks.programs, blocks.splits)](
-            *(tuple(inputs), tuple(outs), given, tuple(row_outs), space.shapes),
+            *(tuple(inputs), tuple(outs), given, words, tuple(row_outs), space.shapes),
             *((space.kept[0], space.reduced[0], space.kept[1], space.reduced[1], space.kept[2]), space.n_kept),
             *(space.n_reduced, blocks.steps, count, first, second),
             LEAF=reduction.leaf,
@@ -873,8 +943,9 @@ class RowTransform:
             RESULTS=reduction.results,
             APPLIED=self.applied or reduction.results,
             WRITTEN=tuple(written),
-            STEPS=blocks.steps if _unrolled(space, inputs, blocks, bool(reduction.stages)) else 0,
+            STEPS=blocks.steps if _unrolled(space, inputs, blocks, leaf_inputs, bool(reduction.stages)) else 0,
             COMMON=".cg" if common * space.n_reduced >= _BEYOND_CACHE else "",
+            PARTS=blocks.parts,
             **reduction.constants(space, compute, numbers)
             | blocks.sizes
             | (devices.current.flushing if self.flushing else {}),
@@ -885,7 +956,8 @@ class Space(NamedTuple):
     """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
-    alone; `shapes` leave out the slowest dimension of each. Rows of inputs that are `aligned` start at 16 bytes.
+    alone; `shapes` leave out the slowest dimension of each. Rows of inputs that are `aligned` start at 16 bytes; where
+    it is above 1 it divides their length and all strides between them, as 16 does not.
     """
 
     n_kept: int
@@ -896,7 +968,7 @@ class Space(NamedTuple):
     index_strides: tuple[int, ...]
     kinds: tuple[int, ...]
     integer: Any
-    aligned: bool
+    aligned: int
 
     @property
     def inner(self) -> bool:
@@ -938,6 +1010,11 @@ class Space(NamedTuple):
         n = len(inputs)
         operands = zip(inputs, kept_strides, kinds, strict=False)
         apart = [step * x.dtype.itemsize for x, own, kind in operands if kind == BOTH for step in own]
+        aligned = int(all(each % 16 == 0 for each in apart))
+        strides = [step for own, kind in zip(kept_strides, kinds, strict=False) if kind == BOTH for step in own]
+        step = math.gcd(16, math.prod(sizes), *strides)
+        if aligned and step < 16 and all(step * x.dtype.itemsize % 16 == 0 for x in inputs):
+            aligned = step
         return cls(
             math.prod(kept_sizes),
             math.prod(reduced_sizes),
@@ -949,17 +1026,22 @@ class Space(NamedTuple):
             tuple(reduced_strides[every]) if indexed else (),
             kinds[:n],
             tl.int64 if wide else tl.int32,
-            all(each % 16 == 0 for each in apart),
+            aligned,
         )
 
 
 class Blocks(NamedTuple):
-    """How a space is cut; `sizes` are what the kernels are compiled for."""
+    """How a space is cut; `sizes` are what the kernels are compiled for.
+
+    Of the `programs` as many as `parts` share a row and wait for each other; others that do are `splits` of a second
+    dimension, whose states another launch combines.
+    """
 
     programs: int
     splits: int
     steps: int
     sizes: dict[str, Any]
+    parts: int = 1
 
 
 def tile_elements(space: Space) -> int:
@@ -1002,7 +1084,7 @@ def _blocks(space: Space, states: int) -> Blocks:
     return cut(space, kept, reduced, max(4, warps), scarcity=2, least=8)
 
 
-def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bool) -> Blocks:
+def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bool, compute: torch.dtype) -> Blocks:
     """For a row operator, whose reduction takes the operands `folded`, by stages or not."""
     device, tile = devices.current, tile_elements(space)
     n_kept, n_reduced, size = space.n_kept, space.n_reduced, folded[0].dtype.itemsize
@@ -1028,6 +1110,8 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
         elif not space.aligned:
             # Every element takes a register of its own.
             reduced //= 2
+        elif device.waiting and compute is torch.float32 and _gains_by_sharing(space, size, staged):
+            return _shared(space, size, staged)
         elif staged and size < 4 and n_reduced <= 4 * longest:
             # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
             warps //= 2
@@ -1044,8 +1128,32 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
     return cut(space, kept, reduced, warps, scarcity=2, least=8)
 
 
-def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, staged: bool) -> bool:
+def _gains_by_sharing(space: Space, size: int, staged: bool) -> bool:
+    row = space.n_reduced * size
+    if row <= _SHARED or space.shapes != ((), ()):
+        return False
+    if _REDUCED in space.kinds:
+        # It comes from a cache for every row, and in half types is a third of what does.
+        return staged and (size == 4 or row >= 2**19)
+    return staged or space.kinds.count(BOTH) > 1
+
+
+def _shared(space: Space, size: int, staged: bool) -> Blocks:
+    """For rows that no cache holds before they are read again, of elements of `size`, by programs that share them."""
+    reduced = _SHARED_BLOCK // size
+    blocks = -(-space.n_reduced // reduced)
+    steps = max(3 if staged else 4, -(-blocks // _MOST_SHARING))
+    sizes = _sizes(space.n_kept, space.n_reduced, 1, reduced, steps, 8 if staged else 16) | devices.current.options
+    parts = -(-blocks // steps)
+    return Blocks(space.n_kept * parts, 1, steps, sizes, parts)
+
+
+def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, folded: int, staged: bool) -> bool:
     """Whether that makes a row operator faster: of half types, where rows have something in common besides."""
+    if blocks.parts > 1:
+        # All parts have as many blocks, and what is not folded waits for nothing.
+        even = -(-space.n_reduced // blocks.sizes["REDUCED"]) % blocks.steps == 0
+        return not staged and folded < len(inputs) and even and blocks.steps <= _MOST_UNROLLED
     few = blocks.splits == 1 < blocks.steps <= _MOST_UNROLLED and (blocks.steps == _MOST_UNROLLED or not staged)
     both = inputs[0].dtype.itemsize < 4 and len(inputs) > 1 == space.kinds.count(BOTH)
     return few and both and space.inner and blocks.sizes["WHOLE"][1]

@@ -34,6 +34,7 @@ from tritonite.engine.reduction import (
     project_states,
     strided_pointers,
     tile_elements,
+    told,
 )
 from tritonite.launch import libentry
 
@@ -95,6 +96,7 @@ def _scan_block(
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
     PROJECT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     INIT: tl.constexpr,
     STATES: tl.constexpr,
     KEPT: tl.constexpr,
@@ -114,7 +116,7 @@ def _scan_block(
         states = combine_states(before, states, COMBINE, STATES)
     results = project_states(states, ((scanned + 1).to(tl.float64)[None, :],), PROJECT, len(outs))
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], kept, scanned, shapes, strides[2][i], strides[3][i])
+        pointers = strided_pointers(outs[i], kept, scanned, shapes, strides[2][i], strides[3][i], ALIGNED)
         tl.store(pointers, results[i].to(outs[i].dtype.element_ty), mask=mask)
     return states
 
@@ -134,6 +136,7 @@ def scan(
     LEAF: tl.constexpr,
     COMBINE: tl.constexpr,
     PROJECT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     INIT: tl.constexpr,
     KINDS: tl.constexpr,
     PARTIAL_KINDS: tl.constexpr,
@@ -149,6 +152,7 @@ def scan(
 
     It reads a block before it writes it, and no other program does, so that an input may be an output.
     """
+    n_scanned = told(n_scanned, ALIGNED)
     kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
     kept_mask = kept < n_kept
     rows = (kept, kept_mask, shapes, strides)
@@ -185,7 +189,7 @@ def scan(
             carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
     scanned = start + tl.arange(0, SCANNED)
     scanned_mask = scanned < n_scanned
-    values = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
+    values = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, ALIGNED, "", "")
     if ONCE:
         _scan_block(
             values,
@@ -198,6 +202,7 @@ def scan(
             LEAF,
             COMBINE,
             PROJECT,
+            ALIGNED,
             INIT,
             STATES,
             KEPT,
@@ -208,7 +213,7 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += SCANNED
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, True, "", "")
+            coming = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, ALIGNED, "", "")
             states = _scan_block(
                 values,
                 outs,
@@ -220,6 +225,7 @@ def scan(
                 LEAF,
                 COMBINE,
                 PROJECT,
+                ALIGNED,
                 INIT,
                 STATES,
                 KEPT,
@@ -297,6 +303,7 @@ def _launch(
         *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps),
         LEAF=reduction.leaf,
         PROJECT=reduction.project,
+        ALIGNED=space.aligned,
         KINDS=space.kinds,
         PARTIAL_KINDS=(BOTH,) * several,
         DTYPES=(TRITON_DTYPES[compute],),

@@ -16,6 +16,7 @@ from tritonite.ops.reduction import (
     combine_exponentials,
     no_exponentials,
     only,
+    same,
     scaled_exponential,
     sums_of_exponentials,
 )
@@ -90,11 +91,6 @@ def _softmax_gradient(grad_output, output, total):
 
 
 @triton.jit
-def _gradient_alone(grad_output, output):
-    return grad_output
-
-
-@triton.jit
 def _log_softmax_gradient(grad_output, output, total):
     return grad_output - libdevice.exp(output) * total
 
@@ -107,10 +103,10 @@ def _rough_log_softmax_gradient(grad_output, output, total):
 _softmax_backward = dict.fromkeys(
     (False, True), RowTransform(Reduction((0.0,), _product, add_states, only), _softmax_gradient)
 )
-_sum_of_gradients = Reduction((0.0,), _gradient_alone, add_states, only)
+_sum_of_gradients = Reduction((0.0,), same, add_states, only)
 _log_softmax_backward = {
-    False: RowTransform(_sum_of_gradients, _log_softmax_gradient),
-    True: RowTransform(_sum_of_gradients, _rough_log_softmax_gradient),
+    False: RowTransform(_sum_of_gradients, _log_softmax_gradient, leaf_inputs=1),
+    True: RowTransform(_sum_of_gradients, _rough_log_softmax_gradient, leaf_inputs=1),
 }
 
 
