@@ -144,12 +144,24 @@ SPECIAL: tuple[Special, ...] = (
 )
 
 
+def _label(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
 def _of_rows(M: int, N: int, K: int) -> Special:
     """A product whose operands both lie in rows."""
     return Special("mm", f"{M}x{N}x{K} rows", lambda make: (make(M, K), make(K, N).mT), flops=2 * M * N * K)
 
 
+def _of_shape(op: str, *shape: int) -> Special:
+    """As the cases of the operator's family, of one more shape."""
+    return Special(op, _label(shape), lambda make: _alike(representative(op), shape)(make))
+
+
 SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
+# The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
+SPECIAL += tuple(_of_shape(op, 8192, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
+SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
     "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
@@ -289,10 +301,6 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
     several = op.family == "reduction" and ("List" in kind or kind.startswith("Optional"))
     if shape in (ROWS[1], INTERPRETED[0]) and several:
         yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
-
-
-def _label(shape: Shape) -> str:
-    return "x".join(map(str, shape))
 
 
 def _dtypes(op: Op) -> list[torch.dtype]:

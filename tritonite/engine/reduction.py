@@ -1129,6 +1129,7 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
 
 
 def _gains_by_sharing(space: Space, size: int, staged: bool) -> bool:
+    """Whether rows of elements of `size` are transformed faster by programs that share them."""
     row = space.n_reduced * size
     if row <= _SHARED or space.shapes != ((), ()):
         return False

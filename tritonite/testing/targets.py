@@ -157,6 +157,26 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
 
 
+def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Row operators on rows that programs share, for which no sample is long enough."""
+    x, weight = torch.empty(2, 2**17), torch.empty(2**17)
+    arguments = {
+        "_softmax": (x, 1, False),
+        "_log_softmax": (x, 1, False),
+        "_softmax_backward_data": (x, x, 1, x.dtype),
+        "_log_softmax_backward_data": (x, x, 1, x.dtype),
+        "native_layer_norm": (x, weight.shape, weight, weight, 1e-5),
+    }
+    for name, given in arguments.items():
+        with (
+            _noting() as found,
+            mock.patch.object(devices, "current", dataclasses.replace(devices.current, programs=1)),
+        ):
+            catalog.overloads()[name](*given)
+        for specialization in found:
+            yield f"{name} of shared rows", specialization, ("sm_90", "sm_80", "sm_100")[: None if full else 1]
+
+
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     catalog.overloads()
     index, parts = part
@@ -166,6 +186,8 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
             yield label, specialization, _targets(declaration, label, specialization, full)
     if not names or "tiles" in names:
         yield from itertools.islice(tiles(full), index, None, parts)
+    if not names or "rows" in names:
+        yield from itertools.islice(shared_rows(full), index, None, parts)
 
 
 def _targets(
@@ -185,8 +207,8 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles. Unless `full`, what is alike to all targets of a compiler is
-    compiled for one of them.
+    "tiles" stands for products by all tables of tiles, "rows" for rows that programs share. Unless `full`, what is
+    alike to all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
