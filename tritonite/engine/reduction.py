@@ -1007,17 +1007,11 @@ class Space(NamedTuple):
                 for i in range(every)
             ]
         )
-        n = len(inputs)
-        operands = zip(inputs, kept_strides, kinds, strict=False)
-        apart = [step * x.dtype.itemsize for x, own, kind in operands if kind == BOTH for step in own]
-        aligned = int(all(each % 16 == 0 for each in apart))
-        strides = [step for own, kind in zip(kept_strides, kinds, strict=False) if kind == BOTH for step in own]
-        step = math.gcd(16, math.prod(sizes), *strides)
-        if aligned and step < 16 and all(step * x.dtype.itemsize % 16 == 0 for x in inputs):
-            aligned = step
+        n, n_reduced = len(inputs), math.prod(reduced_sizes)
+        apart = [own if kind == BOTH else [] for own, kind in zip(kept_strides, kinds, strict=False)]
         return cls(
             math.prod(kept_sizes),
-            math.prod(reduced_sizes),
+            n_reduced,
             (tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
             tuple(
                 [tuple(map(tuple, part)) for part in (kept_strides[:n], kept_strides[n:every], kept_strides[every:])]
@@ -1026,8 +1020,16 @@ class Space(NamedTuple):
             tuple(reduced_strides[every]) if indexed else (),
             kinds[:n],
             tl.int64 if wide else tl.int32,
-            aligned,
+            _alignment([x.dtype.itemsize for x in inputs], apart, n_reduced),
         )
+
+
+def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], n_reduced: int) -> int:
+    """`Space.aligned`, of inputs of elements of these `sizes`, and of all operands' strides between rows."""
+    if any(step * size % 16 for size, own in zip(sizes, strides, strict=False) for step in own):
+        return 0
+    common = math.gcd(16, n_reduced, *[step for own in strides for step in own])
+    return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
 
 
 class Blocks(NamedTuple):
@@ -1149,12 +1151,15 @@ def _shared(space: Space, size: int, staged: bool) -> Blocks:
     return Blocks(space.n_kept * parts, 1, steps, sizes, parts)
 
 
-def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, folded: int, staged: bool) -> bool:
-    """Whether that makes a row operator faster: of half types, where rows have something in common besides."""
+def _unrolled(space: Space, inputs: Sequence[torch.Tensor], blocks: Blocks, leaf_inputs: int, staged: bool) -> bool:
+    """Whether that makes a row operator faster.
+
+    It does in half types where rows have something in common besides, and on shared rows, in any dtype, where operands
+    are not folded and all parts have as many blocks.
+    """
     if blocks.parts > 1:
-        # All parts have as many blocks, and what is not folded waits for nothing.
         even = -(-space.n_reduced // blocks.sizes["REDUCED"]) % blocks.steps == 0
-        return not staged and folded < len(inputs) and even and blocks.steps <= _MOST_UNROLLED
+        return not staged and leaf_inputs < len(inputs) and even and blocks.steps <= _MOST_UNROLLED
     few = blocks.splits == 1 < blocks.steps <= _MOST_UNROLLED and (blocks.steps == _MOST_UNROLLED or not staged)
     both = inputs[0].dtype.itemsize < 4 and len(inputs) > 1 == space.kinds.count(BOTH)
     return few and both and space.inner and blocks.sizes["WHOLE"][1]
