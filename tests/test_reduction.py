@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import devices
+from tritonite import devices, tune
 from tritonite.engine import reduction
 from tritonite.testing.compare import assert_close
 
@@ -188,6 +188,49 @@ def test_shared_rows_on_streams_and_in_graphs(device, shared):
         x.copy_(rows)
         graph.replay()
         assert torch.equal(y, results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_which_rows_are_transformed_in_turns(dtype, monkeypatch):
+    now = dataclasses.replace(devices.current, row_elements=4096, programs=32, waiting=True, ptx=True)
+    monkeypatch.setattr(devices, "current", now)
+
+    def turns(rows, n, dtype, weights=2):
+        x = torch.empty(rows, n, dtype=dtype, device="meta")
+        weight = torch.empty(n, dtype=dtype, device="meta").expand(rows, n)
+        space = reduction.Space.of((x, *[weight] * weights), (1,), (x,), (), False)
+        return reduction._blocks_transformed(space, (x,), True, torch.float32).turns
+
+    assert turns(64, 65_536, dtype) == (8, 5041) and turns(17, 50_000, dtype)
+    assert not any([turns(16, 65_536, dtype), turns(64, 49_152, dtype), turns(64, 65_552, dtype)])
+    assert not any([turns(64, 65_536, dtype, 1), turns(64, 65_536, torch.float32), turns(64, 65_535, dtype)])
+
+
+@pytest.mark.skipif(not devices.current.ptx or devices.current.type == "cpu", reason="a GPU that runs PTX takes turns")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [65_536, 50_008])
+def test_rows_in_turns(n, dtype, device):
+    x = torch.randn(4 * tune.multiprocessors(torch.device(device, 0)) + 1, n, device=device).to(dtype)
+    weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
+    x[1] *= 40
+    with tritonite.use_gems():
+        ours = [torch.native_layer_norm(x, (n,), weight, bias, 1e-5) for _ in range(2)]
+    aten = torch.native_layer_norm(x, (n,), weight, bias, 1e-5)
+    exact = torch.native_layer_norm(x.double(), (n,), weight.double(), bias.double(), 1e-5)
+    for y, again, theirs, true in zip(*ours, aten, exact, strict=True):
+        assert_close(y, theirs, true)
+        assert torch.equal(y, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("value", [0.1, 60_000.0, 1e-7])
+def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):
+    for n in (7, 96, 1000, 2 * devices.current.row_elements):
+        x = torch.full((2, n), value, device=device).to(dtype)
+        with tritonite.use_gems():
+            variance, mean = torch.var_mean(x, 1)
+        assert (variance == 0).all() and torch.equal(mean, x[:, 0])
+    assert served("var_mean.correction")
 
 
 def test_shares_less_than_the_smallest_normal_number(device):

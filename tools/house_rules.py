@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LINE_BUDGET = 15_100
+LINE_BUDGET = 15_200
 MAY_REGISTER = {"tritonite/override.py"}
 MAY_PRINT = {"tritonite/cli.py", "tritonite/demo.py", "tritonite/testing/targets.py"}
 # Built from halves, so that this file keeps its own rules.

@@ -22,7 +22,8 @@ class Device:
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
     largest program's, `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0.
-    Programs of a device that is `waiting` start in order, and may wait for those that are a few places behind them.
+    Programs of a device that is `waiting` start in order, and may wait for those that are a few places behind them; one
+    that runs `ptx` takes NVIDIA's assembly.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Device:
     small_block: int = 0
     interpreted: bool = False
     waiting: bool = False
+    ptx: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     flushing: dict[str, Any] = field(default_factory=dict)
 

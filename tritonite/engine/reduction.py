@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritonite import devices
+from tritonite import devices, tune
 from tritonite.engine.pointwise import (
     INT32_LIMIT,
     TRITON_DTYPES,
@@ -37,6 +38,8 @@ _KEPT, _REDUCED, BOTH = 1, 2, 3
 # Bytes for which a multiprocessor's own cache has no room beside rows.
 _BEYOND_CACHE = 2**17
 _MOST_UNROLLED = 4
+# What half of a multiprocessor's programs read in a cycle, while the other half waits.
+_BYTES_A_CYCLE = 26
 # Bytes of a row that programs share, of a block of it, and how many they are: all of a row's must be at work at a time.
 _SHARED, _SHARED_BLOCK, _MOST_SHARING = 3 * 2**16, 2**14, 8
 
@@ -75,6 +78,13 @@ def inside(index, end, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def _widened(value):
+    """bfloat16 to float32, by an instruction for each of a pair: what Triton compiles takes two for the second."""
+    pair: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(pair, "=r,=r,r", [value], dtype=tl.float32, is_pure=True, pack=2)
+
+
+@triton.jit
 def load(
     inputs,
     rows,
@@ -87,10 +97,12 @@ def load(
     ALIGNED: tl.constexpr,
     EVICTION: tl.constexpr,
     COMMON: tl.constexpr,
+    PAIRS: tl.constexpr = False,
 ):
     """The values in a block of the operands from BEGIN to END; COMMON is how caches take what rows have in common.
 
-    `rows` are the indices of kept elements, which of them there are, and the shapes and strides of all.
+    `rows` are the indices of kept elements, which of them there are, and the shapes and strides of all. With PAIRS
+    registers have two halves that are next to each other.
     """
     kept, kept_mask, shapes, strides = rows
     values = ()
@@ -112,6 +124,8 @@ def load(
             pointers = strided_pointers(inputs[i], kept, reduced, shapes, strides[0][i], strides[1][i], ALIGNED)
             mask = kept_mask[:, None] & reduced_mask[None, :]
             value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
+        if PAIRS and value.dtype == tl.bfloat16:
+            value = _widened(value)
         values = values + (value.to(DTYPES[i]),)
     return values
 
@@ -206,17 +220,22 @@ def _staged(
     INIT: tl.constexpr,
     STATES: tl.constexpr,
     SOME: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """The state of each row of `values`, by a fold for each of the stages.
 
-    Unless all have SOME elements those without have the identity. `column` is their count as the stages take it.
+    Unless all have SOME elements those without have the identity. `column` is their count as the stages take it. Where
+    sums are EXACT no stage has to refine another's.
     """
     results = ()
     for s in tl.static_range(len(STAGES)):
-        elements = STAGES[s][0](*(values + as_columns(results) + (column,)))
-        folded = _fold((tl.where(mask, elements, STAGES[s][2]).to(STATES[0]),), STAGES[s][1])
-        if len(STAGES[s]) > 3:
-            folded = (STAGES[s][3](*(folded + results)),)
+        if EXACT and STAGES[s][3]:
+            folded = (results[s - 1],)
+        else:
+            elements = STAGES[s][0](*(values + as_columns(results) + (column,)))
+            folded = _fold((tl.where(mask, elements, STAGES[s][2]).to(STATES[0]),), STAGES[s][1])
+            if len(STAGES[s]) > 4:
+                folded = (STAGES[s][4](*(folded + results)),)
         results = results + folded
     gathered = GATHER(*(results + (count,)))
     states = ()
@@ -258,15 +277,23 @@ def _group_states(
     groups = ()
     for i in tl.static_range(len(values)):
         groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), ROWS, GROUP, ALIGNED),)
-    if WHOLE:
+    # Eighths of eight halves that are alike add up without rounding.
+    EXACT: tl.constexpr = WHOLE and GROUP == 8
+    if EXACT:
+        # A number by itself is combined once for all groups.
+        count = tl.full((), GROUP, tl.float32)
+        column = count
+    elif WHOLE:
         count = tl.full((ROWS,), GROUP, tl.float32)
+        column = count[:, None]
     else:
         # Where a group's elements begin, and how far apart they are.
         place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * (GROUP if ALIGNED else 1)
         apart: tl.constexpr = 1 if ALIGNED else ROWS
         count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, apart), 0), GROUP).to(tl.float32)
+        column = count[:, None]
     mask = _grouped(mask, ROWS, GROUP, ALIGNED)
-    return _staged(groups, mask, count, count[:, None], STAGES, GATHER, INIT, STATES, WHOLE)
+    return _staged(groups, mask, count, column, STAGES, GATHER, INIT, STATES, WHOLE, EXACT)
 
 
 @triton.jit
@@ -327,6 +354,7 @@ def fold_blocks(
     WHOLE: tl.constexpr,
     ONCE: tl.constexpr,
     EVICTION: tl.constexpr,
+    PAIRS: tl.constexpr = False,
 ):
     """The state of the elements in `steps` blocks of each row from `start` on, and, if ONCE, the only block's values.
 
@@ -337,16 +365,18 @@ def fold_blocks(
     kept_mask = rows[1]
     reduced = start + tl.arange(0, REDUCED)
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
+    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "", PAIRS)
     if ONCE and len(STAGES) > 0:
         count = tl.minimum(n_reduced - start, REDUCED).to(tl.float64)
-        states = _staged(values, kept_mask[:, None] & mask[None, :], count, count, STAGES, GATHER, INIT, STATES, True)
+        counts = tl.broadcast_to(count, (KEPT,))
+        both_masks = kept_mask[:, None] & mask[None, :]
+        states = _staged(values, both_masks, counts, count, STAGES, GATHER, INIT, STATES, True, False)
     else:
         if not ONCE:
             # The next block is on its way while one is folded.
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
+            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "", PAIRS)
         states = _states_of_block(
             values,
             rows,
@@ -370,7 +400,7 @@ def fold_blocks(
             values = coming
             reduced += REDUCED
             mask = inside(reduced, n_reduced, WHOLE)
-            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "")
+            coming = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, LEAF_INPUTS, ALIGNED, EVICTION, "", PAIRS)
             more = _states_of_block(
                 values,
                 rows,
@@ -414,7 +444,8 @@ def fold_blocks(
         if len(STAGES) > 0:
             groups = ()
             for i in tl.static_range(len(states)):
-                groups = groups + (tl.reshape(states[i], (KEPT, REDUCED // GROUP)),)
+                every = tl.broadcast_to(states[i], (KEPT * REDUCED // GROUP,))
+                groups = groups + (tl.reshape(every, (KEPT, REDUCED // GROUP)),)
             states = groups
     if len(STAGES) == 0 or not ONCE:
         states = _fold(states, COMBINE)
@@ -566,16 +597,42 @@ def _read_and_apply(
     SHAPE: tl.constexpr,
     WHOLE: tl.constexpr,
     COMMON: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """Transform a block of rows that were read before and are not read again."""
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, len(KINDS), ALIGNED, "evict_first", COMMON)
+    values = load(inputs, rows, reduced, mask, KINDS, DTYPES, 0, len(KINDS), ALIGNED, "evict_first", COMMON, PAIRS)
     _apply(values, results, numbers, outs, rows, reduced, mask, ALIGNED, APPLY, SHAPE, "evict_first")
+
+
+@triton.jit
+def _take_turns(TURNS: tl.constexpr):
+    """Wait, in the second half of the programs that start at first, until memory has read the rows of the others.
+
+    From then on some read while others write. TURNS are the number of those programs and the wait in cycles.
+    """
+    program = tl.program_id(0)
+    if (program >= TURNS[0] // 2) & (program < TURNS[0]):
+        spin: tl.constexpr = """{
+            .reg .u64 begin, now;
+            .reg .pred early;
+            mov.u64 begin, %clock64;
+        again:
+            mov.u64 now, %clock64;
+            sub.u64 now, now, begin;
+            setp.lt.u64 early, now, $1;
+            @early bra again;
+            mov.u32 $0, 0;
+        }"""
+        cycles = tl.full((), TURNS[1], tl.int64)
+        tl.inline_asm_elementwise(spin, "=r,l", [cycles], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @libentry()
 @triton.jit
-def clear(words, count, BLOCK: tl.constexpr):
+def clear(words, count, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_launch_dependents()
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(words + index, tl.zeros((BLOCK,), words.dtype.element_ty), mask=index < count)
 
@@ -652,14 +709,18 @@ def transform_rows(
     STEPS: tl.constexpr,
     COMMON: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
     """A program reduces KEPT rows and transforms them, reading them once where REDUCED holds them, or else twice.
 
     With `given`, the rows' results (RESULTS of them), it only transforms, `steps` blocks of each. Loops over blocks are
     unrolled where every row has STEPS of them. PARTS programs that share a row, of which each has `steps` blocks, wait
-    for each other's states in `words`, which are 0 before.
+    for each other's states in `words`, which are 0 before, or, if they started EARLY, once the launch before has ended.
     """
     n_reduced = told(n_reduced, ALIGNED)
+    if len(TURNS) > 0:
+        _take_turns(TURNS)
     row, part = tl.program_id(0).to(INDEX), tl.program_id(1).to(INDEX)
     if PARTS > 1:
         # Those of a row are next to each other, and start when their turn comes.
@@ -706,7 +767,10 @@ def transform_rows(
             WHOLE[1],
             ONCE,
             "" if ONCE else "evict_last",
+            len(TURNS) > 0,
         )
+        if EARLY:
+            gdc_wait()
         if PARTS > 1:
             states = _states_of_row(states, words[0], row, part, COMBINE, INIT, STATES, PARTS)
         results = project_states(states, _numbers(count, number_0, number_1, True, NUMBERS), PROJECT, RESULTS)
@@ -738,21 +802,26 @@ def transform_rows(
                     SHAPE,
                     WHOLE[1] or later,
                     COMMON,
+                    len(TURNS) > 0,
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`, if any."""
+    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`, if any.
+
+    One that is `refining` makes the result before it more exact, which a sum of what adds up without rounding need not.
+    """
 
     init: float | Callable[[torch.dtype], float]
     leaf: Any
     combine: Any
     finish: Any = None
+    refining: bool = False
 
     def constants(self, compute: torch.dtype) -> tuple[Any, ...]:
         init = self.init(compute) if callable(self.init) else self.init
-        return self.leaf, self.combine, init, *(() if self.finish is None else (self.finish,))
+        return self.leaf, self.combine, init, self.refining, *(() if self.finish is None else (self.finish,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -921,9 +990,10 @@ class RowTransform:
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         words: tuple[torch.Tensor, ...] = ()
+        early = blocks.parts > 1 and tune.starts_early(inputs[0].device)
         if blocks.parts > 1:
             words = (empty((space.n_kept, len(reduction.states), blocks.parts), torch.int64, inputs[0].device),)
-            clear[(-(-words[0].numel() // 1024),)](words[0], words[0].numel(), BLOCK=1024)
+            clear[(-(-words[0].numel() // 1024),)](words[0], words[0].numel(), BLOCK=1024, EARLY=early)
         if blocks.splits > 1:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([empty(shape, compute, inputs[0].device) for _ in range(reduction.results)])
@@ -946,8 +1016,11 @@ class RowTransform:
             STEPS=blocks.steps if _unrolled(space, inputs, blocks, leaf_inputs, bool(reduction.stages)) else 0,
             COMMON=".cg" if common * space.n_reduced >= _BEYOND_CACHE else "",
             PARTS=blocks.parts,
+            EARLY=early,
+            TURNS=blocks.turns,
             **reduction.constants(space, compute, numbers)
             | blocks.sizes
+            | ({"launch_pdl": True} if early else {})
             | (devices.current.flushing if self.flushing else {}),
         )
 
@@ -1036,7 +1109,7 @@ class Blocks(NamedTuple):
     """How a space is cut; `sizes` are what the kernels are compiled for.
 
     Of the `programs` as many as `parts` share a row and wait for each other; others that do are `splits` of a second
-    dimension, whose states another launch combines.
+    dimension, whose states another launch combines. With `turns` half of those that start first wait (`_take_turns`).
     """
 
     programs: int
@@ -1044,6 +1117,7 @@ class Blocks(NamedTuple):
     steps: int
     sizes: dict[str, Any]
     parts: int = 1
+    turns: tuple[int, ...] = ()
 
 
 def tile_elements(space: Space) -> int:
@@ -1114,6 +1188,8 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
             reduced //= 2
         elif device.waiting and compute is torch.float32 and _gains_by_sharing(space, size, staged):
             return _shared(space, size, staged)
+        elif device.ptx and staged and size < 4 and _gains_by_turns(space, folded[0]):
+            return _in_turns(space, folded[0])
         elif staged and size < 4 and n_reduced <= 4 * longest:
             # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
             warps //= 2
@@ -1139,6 +1215,22 @@ def _gains_by_sharing(space: Space, size: int, staged: bool) -> bool:
         # It comes from a cache for every row, and in half types is a third of what does.
         return staged and (size == 4 or row >= 2**19)
     return staged or space.kinds.count(BOTH) > 1
+
+
+def _gains_by_turns(space: Space, x: torch.Tensor) -> bool:
+    """Whether rows of halves as long as two programs' fill a cache are transformed faster by some after others."""
+    longest = 4 * devices.current.row_elements
+    two = space.kinds.count(_REDUCED) == 2 and space.shapes == ((), ())
+    return two and 3 * longest < space.n_reduced <= 4 * longest and space.n_kept >= 4 * tune.multiprocessors(x.device)
+
+
+def _in_turns(space: Space, x: torch.Tensor) -> Blocks:
+    """For such rows, by two programs on a multiprocessor."""
+    longest, half = 4 * devices.current.row_elements, x.dtype is torch.float16
+    # More warps need registers that float32 from bfloat16 takes.
+    sizes = _sizes(space.n_kept, space.n_reduced, 1, longest, 4, 32 if half else 16) | devices.current.options
+    turns = 2 * tune.multiprocessors(x.device), space.n_reduced * x.dtype.itemsize // _BYTES_A_CYCLE
+    return Blocks(space.n_kept, 1, 4, sizes | ({"maxnreg": 32} if half else {}), turns=turns)
 
 
 def _shared(space: Space, size: int, staged: bool) -> Blocks:

@@ -325,7 +325,7 @@ def combine_moments(mean, squares, count, other_mean, other_squares, other_count
     # Next to a set of none its mean does not count, infinite as the other may be.
     distance = tl.where((count == 0.0) | (other_count == 0.0), 0.0, other_mean - mean)
     mean = tl.where(count == 0.0, other_mean, mean + distance * share)
-    return mean, squares + other_squares + distance * (distance * share * count), total
+    return mean, squares + other_squares + distance * (distance * (share * count)), total
 
 
 @triton.jit
@@ -373,7 +373,7 @@ def _squared_distance(x, estimate, mean, count):
 
 @triton.jit
 def _moments_of_block(estimate, mean, squares, count):
-    return mean, squares, tl.zeros_like(mean) + count.to(mean.dtype)
+    return mean, squares, count.to(mean.dtype)
 
 
 def moments(project, results):
@@ -384,7 +384,7 @@ def moments(project, results):
     """
     stages = (
         Stage(0.0, _part_of_mean, add_states),
-        Stage(0.0, _part_of_error, add_states, _corrected),
+        Stage(0.0, _part_of_error, add_states, _corrected, refining=True),
         Stage(0.0, _squared_distance, add_states),
     )
     gathered = {"stages": stages, "gather": _moments_of_block}

@@ -21,7 +21,7 @@ from triton.backends.amd.compiler import HIPOptions
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
 
-from tritonite import catalog, devices, dtypes
+from tritonite import catalog, devices, dtypes, tune
 from tritonite.engine import pointwise
 from tritonite.engine.matmul import multiply_tiles, product
 from tritonite.errors import Decline
@@ -158,23 +158,28 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
 
 
 def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Row operators on rows that programs share, for which no sample is long enough."""
+    """Row operators on rows that programs share, or take turns at, for which no sample is long enough."""
     x, weight = torch.empty(2, 2**17), torch.empty(2**17)
-    arguments = {
-        "_softmax": (x, 1, False),
-        "_log_softmax": (x, 1, False),
-        "_softmax_backward_data": (x, x, 1, x.dtype),
-        "_log_softmax_backward_data": (x, x, 1, x.dtype),
-        "native_layer_norm": (x, weight.shape, weight, weight, 1e-5),
-    }
-    for name, given in arguments.items():
+    arguments: list[tuple[str, tuple[Any, ...]]] = [
+        ("_softmax", (x, 1, False)),
+        ("_log_softmax", (x, 1, False)),
+        ("_softmax_backward_data", (x, x, 1, x.dtype)),
+        ("_log_softmax_backward_data", (x, x, 1, x.dtype)),
+        ("native_layer_norm", (x, weight.shape, weight, weight, 1e-5)),
+    ]
+    for dtype in (torch.float16, torch.bfloat16):
+        x, weight = torch.empty(4, 2**16, dtype=dtype), torch.empty(2**16, dtype=dtype)
+        arguments.append(("native_layer_norm", (x, weight.shape, weight, weight, 1e-5)))
+    targets = {True: ("sm_90", "sm_100"), False: ("sm_80",)} if full else {True: ("sm_90",)}
+    for (early, names), (name, given) in itertools.product(targets.items(), arguments):
         with (
             _noting() as found,
             mock.patch.object(devices, "current", dataclasses.replace(devices.current, programs=1)),
+            mock.patch.object(tune, "starts_early", lambda device, early=early: early),
         ):
             catalog.overloads()[name](*given)
         for specialization in found:
-            yield f"{name} of shared rows", specialization, ("sm_90", "sm_80", "sm_100")[: None if full else 1]
+            yield f"{name} of shared rows", specialization, names
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

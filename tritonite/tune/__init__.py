@@ -66,6 +66,11 @@ def copies_tiles(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def starts_early(device: torch.device) -> bool:
+    """Whether a launch may start before the one before has ended, and wait for that later."""
+    return copies_tiles(device)
+
+
 @functools.lru_cache(maxsize=64)
 def divides_work(device: torch.device) -> bool:
     """Whether the device runs what `engine.hopper` has."""
