@@ -160,7 +160,7 @@ def _of_shape(op: str, *shape: int) -> Special:
 
 SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
 # The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
-SPECIAL += tuple(_of_shape(op, 8192, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
+SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
