@@ -7,7 +7,7 @@ import triton.language as tl
 
 import tritonite
 from tritonite.errors import InvalidDeclaration
-from tritonite.launch import Source, _specialization
+from tritonite.launch import _specialization
 
 pytestmark = pytest.mark.smoke
 
@@ -123,17 +123,3 @@ def test_later_launches_do_not_walk_the_decorators(monkeypatch, device):
     monkeypatch.setattr(type(tuned.fn), "run", lambda *args, **kwargs: pytest.fail("walked the decorators"))
     launch()
     torch.testing.assert_close(out, x * 2)
-
-
-def test_functions_within_tuples_are_known_by_their_source():
-    class Function:
-        __name__, arg_names = "function", ["STAGES"]
-        __repr__ = lambda _: "function"
-
-        def __init__(self, cache_key):
-            self.cache_key = cache_key
-
-    def key(inner):
-        return Source(Function("kernel"), {"STAGES": "constexpr"}, {"STAGES": ((Function(inner), 0.0),)}).hash()
-
-    assert key("x + 1") == key("x + 1") != key("x + 2")

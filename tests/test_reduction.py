@@ -222,6 +222,21 @@ def test_rows_in_turns(n, dtype, device):
         assert torch.equal(y, again)
 
 
+def test_stages_are_known_by_their_functions_source():
+    class Function:
+        __repr__ = lambda _: "function"
+
+        def __init__(self, cache_key):
+            self.cache_key = cache_key
+
+    def known_by(leaf, finish):
+        stage = reduction.Stage(0.0, Function(leaf), Function("x + y"), Function(finish))
+        return str(stage.constants(torch.float32))
+
+    assert known_by("x", "x") == known_by("x", "x")
+    assert len({known_by("x", "x"), known_by("2 * x", "x"), known_by("x", "2 * x")}) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("value", [0.1, 60_000.0, 1e-7])
 def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -178,27 +177,6 @@ def random_state(device: torch.device, advance: int, generator: torch.Generator 
     return seed, offset
 
 
-class Source(ASTSource):
-    """What Triton compiles, known in its disk cache also by the source of functions within tuples."""
-
-    def hash(self) -> str:
-        """Triton's own takes the names of such functions."""
-        nested = "".join(function.cache_key for value in self.constants.values() for function in _functions_in(value))
-        return hashlib.sha256(f"{super().hash()}{nested}".encode()).hexdigest()
-
-
-class GluonSource(Source, GluonASTSource):
-    """The same for what is written in Gluon."""
-
-
-def _functions_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _functions_in(item)
-    elif hasattr(value, "cache_key"):
-        yield value
-
-
 @dataclass(eq=False, slots=True)
 class Specialization:
     """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
@@ -238,7 +216,7 @@ class Specialization:
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
-        kind = GluonSource if self.kernel.is_gluon() else Source
+        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
         source = kind(self.kernel, self.signature, self.constants, self.attributes)
         return triton.compile(source, target=target, options=dict(self.options))
 

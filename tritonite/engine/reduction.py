@@ -7,6 +7,8 @@ as softmax does.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -234,8 +236,8 @@ def _staged(
         else:
             elements = STAGES[s][0](*(values + as_columns(results) + (column,)))
             folded = _fold((tl.where(mask, elements, STAGES[s][2]).to(STATES[0]),), STAGES[s][1])
-            if len(STAGES[s]) > 4:
-                folded = (STAGES[s][4](*(folded + results)),)
+            if len(STAGES[s]) > 5:
+                folded = (STAGES[s][5](*(folded + results)),)
         results = results + folded
     gathered = GATHER(*(results + (count,)))
     states = ()
@@ -821,7 +823,14 @@ class Stage:
 
     def constants(self, compute: torch.dtype) -> tuple[Any, ...]:
         init = self.init(compute) if callable(self.init) else self.init
-        return self.leaf, self.combine, init, self.refining, *(() if self.finish is None else (self.finish,))
+        finish = () if self.finish is None else (self.finish,)
+        return self.leaf, self.combine, init, self.refining, self._source, *finish
+
+    @functools.cached_property
+    def _source(self) -> int:
+        """A number for the functions' source, as Triton's disk cache knows those within tuples by their names alone."""
+        keys = [getattr(function, "cache_key", "") for function in (self.leaf, self.combine, self.finish)]
+        return int(hashlib.sha256("".join(keys).encode()).hexdigest()[:15], 16)
 
 
 @dataclass(frozen=True, eq=False)
