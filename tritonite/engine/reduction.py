@@ -284,16 +284,14 @@ def _group_states(
     if EXACT:
         # A number by itself is combined once for all groups.
         count = tl.full((), GROUP, tl.float32)
-        column = count
     elif WHOLE:
         count = tl.full((ROWS,), GROUP, tl.float32)
-        column = count[:, None]
     else:
         # Where a group's elements begin, and how far apart they are.
         place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * (GROUP if ALIGNED else 1)
         apart: tl.constexpr = 1 if ALIGNED else ROWS
         count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, apart), 0), GROUP).to(tl.float32)
-        column = count[:, None]
+    column = count if EXACT else count[:, None]
     mask = _grouped(mask, ROWS, GROUP, ALIGNED)
     return _staged(groups, mask, count, column, STAGES, GATHER, INIT, STATES, WHOLE, EXACT)
 
@@ -1197,8 +1195,8 @@ def _blocks_transformed(space: Space, folded: Sequence[torch.Tensor], staged: bo
             reduced //= 2
         elif device.waiting and compute is torch.float32 and _gains_by_sharing(space, size, staged):
             return _shared(space, size, staged)
-        elif device.ptx and staged and size < 4 and _gains_by_turns(space, folded[0]):
-            return _in_turns(space, folded[0])
+        elif device.ptx and staged and size < 4 and _gains_by_turns(space, folded[0], longest):
+            return _in_turns(space, folded[0], longest)
         elif staged and size < 4 and n_reduced <= 4 * longest:
             # Two programs on a multiprocessor, whose rows of 128 KB a cache holds.
             warps //= 2
@@ -1226,16 +1224,15 @@ def _gains_by_sharing(space: Space, size: int, staged: bool) -> bool:
     return staged or space.kinds.count(BOTH) > 1
 
 
-def _gains_by_turns(space: Space, x: torch.Tensor) -> bool:
-    """Whether rows of halves as long as two programs' fill a cache are transformed faster by some after others."""
-    longest = 4 * devices.current.row_elements
+def _gains_by_turns(space: Space, x: torch.Tensor, longest: int) -> bool:
+    """Whether rows of halves, in blocks of the `longest`, are transformed faster by some programs after others."""
     two = space.kinds.count(_REDUCED) == 2 and space.shapes == ((), ())
     return two and 3 * longest < space.n_reduced <= 4 * longest and space.n_kept >= 4 * tune.multiprocessors(x.device)
 
 
-def _in_turns(space: Space, x: torch.Tensor) -> Blocks:
+def _in_turns(space: Space, x: torch.Tensor, longest: int) -> Blocks:
     """For such rows, by two programs on a multiprocessor."""
-    longest, half = 4 * devices.current.row_elements, x.dtype is torch.float16
+    half = x.dtype is torch.float16
     # More warps need registers that float32 from bfloat16 takes.
     sizes = _sizes(space.n_kept, space.n_reduced, 1, longest, 4, 32 if half else 16) | devices.current.options
     turns = 2 * tune.multiprocessors(x.device), space.n_reduced * x.dtype.itemsize // _BYTES_A_CYCLE
