@@ -32,7 +32,7 @@ def clean_state():
     tritonite.reset_stats()
     yield
     tritonite.disable()
-    assert not tritonite.override.installed()
+    assert not tritonite.dispatch.override.installed()
     assert torch.get_default_dtype() is torch.float32
 
 

@@ -16,7 +16,7 @@ from tritonite import cli
 from tritonite.bench import cases, console, models, run, timing
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
-from tritonite.testing.compare import judge, terms
+from tritonite.testing.judge import judge, terms
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 SMALL = ["--shape", "16x64"] if tritonite.backend.interpreted else ["--shape", "16x8192"]

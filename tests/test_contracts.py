@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite.testing.compare import assert_close, to_reference
+from tritonite.testing.judge import assert_close, to_reference
 
 pytestmark = pytest.mark.smoke
 

@@ -8,7 +8,7 @@ import torch
 
 import tritonite
 from tritonite.errors import Decline
-from tritonite.testing.compare import assert_close, to_reference
+from tritonite.testing.judge import assert_close, to_reference
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0

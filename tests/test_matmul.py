@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import devices, tune
+from tritonite import devices
+from tritonite.engine.gemm import choose
+from tritonite.engine.gemm.choose import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
-from tritonite.testing.compare import assert_close, terms
-from tritonite.tune import Config, Problem
+from tritonite.testing.judge import assert_close, terms
+from tritonite.tune.tiles import Config
 
 CONFIGS = {
     "pointers": Config(32, 32, 16),
@@ -37,7 +39,7 @@ SPECIALIZED = {
     "three groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
 }
 on_sm_90 = pytest.mark.skipif(
-    not tune.divides_work(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
+    not devices.has_wgmma(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
 )
 
 
@@ -59,8 +61,8 @@ def use(monkeypatch):
     described = []
 
     def prepare(config):
-        monkeypatch.setattr(tune, "choose", lambda problem, device, can, divided: described.append(can) or config)
-        monkeypatch.setattr(tune, "choose_described", lambda problem, device: config)
+        monkeypatch.setattr(choose, "choose", lambda problem, device, can, divided: described.append(can) or config)
+        monkeypatch.setattr(choose, "choose_described", lambda problem, device: config)
         return described
 
     return prepare
@@ -353,15 +355,15 @@ CASES = [
 def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
     problem, device = Problem(*case, *dtypes, True, True), torch.device("cpu")
-    config = tune.choose(problem, device, described)
+    config = choose.choose(problem, device, described)
     _, M, _, K = case
     assert max(16, 2 * M) >= config.BLOCK_M
     assert (config.BLOCK_M == 1) == (M == 1)
     assert 1 <= config.splits <= max(1, K // config.BLOCK_K)
     for beside in (0, 4):
-        fitting, result = tune.fitting(config, problem, device, beside), dtypes[1].itemsize + beside
+        fitting, result = choose.fitting(config, problem, device, beside), dtypes[1].itemsize + beside
         assert fitting.num_stages > 1
-        assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
+        assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= devices.current.shared_memory
     if case in (CASES[0], CASES[-1]):
         assert (config.splits > 1) == (case is CASES[-1])
 
@@ -373,15 +375,17 @@ def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
     float8 = half._replace(dtype=torch.float8_e4m3fn, blockwise=True)
 
     def divided(problem, described=True, can=True):
-        config = tune.fitting(tune.rule(problem, device, described, can), problem, device)
+        config = choose.fitting(choose.rule(problem, device, described, can), problem, device)
         result = problem.result.itemsize
         assert config.splits == 1 or not config.warp_specialize
-        assert config.shared(problem.dtype.itemsize, result if config.descriptors else 0) <= tune.tiles.SHARED
+        assert (
+            config.shared(problem.dtype.itemsize, result if config.descriptors else 0) <= devices.current.shared_memory
+        )
         return config.warp_specialize
 
     large = case in CASES[:2]
     assert not any(map(divided, (half, float8)))
-    monkeypatch.setattr(tune, "divides_work", lambda device: True)
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
     assert divided(half) == (large or case == CASES[5])
     assert divided(float8) == (large or case == CASES[5])
     assert not divided(half, can=False)
@@ -405,7 +409,7 @@ def test_the_rule_for_float32(monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
 
     def choose(*sizes):
-        return tune.rule(Problem(1, *sizes, torch.float32, torch.float32, True, True), torch.device("cpu"), True)
+        return choose.rule(Problem(1, *sizes, torch.float32, torch.float32, True, True), torch.device("cpu"), True)
 
     assert choose(4096, 4096, 4096).parts and choose(1024, 1024, 1024).splits == 2
     assert not choose(64, 64, 64).parts

@@ -15,9 +15,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
-from tritonite import launch, override
-from tritonite.dispatch import native, plan
-from tritonite.testing.compare import poisoned
+from tritonite import launch
+from tritonite.dispatch import native, override, plan
+from tritonite.testing.judge import poisoned
 
 
 @pytest.fixture(scope="module", autouse=True)

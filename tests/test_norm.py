@@ -6,7 +6,7 @@ import torch
 import tritonite
 from tritonite.errors import Decline
 from tritonite.ops import normalization
-from tritonite.testing.compare import assert_close
+from tritonite.testing.judge import assert_close
 
 BN = (0.25, 1e-3)
 

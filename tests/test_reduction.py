@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import devices, tune
+from tritonite import devices
 from tritonite.engine import reduction
-from tritonite.testing.compare import assert_close
+from tritonite.testing.judge import assert_close
 
 SHAPES = [(5, 70), (3, 4, 10), (2, 72)]
 
@@ -210,7 +210,7 @@ def test_which_rows_are_transformed_in_turns(dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [65_536, 50_008])
 def test_rows_in_turns(n, dtype, device):
-    x = torch.randn(4 * tune.multiprocessors(torch.device(device, 0)) + 1, n, device=device).to(dtype)
+    x = torch.randn(4 * devices.multiprocessors(torch.device(device, 0)) + 1, n, device=device).to(dtype)
     weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
     x[1] *= 40
     with tritonite.use_gems():

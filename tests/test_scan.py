@@ -8,7 +8,7 @@ import torch
 
 import tritonite
 from tritonite import devices
-from tritonite.testing.compare import assert_close
+from tritonite.testing.judge import assert_close
 
 SCANS = (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin)
 LAYOUTS = {

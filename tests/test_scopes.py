@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tritonite
+from tritonite.dispatch.override import installed, native_dispatcher
 from tritonite.errors import UnknownOperator
-from tritonite.override import installed, native_dispatcher
 
 pytestmark = pytest.mark.smoke
 

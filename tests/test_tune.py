@@ -9,8 +9,11 @@ from triton.backends.compiler import GPUTarget
 from typer.testing import CliRunner
 
 import tritonite
-from tritonite import cli, tune
-from tritonite.tune import Config, Problem, store, tuner
+from tritonite import cli, devices
+from tritonite.engine.gemm import choose
+from tritonite.engine.gemm.choose import Problem
+from tritonite.tune import store, tuner
+from tritonite.tune.tiles import Config
 
 PROBLEM = Problem(1, 64, 256, 512, torch.bfloat16, torch.bfloat16, True, True)
 DEVICE = torch.device(tritonite.device, 0) if tritonite.device == "cuda" else torch.device("cpu")
@@ -26,14 +29,14 @@ def own_store(tmp_path, monkeypatch):
 
 def test_what_is_stored_is_chosen():
     config = Config(32, 64, 32, 4, 2, splits=2, descriptors=True)
-    assert tune.choose(PROBLEM, DEVICE, True) != config
-    store.save(tune.name_of(DEVICE), PROBLEM.key, config, 12.5)
-    assert tune.choose(PROBLEM, DEVICE, True) == config
-    assert tune.choose(PROBLEM, DEVICE, False) == tune.rule(PROBLEM, DEVICE, False)
-    assert tune.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
+    assert choose.choose(PROBLEM, DEVICE, True) != config
+    store.save(devices.name_of(DEVICE), PROBLEM.key, config, 12.5)
+    assert choose.choose(PROBLEM, DEVICE, True) == config
+    assert choose.choose(PROBLEM, DEVICE, False) == choose.rule(PROBLEM, DEVICE, False)
+    assert choose.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
     faster = config._replace(BLOCK_K=64)
-    store.save(tune.name_of(DEVICE), PROBLEM.key, faster, 11.0)
-    assert tune.choose(PROBLEM, DEVICE, True) == faster
+    store.save(devices.name_of(DEVICE), PROBLEM.key, faster, 11.0)
+    assert choose.choose(PROBLEM, DEVICE, True) == faster
 
 
 def test_tables_come_with_the_package(tmp_path, monkeypatch):
@@ -57,7 +60,7 @@ def test_many_processes_write_at_once():
 
 def test_a_product_runs_by_what_is_stored():
     a, b, _ = tuner.operands(PROBLEM, tritonite.device)
-    store.save(tune.name_of(DEVICE), PROBLEM.key, Config(32, 64, 32, splits=2), 1.0)
+    store.save(devices.name_of(DEVICE), PROBLEM.key, Config(32, 64, 32, splits=2), 1.0)
     (actual,) = tritonite.ops.matmul.mm(a[0], b[0])
     torch.testing.assert_close(actual, a[0] @ b[0])
 
@@ -86,4 +89,4 @@ def test_the_command_says_what_is_wrong():
     assert run(cli.app, ["tune", "--shape", "4x4"]).exit_code == 2
     done = run(cli.app, ["tune", "--shape", "64x256x512", "--dtype", "bfloat16", "--layout", "nt"])
     assert done.exit_code == 0, done.output
-    assert PROBLEM.key in store.known(tune.name_of(DEVICE))
+    assert PROBLEM.key in store.known(devices.name_of(DEVICE))

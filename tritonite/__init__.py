@@ -3,10 +3,10 @@
 from tritonite import devices as _devices
 from tritonite import ops
 from tritonite.catalog import Op, overloads
+from tritonite.dispatch.override import disable, enable, use_gems
 from tritonite.dynamic import pointwise_dynamic
 from tritonite.explain import explain
 from tritonite.launch import libentry
-from tritonite.override import disable, enable, use_gems
 from tritonite.stats import Counts, reset_stats, stats
 
 device = _devices.current.type

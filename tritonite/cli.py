@@ -267,7 +267,8 @@ def tune(
     if tritonite.device != "cuda" or tritonite.backend.interpreted:
         raise NoDevice
     from tritonite.bench import cases
-    from tritonite.tune import Problem, tuner
+    from tritonite.engine.gemm.choose import Problem
+    from tritonite.tune import tuner
 
     sizes = [_sizes(text) for text in shape] if shape else [(1, *each) for each in cases.PRODUCTS + cases.DECODING]
     kinds, layouts = _dtypes(dtype) if dtype else [torch.bfloat16, torch.float16], layout or ["nn", "nt"]

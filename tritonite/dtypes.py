@@ -6,6 +6,7 @@ from enum import Enum
 from functools import lru_cache
 
 import torch
+import triton.language as tl
 
 from tritonite.errors import Decline
 
@@ -28,6 +29,7 @@ TRITON_NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in TRITON_NAMES.items()}
 # Of operands of products alone.
 FLOAT8_NAMES = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 

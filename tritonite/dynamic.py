@@ -11,6 +11,7 @@ import torch
 import triton
 from triton.runtime.jit import KernelInterface
 
+from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, Unsupported
@@ -148,7 +149,7 @@ class PointwiseFunction:
                 fresh = self._kernel.plan(values).fresh
                 device = next(out.device for out in given if out is not None)
                 outs = [
-                    torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) if out is None else out
+                    empty_strided(f.shape, f.strides, f.dtype, device) if out is None else out
                     for out, f in zip(given, fresh, strict=True)
                 ]
             results = self._kernel.run(values, outs)

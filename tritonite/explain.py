@@ -8,9 +8,9 @@ import torch
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op
+from tritonite.dispatch.override import installed, native_dispatcher
 from tritonite.engine.pointwise import Plan
 from tritonite.errors import Decline, UnknownOperator
-from tritonite.override import installed, native_dispatcher
 
 
 def explain(name: str, *args: Any, **kwargs: Any) -> str:

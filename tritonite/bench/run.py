@@ -21,7 +21,7 @@ from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
-from tritonite.testing.compare import judge, terms, to_reference
+from tritonite.testing.judge import judge, terms, to_reference
 from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from dataclasses import dataclass, field
@@ -21,9 +22,10 @@ class Device:
     `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
-    largest program's, `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0.
-    Programs of a device that is `waiting` start in order, and may wait for those that are a few places behind them; one
-    that runs `ptx` takes NVIDIA's assembly.
+    largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `options` what
+    its compiler is told besides, and `flushing` what else where subnormals may be 0. Programs of a device that is
+    `waiting` start in order, and may wait for those that are a few places behind them; one that runs `ptx` takes
+    NVIDIA's assembly.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Device:
     row_columns: int
     programs: int
     most_warps: int = 16
+    shared_memory: int = 226 * 1024
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False
@@ -64,3 +67,41 @@ def _detect() -> Device:
 
 
 current = _detect()
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs of the largest kind run at a time."""
+    return _multiprocessors(device) if device.type == "cuda" else max(1, current.programs // 8)
+
+
+@functools.lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.lru_cache(maxsize=64)
+def has_tma(device: torch.device) -> bool:
+    """Whether the device copies tiles that a tensor descriptor tells of by itself: NVIDIA's from sm_90 on."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def has_wgmma(device: torch.device) -> bool:
+    """Whether tensor cores read both operands from shared memory, for groups of four warps: sm_90 alone."""
+    return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.lru_cache(maxsize=64)
+def name_of(device: torch.device) -> str:
+    """The name that stored tiles know a device by."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else current.kind
+
+
+@functools.lru_cache(maxsize=64)
+def shared_memory(device: torch.device) -> int:
+    """The bytes of it that a program may have, but for what Triton keeps of it."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return current.shared_memory
+    return min(current.shared_memory, torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 1024)

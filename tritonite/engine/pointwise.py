@@ -1,4 +1,4 @@
-"""Pointwise operators over any shapes and strides: one pair of kernels, and TensorIterator's algorithm on the host."""
+"""Pointwise operators over any shapes and strides: one pair of kernels for every formula."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ import triton
 import triton.language as tl
 
 from tritonite import devices, dtypes
+from tritonite.dispatch.call import empty_strided
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.iteration import (
+    INT32_LIMIT,
+    broadcast_shape,
+    collapse,
+    common_device,
+    contiguous_strides,
+    expand_strides,
+    never_overlaps_itself,
+    output_strides,
+    power_of_2,
+    same_strides,
+    span,
+)
 from tritonite.errors import Decline
 from tritonite.launch import Launch, Specialization, flatten, recorder
 
-TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in dtypes.TRITON_NAMES.items()}
 _PLANS_PER_OPERATOR = 1024
 _VARIANTS = 8192
-INT32_LIMIT = 2**31 - 2**20
 
 
 class Operand(NamedTuple):
@@ -262,127 +275,6 @@ class Plan:
         self.summary: dict[str, Any] = {}
 
 
-def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape tensors of `shapes` broadcast to; declines where they do not, so that ATen raises its own error."""
-    rank = max(map(len, shapes))
-    result = [1] * rank
-    for shape in shapes:
-        for i, size in enumerate(shape, rank - len(shape)):
-            if size != 1 and result[i] != size:
-                if result[i] != 1:
-                    raise Decline("shapes do not broadcast")
-                result[i] = size
-    return tuple(result)
-
-
-def expand_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> list[int]:
-    """The strides of a tensor broadcast to shape `to`: 0 where it repeats."""
-    lead = len(to) - len(shape)
-    own = [0 if size == 1 and to[lead + i] != 1 else strides[i] for i, size in enumerate(shape)]
-    return [0] * lead + own
-
-
-def fastest_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """The order TensorIterator gives dimensions: by the strides of the operands, the first to tell apart deciding."""
-
-    def compare(a: int, b: int) -> int:
-        for operand in strides:
-            if operand[a] == 0 or operand[b] == 0:
-                continue
-            if operand[a] != operand[b]:
-                return -1 if operand[a] < operand[b] else 1
-            if shape[a] > shape[b]:
-                return 1
-        return 0
-
-    order = list(range(len(shape)))[::-1]
-    # An insertion sort, because the comparison is ambiguous for broadcast dimensions and its ties are part of ATen.
-    for i in range(1, len(order)):
-        moving = i
-        for j in range(i - 1, -1, -1):
-            result = compare(order[j], order[moving])
-            if result > 0:
-                order[j], order[moving] = order[moving], order[j]
-                moving = j
-            elif result < 0:
-                break
-    return order
-
-
-def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Dense strides with dimensions laid out in `order`, fastest first; row-major by default."""
-    strides = [0] * len(shape)
-    step = 1
-    for d in order if order is not None else range(len(shape) - 1, -1, -1):
-        strides[d] = step
-        step *= max(shape[d], 1) if order is None else shape[d]
-    return tuple(strides)
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    step = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
-        if stride != step:
-            return False
-        step *= size
-    return True
-
-
-def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
-    if len(shape) == 4:
-        return contiguous_strides(shape, (1, 3, 2, 0))
-    if len(shape) == 5:
-        return contiguous_strides(shape, (1, 4, 3, 2, 0))
-    return None
-
-
-def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    return all(size == 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
-
-
-def output_strides(
-    shape: tuple[int, ...], operands: Sequence[tuple[Sequence[int], Sequence[int]]], has_number: bool
-) -> tuple[int, ...]:
-    """The strides ATen gives a fresh output, for operands of (shape, strides); numbers count as 0-d operands."""
-    if not has_number and all(tuple(own) == shape for own, _ in operands):
-        row_major = contiguous_strides(shape)
-        if 0 in shape or all(_same_strides(shape, strides, row_major) for _, strides in operands):
-            return row_major
-        channels_last = _channels_last(shape)
-        if channels_last and all(_same_strides(shape, strides, channels_last) for _, strides in operands):
-            return channels_last
-        first = tuple(operands[0][1])
-        if _is_dense(shape, first) and all(tuple(strides) == first for _, strides in operands):
-            return first
-    expanded = [expand_strides(own, strides, shape) for own, strides in operands]
-    order = fastest_first(shape, expanded)
-    if order == list(range(len(shape)))[::-1]:
-        return contiguous_strides(shape)
-    return contiguous_strides(shape, order)
-
-
-def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Drop dimensions of size 1 and merge those that one stride serves, fastest first; at least one is left."""
-    order = [d for d in fastest_first(shape, strides) if shape[d] != 1]
-    sizes: list[int] = []
-    merged: list[list[int]] = [[] for _ in strides]
-    for d in order:
-        if sizes and all(own[d] == kept[-1] * sizes[-1] for own, kept in zip(strides, merged, strict=True)):
-            sizes[-1] *= shape[d]
-            continue
-        sizes.append(shape[d])
-        for own, kept in zip(strides, merged, strict=True):
-            kept.append(own[d])
-    if not sizes:
-        return [1], [[0] for _ in strides]
-    return sizes, merged
-
-
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """One more than the largest element offset a strided view reaches."""
-    return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
-
-
 class Pointwise:
     """A tensor operator made of a scalar formula.
 
@@ -433,9 +325,7 @@ class Pointwise:
                     raise Decline("number does not fit the dtype", lasting=False)
         if not outs:
             device = plan.device
-            outs = tuple([torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) for f in plan.fresh])
-            if (active := recorder()) is not None:
-                active.allocated(outs)
+            outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in plan.fresh])
         elif plan.extents:
             self._check_overlap(plan, values, outs)
         if plan.launch is not None:
@@ -721,29 +611,6 @@ def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
     return torch.bool if kind is bool else torch.int64
 
 
-def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
-    """The one device of the tensors, and the 0-d CPU tensors among them that serve as numbers on another device."""
-    kind = devices.current.type
-    found: torch.device | None = None
-    scalars: list[torch.Tensor] = []
-    for value in (*tensors, *outs):
-        if value.layout is not torch.strided:
-            raise Decline(f"layout {value.layout}")
-        own = value.device
-        if own.type != kind:
-            if own.type == "cpu" and value.dim() == 0 and not any(value is out for out in outs):
-                scalars.append(value)
-                continue
-            raise Decline(f"device {own}")
-        if found is None:
-            found = own
-        elif found != own:
-            raise Decline("tensors on several devices")
-    if found is None:
-        raise Decline("no tensor on the device")
-    return found, scalars
-
-
 def _check_outputs(
     outs: Sequence[torch.Tensor],
     shape: tuple[int, ...],
@@ -765,7 +632,7 @@ def _check_outputs(
                 position >= 0
                 and read.dtype.itemsize == out.dtype.itemsize
                 and tuple(read.shape) == shape
-                and _same_strides(shape, read.stride(), out.stride())
+                and same_strides(shape, read.stride(), out.stride())
             )
             out_bytes = span(out.shape, out.stride()) * out.dtype.itemsize
             read_bytes = span(read.shape, read.stride()) * read.dtype.itemsize
@@ -779,20 +646,6 @@ def _check_outputs(
             )
             extents.append((j, position, out_bytes, read_bytes, identical, grain))
     plan.extents = tuple(extents) if 0 not in shape else ()
-
-
-def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each dimension steps over all the smaller ones; where not, ATen must decide."""
-    reach = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
-        if stride < reach:
-            return False
-        reach += (size - 1) * stride
-    return True
-
-
-def power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:

@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritonite import devices, tune
-from tritonite.engine.pointwise import (
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.iteration import (
     INT32_LIMIT,
-    TRITON_DTYPES,
     collapse,
     common_device,
-    contiguous_strides,
     never_overlaps_itself,
     power_of_2,
     span,
@@ -997,7 +997,7 @@ class RowTransform:
         count, first, second = float(space.n_reduced), *_padded(numbers)
         given: tuple[torch.Tensor, ...] = ()
         words: tuple[torch.Tensor, ...] = ()
-        early = blocks.parts > 1 and tune.starts_early(inputs[0].device)
+        early = blocks.parts > 1 and devices.has_tma(inputs[0].device)
         if blocks.parts > 1:
             words = (empty((space.n_kept, len(reduction.states), blocks.parts), torch.int64, inputs[0].device),)
             clear[(-(-words[0].numel() // 1024),)](words[0], words[0].numel(), BLOCK=1024, EARLY=early)
@@ -1227,7 +1227,9 @@ def _gains_by_sharing(space: Space, size: int, staged: bool) -> bool:
 def _gains_by_turns(space: Space, x: torch.Tensor, longest: int) -> bool:
     """Whether rows of halves, in blocks of the `longest`, are transformed faster by some programs after others."""
     two = space.kinds.count(_REDUCED) == 2 and space.shapes == ((), ())
-    return two and 3 * longest < space.n_reduced <= 4 * longest and space.n_kept >= 4 * tune.multiprocessors(x.device)
+    return (
+        two and 3 * longest < space.n_reduced <= 4 * longest and space.n_kept >= 4 * devices.multiprocessors(x.device)
+    )
 
 
 def _in_turns(space: Space, x: torch.Tensor, longest: int) -> Blocks:
@@ -1235,7 +1237,7 @@ def _in_turns(space: Space, x: torch.Tensor, longest: int) -> Blocks:
     half = x.dtype is torch.float16
     # More warps need registers that float32 from bfloat16 takes.
     sizes = _sizes(space.n_kept, space.n_reduced, 1, longest, 4, 32 if half else 16) | devices.current.options
-    turns = 2 * tune.multiprocessors(x.device), space.n_reduced * x.dtype.itemsize // _BYTES_A_CYCLE
+    turns = 2 * devices.multiprocessors(x.device), space.n_reduced * x.dtype.itemsize // _BYTES_A_CYCLE
     return Blocks(space.n_kept, 1, 4, sizes | ({"maxnreg": 32} if half else {}), turns=turns)
 
 
@@ -1281,11 +1283,6 @@ def _sizes(n_kept: int, n_reduced: int, kept: int, reduced: int, steps: int, war
 def _padded(numbers: Sequence[float]) -> tuple[float, float]:
     first, second = (*map(float, numbers), 0.0, 0.0)[:2]
     return first, second
-
-
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous tensor to write, a result or what launches hand on."""
-    return torch.empty_strided(tuple(shape), contiguous_strides(shape), dtype=dtype, device=device)
 
 
 def reduced(

@@ -17,7 +17,8 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from tritonite import devices
-from tritonite.engine.pointwise import TRITON_DTYPES, power_of_2
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.iteration import power_of_2
 from tritonite.engine.reduction import (
     BOTH,
     INDEX,

@@ -1,13 +1,13 @@
 """Activation functions and their gradients."""
 
-import torch
 import triton
 import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
+from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, NUMBERS
-from tritonite.engine.pointwise import broadcast_shape
+from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import polynomial, sigmoid, true_divide
@@ -252,7 +252,7 @@ def log_sigmoid_forward(self, outs=()):
     elif outs:
         buffer = outs[1]
     else:
-        buffer = torch.empty((0,), dtype=self.dtype, device=self.device)
+        buffer = empty((0,), self.dtype, self.device)
     (output,) = _log_sigmoid.run((self,), outs[:1])
     return output, buffer
 
@@ -322,7 +322,7 @@ def glu_backward(grad_output, self, dim, outs=()):
     if grad_output.dtype is not self.dtype:
         raise Decline("gradient of another dtype")
     if not outs:
-        outs = (torch.empty_like(self, memory_format=torch.contiguous_format),)
+        outs = (empty(self.shape, self.dtype, self.device),)
     if outs[0].shape != self.shape:
         raise Decline("output has another shape")
     _glu_gradients.run((grad_output, *halves), _halves(outs[0], dim))

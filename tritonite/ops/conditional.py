@@ -4,8 +4,9 @@ import torch
 import triton.language as tl
 
 from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
+from tritonite.dispatch.call import empty
 from tritonite.dtypes import NUMBERS, category
-from tritonite.engine.pointwise import broadcast_shape, contiguous_strides
+from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 
@@ -69,7 +70,7 @@ def masked_fill(self, mask, value, outs=()):
         raise Decline(f"mask of dtype {mask.dtype}")
     if not outs:
         shape = broadcast_shape((self.shape, mask.shape))
-        outs = (torch.empty_strided(shape, contiguous_strides(shape), dtype=self.dtype, device=self.device),)
+        outs = (empty(shape, self.dtype, self.device),)
     return _masked_fill.run((self, mask, value), outs)
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.pointwise import broadcast_shape
+from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide

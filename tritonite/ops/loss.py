@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 
 from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.pointwise import Pointwise, broadcast_shape, output_strides
+from tritonite.engine.iteration import broadcast_shape, output_strides
+from tritonite.engine.pointwise import Pointwise
 from tritonite.engine.reduction import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -94,7 +96,7 @@ def _check_parts(
 def _fresh(like: torch.Tensor, number: bool = False) -> tuple[torch.Tensor]:
     """An output with the strides that ATen gives the result of one operand, or of one and a number."""
     strides = output_strides(tuple(like.shape), [(like.shape, like.stride())], number)
-    return (torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device),)
+    return (empty_strided(like.shape, strides, like.dtype, like.device),)
 
 
 @scalar_kernel(accepts=FLOATS)

@@ -6,9 +6,10 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
+from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
-from tritonite.engine.matmul import grouped_product, product
-from tritonite.engine.pointwise import broadcast_shape
+from tritonite.engine.gemm.product import grouped_product, product
+from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.reduction import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
@@ -209,7 +210,7 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
     width = -(-columns // padded) * padded
     strides = (width, 1) if len(shape) == 2 else (rows * width, width, 1)
     outputs((self, mat2, *(() if offs is None else (offs,))), [], [], ())
-    out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+    out = empty_strided(shape, strides, dtype, self.device)
     if ranks == (3, 3):
         product(self, mat2, out, precision=_precision(dtype))
     elif ranks == (2, 2):

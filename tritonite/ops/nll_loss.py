@@ -13,17 +13,10 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.pointwise import (
-    INT32_LIMIT,
-    TRITON_DTYPES,
-    collapse,
-    contiguous_strides,
-    output_strides,
-    power_of_2,
-    span,
-)
-from tritonite.engine.reduction import Reduction, empty, outputs, strided_offset
+from tritonite.dispatch.call import empty
+from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
+from tritonite.engine.iteration import INT32_LIMIT, collapse, contiguous_strides, output_strides, power_of_2, span
+from tritonite.engine.reduction import Reduction, outputs, strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.launch import libentry

@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 from tritonite.catalog import operator, pointwise, scalar_kernel
+from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import ALL, FLOATS, FULL_FLOATS, NUMBERS, Promotion
-from tritonite.engine.pointwise import broadcast_shape, output_strides
+from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
@@ -128,7 +129,7 @@ def polar(abs, angle, outs=()):
     if not outs:
         shape = broadcast_shape((abs.shape, angle.shape))
         strides = output_strides(shape, [(t.shape, t.stride()) for t in (abs, angle)], False)
-        outs = (torch.empty_strided(shape, strides, dtype=_COMPLEX[abs.dtype], device=abs.device),)
+        outs = (empty_strided(shape, strides, _COMPLEX[abs.dtype], abs.device),)
     if outs[0].dtype is not _COMPLEX[abs.dtype]:
         raise Decline(f"output of dtype {outs[0].dtype}")
     parts = torch.view_as_real(outs[0])

@@ -21,9 +21,10 @@ from triton.backends.amd.compiler import HIPOptions
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
 
-from tritonite import catalog, devices, dtypes, tune
+from tritonite import catalog, devices, dtypes
 from tritonite.engine import pointwise
-from tritonite.engine.matmul import multiply_tiles, product
+from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.triton import multiply_tiles
 from tritonite.errors import Decline
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
@@ -175,7 +176,7 @@ def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
         with (
             _noting() as found,
             mock.patch.object(devices, "current", dataclasses.replace(devices.current, programs=1)),
-            mock.patch.object(tune, "starts_early", lambda device, early=early: early),
+            mock.patch.object(devices, "has_tma", lambda device, early=early: early),
         ):
             catalog.overloads()[name](*given)
         for specialization in found:

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.catalog import Op, overloads
-from tritonite.engine.pointwise import never_overlaps_itself
-from tritonite.override import select, use_gems
+from tritonite.dispatch.override import select, use_gems
+from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.stats import stats
 from tritonite.testing import opinfo
-from tritonite.testing.compare import cancelling, judge, poisoned, terms, to_reference
+from tritonite.testing.judge import cancelling, judge, poisoned, terms, to_reference
 from tritonite.testing.samples import DEVICE_DEFINED, REFERENCES, Sample, compares_zero_sign, samples
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)

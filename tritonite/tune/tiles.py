@@ -39,8 +39,6 @@ class Config(NamedTuple):
         return operands + self.BLOCK_M * self.BLOCK_N * result_size // (2 if self.halves else 1)
 
 
-# Of a program, but for what Triton keeps of it.
-SHARED = 226 * 1024
 _DESCRIBED = (
     Config(128, 256, 64, 8, 4, 1.02, descriptors=True, halves=True, GROUP_M=16, warp_specialize=True),
     Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True, GROUP_M=16),

@@ -14,14 +14,16 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from tritonite import launch, tune
+from tritonite import devices, launch
 from tritonite.bench import timing
-from tritonite.engine.matmul import product
-from tritonite.engine.pointwise import power_of_2
+from tritonite.engine.gemm import choose
+from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm.product import product
+from tritonite.engine.iteration import power_of_2
 from tritonite.errors import WrongAnswer
-from tritonite.testing.compare import judge, terms
-from tritonite.tune import Problem, store
-from tritonite.tune.tiles import SHARED, Config
+from tritonite.testing.judge import judge, terms
+from tritonite.tune import store
+from tritonite.tune.tiles import Config
 
 # Of each candidate, and of the best ones after that.
 _FEW_CALLS, _MANY_CALLS, _BEST = 3, 15, 6
@@ -40,7 +42,7 @@ class Tuned(NamedTuple):
 def candidates(problem: Problem) -> Iterator[Config]:
     """The tiles worth a try for a problem, whether or not they fit a device."""
     size = problem.dtype.itemsize
-    if problem.M <= tune.FEW:
+    if problem.M <= choose.FEW:
         by_rows = problem.M == 1 or size == 8 or (size == 4 and problem.M <= 4)
         rows = min(8, power_of_2(problem.M)) if by_rows else 16
         every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
@@ -61,12 +63,12 @@ def candidates(problem: Problem) -> Iterator[Config]:
         for stages, described in ((3, True), (4, True), (5, True), (3, False)):
             halves = described and rows * columns > 16_384
             config = Config(rows, columns, inner, warps, stages, descriptors=described, halves=halves, parts=parts)
-            if config.shared(size, problem.result.itemsize) <= SHARED:
+            if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
                 yield from _split(problem, config)
     if size == 2:
         for rows, (stages, halves), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
             config = Config(rows, 32_768 // rows, 64, 8, stages, descriptors=True, halves=halves, GROUP_M=group)
-            if config.shared(size, problem.result.itemsize) <= SHARED:
+            if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
                 yield config._replace(warp_specialize=True)
 
 
@@ -114,7 +116,7 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     """Try `configs` on the current device and keep the best in the store. Raises WrongAnswer for a wrong result."""
     a, b, out = operands(problem, "cuda")
     expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
-    rule = tune.rule(problem, out.device, True)
+    rule = choose.rule(problem, out.device, True)
 
     def time(config: Config, calls: int) -> float:
         # A graph of one call has no host time in it.
@@ -140,5 +142,5 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     aten = statistics.median(
         timing.device_samples(timing.captured(lambda: torch.matmul(a, b, out=out), 1), _MANY_CALLS)
     )
-    store.save(tune.name_of(out.device), problem.key, config, times[config])
+    store.save(devices.name_of(out.device), problem.key, config, times[config])
     return Tuned(problem, config, times[config], times[rule], aten)

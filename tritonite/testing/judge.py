@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite import catalog
-from tritonite.dispatch import native
+from tritonite.dispatch import call, native
 
 # A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
 RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
@@ -166,25 +163,13 @@ def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Fill every output an engine allocates with nan (all bits set), so that an element nobody wrote shows."""
-    allocate = torch.empty_strided
-
-    def poison(*args: object, **kwargs: object) -> torch.Tensor:
-        result = allocate(*args, **kwargs)
-        nbytes = result.untyped_storage().nbytes()
-        if result.device.type == "cpu":
-            ctypes.memset(result.data_ptr(), 0xFF, nbytes)
-        else:
-            # A recorder would take it for a part of the operator.
-            with _disable_current_modes():
-                result.untyped_storage().fill_(0xFF)
-        return result
-
     dispatcher = native.module()
-    with mock.patch.object(torch, "empty_strided", poison):
+    call.set_poison(True)
+    if dispatcher is not None:
+        dispatcher.set_poison(True)
+    try:
+        yield
+    finally:
+        call.set_poison(False)
         if dispatcher is not None:
-            dispatcher.set_poison(True)
-        try:
-            yield
-        finally:
-            if dispatcher is not None:
-                dispatcher.set_poison(False)
+            dispatcher.set_poison(False)

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
+from tritonite.catalog.schema import has_kernel, is_out, schemas
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Plan, Pointwise
 from tritonite.errors import InvalidDeclaration
@@ -51,7 +52,7 @@ class Declaration:
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Whether the schema's arguments, outputs aside, are this declaration's."""
-        names = {argument.name for argument in schema.arguments if not _is_out(argument)}
+        names = {argument.name for argument in schema.arguments if not is_out(argument)}
         return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
 
 
@@ -62,10 +63,6 @@ excluded: dict[str, str] = {}
 def exclude(overload: str, reason: str) -> None:
     """Leave an overload to ATen for good; `reason` says why Triton cannot serve it."""
     excluded[overload] = reason
-
-
-def _is_out(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class Op:
 
 
 def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
-    arguments = [argument for argument in schema.arguments if not _is_out(argument)]
+    arguments = [argument for argument in schema.arguments if not is_out(argument)]
     names = tuple(argument.name for argument in arguments)
     return Op(
         overload=name,
@@ -147,35 +144,14 @@ def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema)
         positions=tuple(names.index(n) if n in names else None for n in declaration.arguments),
         names=names,
         defaults=tuple(argument.default_value if argument.has_default_value() else None for argument in arguments),
-        out_names=tuple(argument.name for argument in schema.arguments if _is_out(argument)),
+        out_names=tuple(argument.name for argument in schema.arguments if is_out(argument)),
         inplace=arguments[0].alias_info is not None and arguments[0].alias_info.is_write,
-    )
-
-
-def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
-    """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
-    found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")
-    return [(f"{packet}.{schema.overload_name}" if schema.overload_name else packet, schema) for schema in found]
-
-
-def has_kernel(overload: str, dispatch_key: str) -> bool:
-    """Whether ATen has a kernel of its own for the overload, so that overriding it displaces no autograd formula."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    qualified = f"aten::{overload}"
-    if not torch._C._dispatch_has_kernel(qualified):
-        return False
-    if has(qualified, dispatch_key):
-        return True
-    return not has(qualified, "CompositeImplicitAutograd") and (
-        has(qualified, "CompositeExplicitAutograd") or has(qualified, "CompositeExplicitAutogradNonFunctional")
     )
 
 
 @functools.lru_cache(maxsize=1)
 def overloads() -> dict[str, Op]:
     """Every overload that `enable()` would install, by name."""
-    from tritonite import ops  # noqa: F401 - importing the families declares their operators
-
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
     for declaration in declarations:

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite.engine.matmul import finish, place
+from tritonite.engine.gemm.epilogue import finish, place
 from tritonite.launch import libentry
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def multiply_by_groups(
     BUFFERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """As `matmul.multiply_tiles`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
+    """As `triton.multiply_tiles`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
     ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
     (BLOCKWISE); the blocks are the descriptors'. A tile is written in two halves, by way of BUFFERS of them. CUTLASS

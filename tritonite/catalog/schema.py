@@ -1,0 +1,31 @@
+"""What PyTorch's dispatcher knows of an operator: its overloads, their schemas, and which have kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def is_out(argument: Any) -> bool:
+    """Whether an argument of a schema is a destination to write, as `out` is."""
+    return argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only
+
+
+def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
+    """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")
+    return [(f"{packet}.{schema.overload_name}" if schema.overload_name else packet, schema) for schema in found]
+
+
+def has_kernel(overload: str, dispatch_key: str) -> bool:
+    """Whether ATen has a kernel of its own for the overload, so that overriding it displaces no autograd formula."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    qualified = f"aten::{overload}"
+    if not torch._C._dispatch_has_kernel(qualified):
+        return False
+    if has(qualified, dispatch_key):
+        return True
+    return not has(qualified, "CompositeImplicitAutograd") and (
+        has(qualified, "CompositeExplicitAutograd") or has(qualified, "CompositeExplicitAutogradNonFunctional")
+    )

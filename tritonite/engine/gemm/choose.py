@@ -1,0 +1,129 @@
+"""Which tiles a product of matrices is cut into: as tuning found, or by a rule over a table for each kind of device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tritonite import devices
+from tritonite.tune import store
+from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
+
+# Products of up to so many rows are bound by memory.
+FEW = 16
+# Products of a shorter inner dimension write as much as they read.
+SHORT = 512
+# The rows and columns that a program takes where parts of products are added.
+PARTS = (8, 256)
+
+
+class Problem(NamedTuple):
+    """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
+
+    `blockwise` where sums over blocks of K are added in float32.
+    """
+
+    batches: int
+    M: int
+    N: int
+    K: int
+    dtype: torch.dtype
+    result: torch.dtype
+    a_inner: bool
+    b_inner: bool
+    blockwise: bool = False
+
+    def tiles(self, config: Config) -> int:
+        """How many tiles its results are cut into."""
+        return self.batches * -(-self.M // config.BLOCK_M) * -(-self.N // config.BLOCK_N)
+
+    @property
+    def key(self) -> str:
+        """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
+        sizes = f"{self.batches}x{self.M}x{self.N}x{self.K}"
+        dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
+        layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
+        return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
+
+
+def choose(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
+    """The tiles for a problem, stored or by rule.
+
+    `described` where all operands can have tensor descriptors, `divided` where warps may divide the work, too.
+    """
+    stored = store.known(devices.name_of(device)).get(problem.key)
+    if stored and (described or not stored.descriptors) and (divided or not stored.warp_specialize):
+        return stored
+    return rule(problem, device, described, divided)
+
+
+def rule(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
+    """The tiles for a problem of which nothing is stored."""
+    kind, size = devices.current.kind, problem.dtype.itemsize
+    if problem.M == 1:
+        config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])
+    elif problem.M <= FEW:
+        config = _filling(problem, device, FEW_ROWS[kind][problem.b_inner][size])
+    elif described and devices.has_tma(device) and size in THROUGH_DESCRIPTORS[kind]:
+        config = choose_described(problem, device, divided)
+    else:
+        config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
+    # A part of K has 4 blocks at least.
+    splits = min(
+        config.programs * devices.multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K)
+    )
+    if splits > 1 and config.warp_specialize:
+        return rule(problem, device, described)
+    if config.warp_specialize and problem.K < SHORT:
+        # A whole tile is on its way out while the next is multiplied.
+        config = config._replace(halves=False, num_stages=3, GROUP_M=4)
+    return config._replace(splits=max(1, splits))
+
+
+def choose_described(problem: Problem, device: torch.device, divided: bool = False) -> Config:
+    """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
+    kind, size = devices.current.kind, problem.dtype.itemsize
+    configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
+    if problem.blockwise:
+        configs = BLOCKWISE.get(kind, configs)
+    divided &= devices.has_wgmma(device) and problem.dtype.is_floating_point
+    # Of one byte, tensor cores take only what lies along K.
+    divided &= size == 2 or (problem.a_inner and problem.b_inner)
+    return _cheapest(problem, device, tuple([config for config in configs if divided or not config.warp_specialize]))
+
+
+def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
+    """With as many stages as shared memory has room for, next to `beside` bytes for each element of a result.
+
+    Four of half the size are rather taken than two.
+    """
+    size, most = problem.dtype.itemsize, devices.shared_memory(device)
+    # Parts of results are of 4 bytes.
+    result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
+    if config.warp_specialize and config.shared(size, result) > most:
+        config = config._replace(halves=True)
+    while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
+        if config.num_stages == 3 and config.BLOCK_K * size > 128:
+            config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
+        config = config._replace(num_stages=config.num_stages - 1)
+    return config
+
+
+def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
+    """The first whose tiles are taken all at once, or else the last, of those with enough rows if there are any."""
+    enough = [config for config in configs if config.BLOCK_M >= problem.M] or [configs[-1]]
+    rows, most = min([config.BLOCK_M for config in enough]), devices.multiprocessors(device)
+    fewest = [config for config in enough if rows >= config.BLOCK_M]
+    return next((config for config in fewest if problem.tiles(config) <= config.programs * most), fewest[-1])
+
+
+def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
+    """By the time of as many rounds of tiles as the device takes; larger tiles are done faster than their size."""
+    most = devices.multiprocessors(device)
+
+    def time(config: Config) -> float:
+        rounds = -(-problem.tiles(config) // most)
+        return rounds * config.BLOCK_M * config.BLOCK_N / config.rate
+
+    return min(configs, key=time)

@@ -1,0 +1,69 @@
+"""What becomes of a product before it is written: scales, an addend, an activation; and where tiles are."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """(row, column) of a tile, in an order in which what GROUP_M rows of tiles read stays in a cache."""
+    group = tile // (GROUP_M * tiles_n)
+    height = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    rest = tile % (GROUP_M * tiles_n)
+    return group * GROUP_M + rest % height, rest // height
+
+
+@triton.jit
+def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.constexpr):
+    """What varies along the rows (KIND 1), the columns (2), both (3) or neither (0), to broadcast to a tile."""
+    if KIND == 0:
+        value = tl.load(pointer)
+    elif KIND == 1:
+        value = tl.load(pointer + rows * strides[1], mask=row_mask, other=0)[:, None]
+    elif KIND == 2:
+        value = tl.load(pointer + columns * strides[2], mask=column_mask, other=0)[None, :]
+    else:
+        pointers = pointer + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+        value = tl.load(pointers, mask=row_mask[:, None] & column_mask[None, :], other=0)
+    return value
+
+
+@triton.jit
+def finish(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product, as alpha and beta are.
+
+    A `tile` is its batch, rows and columns, and which of them there are. `ending` is (addend, scales, strides, alpha,
+    beta), where strides are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along.
+    Unless SCALED, alpha is 1.
+    """
+    batch, rows, columns, row_mask, column_mask = tile
+    addend, scales, strides, alpha, beta = ending
+    COUNT: tl.constexpr = len(scales)
+    for i in tl.static_range(COUNT):
+        pointer = scales[i] + batch * strides[i][0]
+        product *= _varying(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
+    if SCALED:
+        product *= alpha
+    if addend is not None:
+        pointer = addend + batch * strides[COUNT][0]
+        added = _varying(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
+        product += beta * added.to(product.dtype)
+    if ACTIVATION is not None:
+        product = ACTIVATION(product)
+    return product
+
+
+@triton.jit
+def finish_in_float64(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The same of numbers as the host gives them, in float64."""
+    addend, scales, strides, alpha, beta = ending
+    alpha, beta = tl.full((), alpha, product.dtype), tl.full((), beta, product.dtype)
+    return finish(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+
+
+@triton.jit
+def store(total, out, strides, tile):
+    """Write a tile, as `finish` has it; `strides` are the result's (batch, row, column)."""
+    batch, rows, columns, row_mask, column_mask = tile
+    pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])

@@ -1,0 +1,285 @@
+"""Products of matrices in batches: the kernel for a problem's layout, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.gemm import choose, hopper
+from tritonite.engine.gemm.triton import add_parts, multiply, multiply_groups, multiply_tiles
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.tune.tiles import Config
+
+_ROWS, _COLUMNS = 1, 2
+
+
+class _Finish(NamedTuple):
+    """What becomes of a product: the arguments of `finish`, the tensors expanded to the result's shape."""
+
+    addend: torch.Tensor | None
+    scales: tuple[torch.Tensor, ...]
+    alpha: float
+    beta: float
+    activation: Any
+
+    def transposed(self) -> _Finish:
+        addend = None if self.addend is None else self.addend.mT
+        return self._replace(addend=addend, scales=tuple([scale.mT for scale in self.scales]))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.scales if self.addend is None else (*self.scales, self.addend)
+
+    @property
+    def bytes(self) -> int:
+        """Of what is read beside every element of a product."""
+        return sum(tensor.dtype.itemsize for tensor in self.tensors if 0 not in tensor.stride()[1:])
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        strides = tuple([tensor.stride() for tensor in self.tensors])
+        kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
+        return {
+            "addend": self.addend,
+            "scales": self.scales,
+            "finish_strides": strides,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "SCALED": self.alpha != 1,
+            "KINDS": kinds,
+            "ACTIVATION": self.activation,
+        }
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    addend: torch.Tensor | None = None,
+    beta: float = 0.0,
+    scales: Sequence[torch.Tensor] = (),
+    activation: Any = None,
+    precision: str = "ieee",
+    blockwise: bool = False,
+    summed: bool = False,
+    ends: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> None:
+    """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
+
+    Args:
+        a: (batches, M, K), of any strides, as all.
+        b: (batches, K, N), of a's dtype.
+        out: (batches, M, N), or (1, M, N) where the products of all batches are `summed`.
+        addend: of a shape that broadcasts to out's; it may be `out` itself.
+        scales: likewise, each multiplied with the product.
+        activation: a function of `triton.jit`, of a block in the dtype accumulated in.
+        precision: of float32 operands: "ieee", or what of it is the fastest, or "tf32", as `tl.dot` has them.
+        blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
+        ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
+        config: the tiles to take; by default those that tuning or a rule chooses.
+
+    Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
+    """
+    if not out.numel():
+        return
+    shape = out.shape
+    added = None if addend is None else addend.expand(shape)
+    ending = _Finish(added, tuple([scale.expand(shape) for scale in scales]), float(alpha), float(beta), activation)
+    few = min(shape[1:]) <= choose.FEW
+    if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
+        # Few columns of a result are few rows of its transpose, which is also what lies in rows.
+        a, b, out, ending = b.mT, a.mT, out.mT, ending.transposed()
+    if ends is not None:
+        a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
+    work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
+    whole = ends is None and not summed
+    if config is None:
+        described = whole and all(map(_describable, (a, b, out)))
+        # Of a long product, what is added to every element is there sooner where all warps wait for it.
+        divided = described and activation is None and (a.shape[2] < choose.SHORT or not ending.bytes)
+        config = choose.choose(work.problem, out.device, described, divided)
+        config = choose.fitting(config, work.problem, out.device, ending.bytes if config.splits == 1 else 0)
+    _run(work, config if whole else config._replace(splits=1, descriptors=False))
+
+
+class _Work(NamedTuple):
+    """A product to compute: of the (batches, M, K) and (batches, K, N), of which `terms` make a result."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    ending: _Finish
+    terms: int
+    ends: torch.Tensor | None
+    precision: str
+    blockwise: bool
+
+    @property
+    def problem(self) -> choose.Problem:
+        a, b = self.a, self.b
+        batches, M, N = self.out.shape
+        inner = a.stride(2) == 1, b.stride(1) == 1
+        return choose.Problem(batches, M, N, a.shape[2], a.dtype, self.out.dtype, *inner, self.blockwise)
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
+
+    @property
+    def index(self) -> Any:
+        """The dtype of elements' offsets."""
+        tensors = (self.a, self.b, self.out, *self.ending.tensors)
+        wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
+        return tl.int64 if wide else tl.int32
+
+    def constants(self, config: Config) -> dict[str, Any]:
+        kinds: dict[str, Any] = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": self.index}
+        exact = self.precision == "ieee" and self.a.dtype is torch.float32
+        # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
+        parts = config.parts and exact and devices.has_tma(self.a.device) and not devices.current.interpreted
+        kinds |= {"PRECISION": "bf16x6" if parts else self.precision}
+        kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
+        return kinds | config.options | devices.current.options
+
+
+def _run(work: _Work, config: Config) -> None:
+    if config.warp_specialize and config.descriptors and work.ending.activation is None:
+        _run_specialized(work, config)
+        return
+    a, b, out = work.a, work.b, work.out
+    (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
+    blocks = -(-K // config.BLOCK_K)
+    steps = max(1, -(-blocks // config.splits))
+    splits = max(1, -(-blocks // steps))
+    parts = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
+    ending = (work.ending if splits == 1 else _NOTHING).arguments
+    tiles = work.problem.tiles(config)
+    sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
+    if config.descriptors:
+        programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
+        # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
+        direct = splits * tiles == programs
+        width = config.BLOCK_N // (2 if config.halves else 1)
+        multiply_tiles[(programs,)](
+            _descriptor(a, config.BLOCK_M, config.BLOCK_K),
+            _descriptor(b, config.BLOCK_K, config.BLOCK_N),
+            parts if direct else _descriptor(parts, config.BLOCK_M, width),
+            parts.stride() if direct else (),
+            splits=splits,
+            programs=programs,
+            RESULT=TRITON_DTYPES[parts.dtype],
+            A_TRANSPOSED=a.stride(2) != 1,
+            B_TRANSPOSED=b.stride(2) != 1,
+            HALVES=config.halves,
+            **sizes,
+            **ending,
+            **constants,
+        )
+    else:
+        multiply[(tiles, splits)](
+            *(a, b, parts, work.ends),
+            strides=(a.stride(), b.stride(), parts.stride()),
+            summed=work.terms,
+            EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
+            **sizes,
+            **ending,
+            **constants,
+        )
+    if splits > 1:
+        rows, columns = min(power_of_2(M), choose.PARTS[0]), choose.PARTS[1]
+        add_parts[(batches * -(-M // rows) * -(-N // columns),)](
+            *(parts, out),
+            strides=out.stride(),
+            batches=batches,
+            M=M,
+            N=N,
+            splits=splits,
+            **work.ending.arguments,
+            INDEX=constants["INDEX"],
+            BLOCK_M=rows,
+            BLOCK_N=columns,
+        )
+
+
+def _run_specialized(work: _Work, config: Config) -> None:
+    groups, (batches, M, N) = config.num_warps // 4, work.out.shape
+    programs = min(work.problem.tiles(config), devices.multiprocessors(work.out.device))
+    rows, whole = config.BLOCK_M // groups, work.a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
+    hopper.multiply_by_groups[(programs,)](
+        hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
+        hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
+        hopper.in_shared_memory(_descriptor(work.out, rows, config.BLOCK_N // 2)),
+        *(batches, M, N, work.a.shape[2], programs),
+        INDEX=work.index,
+        ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups, work.blockwise),
+        BUFFERS=1 if config.halves else 2,
+        STAGES=config.num_stages,
+        num_warps=4,
+        **work.ending.arguments,
+    )
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:
+    """Write into `out`, (M, N), the rows of `a`, (M, K), times the matrix of `b`, (groups, K, N), of their group.
+
+    Rows up to ends[0], of int32, are the first group's; those after the last end are not written. Operands lie as
+    tensor descriptors need them.
+    """
+    groups, K, N = b.shape
+    if not (out.numel() and groups):
+        return
+    work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
+    usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
+    config = choose.fitting(choose.choose_described(usual, out.device), usual, out.device)
+    # At most: each group may have two tiles that are not full.
+    tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
+    programs = min(tiles, devices.multiprocessors(out.device))
+    multiply_groups[(programs,)](
+        _descriptor(work.a, config.BLOCK_M, config.BLOCK_K),
+        _descriptor(b, config.BLOCK_K, config.BLOCK_N),
+        *(out, ends),
+        out_strides=work.out.stride(),
+        N=N,
+        K=K,
+        programs=programs,
+        A_TRANSPOSED=a.stride(1) != 1,
+        B_TRANSPOSED=b.stride(2) != 1,
+        GROUPS=groups,
+        LANES=power_of_2(groups),
+        # What starts a copy of contiguous elements starts at 16 bytes.
+        MULTIPLE=1 if a.stride(1) == 1 else 16 // a.dtype.itemsize,
+        **work.constants(config),
+    )
+
+
+_NOTHING = _Finish(None, (), 1.0, 0.0, None)
+
+
+def _describable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
+    inner = 2 if tensor.stride(2) == 1 else 1
+    every = 16 // tensor.dtype.itemsize
+    apart = [tensor.stride(d) for d in range(3) if d != inner and tensor.shape[d] > 1]
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
+    return tensor.numel() > 0 and tensor.stride(inner) == 1 and aligned
+
+
+def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Of blocks of (1, rows, columns), or the other way round of a tensor that lies so."""
+    if tensor.stride(2) != 1:
+        tensor, rows, columns = tensor.mT, columns, rows
+    shape, every = tensor.shape, 16 // tensor.dtype.itemsize
+    # Where there is one of them, how far apart they are may be anything.
+    row = tensor.stride(1) if shape[1] > 1 else -(-shape[2] // every) * every
+    batch = tensor.stride(0) if shape[0] > 1 else shape[1] * row
+    return TensorDescriptor(tensor, list(shape), [batch, row, 1], [1, rows, columns])

@@ -1,0 +1,291 @@
+"""Triton's kernels for products of matrices in batches.
+
+A program multiplies tiles of rows and columns. Where the device copies tiles by itself (tensor descriptors), programs
+stay and take tile after tile; for every other layout they load through pointers. Few tiles of a long inner dimension
+are split along it, and a second launch adds the parts, always in the same order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonite.engine.gemm.epilogue import finish_in_float64, place, store
+from tritonite.launch import libentry
+
+# Tensor cores multiply as many rows; fewer are added up one by one.
+LEAST = tl.constexpr(16)
+
+
+@triton.jit
+def _add_rows(sums, a, stride, first, M, mask, y, EVEN_K: tl.constexpr):
+    """The sums of as many rows of `a` from the `first` on, `stride` apart, with their products with a block of b."""
+    more = ()
+    for i in tl.static_range(len(sums)):
+        here = first + i < M
+        x = tl.load(a + (first + i) * stride, mask=here if EVEN_K else here & mask, other=0.0)
+        more = more + (sums[i] + x[:, None].to(y.dtype) * y,)  # type: ignore[assignment]
+    return more
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "steps"])
+def multiply(
+    a,
+    b,
+    out,
+    ends,
+    addend,
+    scales,
+    strides,
+    finish_strides,
+    batches,
+    M,
+    N,
+    K,
+    steps,
+    summed,
+    alpha: tl.float64,
+    beta: tl.float64,
+    SCALED: tl.constexpr,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """A program multiplies a tile of a batch over `steps` blocks of K, which with SPLIT is a part of all.
+
+    `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
+    products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
+    Tiles of less than LEAST rows add them up along K one by one, without tensor cores.
+    """
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, column_mask = rows < M, columns < N
+    begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K
+    end = tl.minimum(begin + steps * BLOCK_K, K)
+    if ends is not None:
+        begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
+        end = tl.load(ends + batch).to(INDEX)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    sums = ()
+    for _ in tl.static_range(BLOCK_M if BLOCK_M < LEAST else 0):
+        sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
+    for term in range(summed):
+        a_batch = a + (batch + term) * strides[0][0]
+        b_columns = b + (batch + term) * strides[1][0] + (columns * strides[1][2])[None, :]
+        for k in range(begin, end, BLOCK_K):
+            inner = k + tl.arange(0, BLOCK_K)
+            a_mask, b_mask = row_mask[:, None], column_mask[None, :]
+            if not EVEN_K:
+                a_mask &= (inner < end)[None, :]
+                b_mask &= (inner < end)[:, None]
+            y = tl.load(b_columns + (inner * strides[1][1])[:, None], mask=b_mask, other=0.0)
+            a_inner = a_batch + inner * strides[0][2]
+            if BLOCK_M < LEAST:
+                first = row.to(INDEX) * BLOCK_M
+                sums = _add_rows(sums, a_inner, strides[0][1], first, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
+            else:
+                x = tl.load(a_inner[None, :] + (rows * strides[0][1])[:, None], mask=a_mask, other=0.0)
+                total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+    if BLOCK_M < LEAST:
+        for i in tl.static_range(BLOCK_M):
+            own = (tl.arange(0, BLOCK_M) == i)[:, None]
+            total = tl.where(own, tl.sum(sums[i], axis=0)[None, :], total)
+    if SPLIT:
+        batch += tl.program_id(1).to(INDEX) * batches
+    tile = (batch, rows, columns, row_mask, column_mask)
+    if not SPLIT:
+        total = finish_in_float64(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    store(total, out, strides[2], tile)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "splits"])
+def add_parts(
+    parts,
+    out,
+    addend,
+    scales,
+    strides,
+    finish_strides,
+    batches,
+    M,
+    N,
+    splits,
+    alpha: tl.float64,
+    beta: tl.float64,
+    SCALED: tl.constexpr,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The result from the `splits` parts of every product, which lie one after the other."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, column_mask = rows < M, columns < N
+    mask = row_mask[:, None] & column_mask[None, :]
+    pointers = parts + (batch * M + rows)[:, None] * N + columns[None, :]
+    apart = batches.to(INDEX) * M * N
+    total = tl.load(pointers, mask=mask, other=0)
+    for split in range(1, splits):
+        total += tl.load(pointers + split * apart, mask=mask, other=0)
+    tile = (batch, rows, columns, row_mask, column_mask)
+    total = finish_in_float64(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    store(total, out, strides, tile)
+
+
+@triton.jit
+def _copy_tile(descriptor, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TRANSPOSED: tl.constexpr):
+    if TRANSPOSED:
+        tile = descriptor.load([batch, column, row]).reshape(COLUMNS, ROWS).T
+    else:
+        tile = descriptor.load([batch, row, column]).reshape(ROWS, COLUMNS)
+    return tile
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
+def multiply_tiles(
+    a,
+    b,
+    out,
+    out_strides,
+    addend,
+    scales,
+    finish_strides,
+    batches,
+    M,
+    N,
+    K,
+    steps,
+    splits,
+    programs,
+    alpha: tl.float64,
+    beta: tl.float64,
+    SCALED: tl.constexpr,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    RESULT: tl.constexpr,
+    INDEX: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HALVES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """Each of `programs` multiplies every so many-th tile; operands are tensor descriptors of 3 dimensions.
+
+    As in Triton's tutorial on persistent matrix multiplication. So is the result, unless it has `out_strides`. With
+    SPLIT each of `splits` parts of K, of `steps` blocks, is a result. With HALVES a tile is written in two, by way of
+    half the shared memory.
+    """
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
+        written = tile // (tiles_m * tiles_n)
+        batch, first, last = written % batches, 0, tl.cdiv(K, BLOCK_K)
+        if SPLIT:
+            first = written // batches * steps
+            last = tl.minimum(first + steps, last)
+        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        row, column = row * BLOCK_M, column * BLOCK_N
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for step in range(first, last):
+            x = _copy_tile(a, batch, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
+            y = _copy_tile(b, batch, step * BLOCK_K, column, BLOCK_K, BLOCK_N, B_TRANSPOSED)
+            total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+        parts = (total,)
+        if HALVES:
+            parts = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        WIDTH: tl.constexpr = BLOCK_N // len(parts)
+        rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
+        for i in tl.static_range(len(parts)):
+            columns = column.to(INDEX) + i * WIDTH + tl.arange(0, WIDTH)
+            result = parts[i]
+            if not SPLIT:
+                own = (batch.to(INDEX), rows, columns, rows < M, columns < N)
+                result = finish_in_float64(
+                    result, own, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION
+                )
+            if len(out_strides) > 0:
+                store(result, out, out_strides, (written.to(INDEX), rows, columns, rows < M, columns < N))
+            else:
+                out.store([written, row, column + i * WIDTH], result.to(RESULT).reshape(1, BLOCK_M, WIDTH))
+
+
+@triton.jit
+def _tiles_of_groups(ends, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, MULTIPLE: tl.constexpr):
+    """For each group the first row and the end, and its first tile and the count; tiles start at a MULTIPLE."""
+    lane = tl.arange(0, LANES)
+    end = tl.load(ends + lane, mask=lane < GROUPS, other=0)
+    begin = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < GROUPS), other=0)
+    tiles = tl.where(begin < end, tl.cdiv(end - begin // MULTIPLE * MULTIPLE, BLOCK_M), 0)
+    return begin, end, tl.cumsum(tiles, axis=0) - tiles, tiles
+
+
+@libentry()
+@triton.jit(do_not_specialize=["programs"])
+def multiply_groups(
+    a,
+    b,
+    out,
+    ends,
+    out_strides,
+    N,
+    K,
+    programs,
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """As `multiply_tiles`, where the rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
+    begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
+    tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):
+        row, column = place(tile, tiles_m, tiles_n, GROUP_M)
+        own = (first <= row) & (row < first + tiles)
+        group = tl.sum(tl.where(own, tl.arange(0, LANES), 0), axis=0)
+        group_begin, group_end = tl.sum(tl.where(own, begin, 0), axis=0), tl.sum(tl.where(own, end, 0), axis=0)
+        row -= tl.sum(tl.where(own, first, 0), axis=0)
+        row, column = group_begin // MULTIPLE * MULTIPLE + row * BLOCK_M, column * BLOCK_N
+        total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            x = _copy_tile(a, 0, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
+            y = _copy_tile(b, group, step * BLOCK_K, column, BLOCK_K, BLOCK_N, B_TRANSPOSED)
+            total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+        rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
+        columns = column.to(INDEX) + tl.arange(0, BLOCK_N)
+        row_mask = (group_begin <= rows) & (rows < group_end)
+        store(total, out, out_strides, (0, rows, columns, row_mask, columns < N))
