@@ -29,7 +29,7 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     kept = _kept(op, args, kwargs)
     try:
         values, outs = op.bind(args, kwargs)
-        plan = op.declaration.plan(values, outs)
+        plan = op.declaration.kernels[0].plan(values, outs)
     except Decline as decline:
         lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
         return "\n".join(lines)

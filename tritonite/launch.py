@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices, dtypes
+from tritonite.dispatch import call
+from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
@@ -38,7 +40,6 @@ _lock = threading.RLock()
 
 class _Local(threading.local):
     inside_kernel = False
-    recorder: Any = None
     target: GPUTarget | None = None
 
 
@@ -48,17 +49,6 @@ _local = _Local()
 def inside_kernel() -> bool:
     """Whether this thread is running a kernel in the interpreter, which itself calls ATen on CPU tensors."""
     return _local.inside_kernel
-
-
-def recorder() -> Any:
-    """What is told of this thread's launches (see `dispatch.plan`), or None."""
-    return _local.recorder
-
-
-def swap_recorder(recorder: Any) -> Any:
-    """Set who is told of this thread's launches. Returns who was."""
-    outer, _local.recorder = _local.recorder, recorder
-    return outer
 
 
 @contextlib.contextmanager
@@ -71,17 +61,9 @@ def compiling(target: GPUTarget) -> Iterator[None]:
         _local.target = outer
 
 
-# The native dispatcher, once it is in use.
-_native: Any = None
-
-
 def share_with(dispatcher: Any) -> None:
-    """Tell the native dispatcher of Triton's launch hooks, and from now on of threads inside the interpreter.
-
-    It moves generators on, too, which excludes its own calls.
-    """
-    global _native
-    _native = dispatcher
+    """Tell the native dispatcher of Triton's launch hooks, and from now on of threads inside the interpreter."""
+    call.native = dispatcher
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     dispatcher.set_launch_hooks([hook.calls for hook in hooks if hasattr(hook, "calls")])
 
@@ -115,9 +97,9 @@ def _interpreting() -> Iterator[None]:
     with _lock:
         _prepare_core()
         outer, _local.inside_kernel = _local.inside_kernel, True
-        if _native is not None:
-            _native.set_inside_kernel(True)
-        saved, call = dict(vars(interpreter_builder)), InterpretedFunction.__call__
+        if call.native is not None:
+            call.native.set_inside_kernel(True)
+        saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         patch_tensor = interpreter._patch_lang_tensor
         vars(interpreter_builder).update(changes)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
@@ -128,53 +110,12 @@ def _interpreting() -> Iterator[None]:
                 yield
         finally:
             _local.inside_kernel = outer
-            if _native is not None:
-                _native.set_inside_kernel(outer)
+            if call.native is not None:
+                call.native.set_inside_kernel(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
-            InterpretedFunction.__call__ = call
+            InterpretedFunction.__call__ = caller
             interpreter._patch_lang_tensor = patch_tensor
-
-
-class Drawn(int):
-    """A seed or an offset: an int that tells a recorder of which draw it is, and which of the two."""
-
-    draw: int
-    which: int
-
-
-def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
-    if _native is not None:
-        return _native.draw(generator, advance)
-    if generator.device.type == "cpu":
-        # Such a generator has no offset: each draw is a seed.
-        with _disable_current_modes():
-            return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
-    with _lock:
-        offset = generator.get_offset()
-        generator.set_offset(offset + advance)
-        return generator.initial_seed(), offset
-
-
-def random_state(device: torch.device, advance: int, generator: torch.Generator | None = None) -> tuple[int, int]:
-    """(seed, offset) for a kernel that draws random numbers, from `generator` or else the device's own.
-
-    The generator moves on by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel takes both as
-    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline while a CUDA graph
-    is captured, whose replays would repeat the numbers.
-    """
-    if device.type == "cpu":
-        source = torch.default_generator if generator is None else generator
-    elif torch.cuda.is_current_stream_capturing():
-        raise Decline("random numbers while a CUDA graph is captured", lasting=False)
-    else:
-        source = torch.cuda.default_generators[device.index or 0] if generator is None else generator
-    seed, offset = _draw(source, advance)
-    if _local.recorder is not None:
-        number = _local.recorder.draw(advance)
-        seed, offset = Drawn(seed), Drawn(offset)
-        seed.draw, seed.which, offset.draw, offset.which = number, 0, number, 1
-    return seed, offset
 
 
 @dataclass(eq=False, slots=True)
@@ -235,18 +176,22 @@ class Launch:
             self._run = self.compiled.run
             self._packed = (self.compiled.function, self.compiled.packed_metadata)
 
-    def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], slots: Any = None) -> None:
-        """Launch on the current stream. A recorder takes `slots`: numbers by their place among the operands."""
+    def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], bounds: Any = None) -> None:
+        """Launch on the current stream. A recorder takes `bounds` that numbers keep, by place among the operands."""
         if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
             with torch.cuda.device(self.device_index):
-                return self(operands, outs, slots)
-        if _local.recorder is not None:
+                return self(operands, outs, bounds)
+        if (recorder := call.recorder()) is not None:
             specialization = self.specialization
             values = [*operands, *outs]
             for sized in self._fixed[: len(self._fixed) - len(specialization.trailing)]:
                 _flatten_into(sized, values)
             size = (specialization.grid, 1, 1)
-            _local.recorder.add(specialization.types, values, size, self.compiled, self._replay, slots)
+            recorder.add(specialization.types, values, size, self.compiled, self._replay, bounds)
+            if recorder.dry:
+                recorder.described(_described(specialization))
+                return
+            operands = [value_of(operand) for operand in operands]
         if self.compiled is None:
             self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return
@@ -258,7 +203,7 @@ class Launch:
         metadata = None if enter is None else self.compiled.launch_metadata((grid, 1, 1), stream, *arguments)
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
 
-    def _replay(self, values: list[Any]) -> None:
+    def _replay(self, values: list[Any], grid: tuple[int, ...]) -> None:
         kinds, trailing = tuple(self.specialization.signature.values()), self.specialization.trailing
         between = [None] * (len(kinds) - len(self._leading) - len(trailing))
         self._interpret(nest(kinds, (*self._leading, *between, *trailing), iter(values)))
@@ -266,6 +211,27 @@ class Launch:
     def _interpret(self, values: tuple[Any, ...]) -> None:
         with _interpreting():
             self.specialization.kernel[(self.specialization.grid,)](*values)
+
+
+class LaunchDescription(NamedTuple):
+    """What a launch is, for people: the kernel's name, a formula's, the grid, and the kernel's constants."""
+
+    kernel: str
+    formula: str
+    grid: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+def _described(specialization: Specialization) -> LaunchDescription:
+    names = list(specialization.signature)
+    constants = {
+        names[path[0]]: value
+        for path, value in specialization.constants.items()
+        if len(path) == 1 and isinstance(value, int)
+    }
+    formula = getattr(specialization.leading[0], "__name__", "") if specialization.leading else ""
+    constants["num_warps"] = specialization.options.get("num_warps", 4)
+    return LaunchDescription(specialization.kernel.__name__, formula, (specialization.grid,), constants)
 
 
 def _hooks() -> tuple[Any, Any]:
@@ -357,34 +323,42 @@ class LibEntry(KernelInterface):
         if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
             with torch.cuda.device(index):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
+        symbols = {name: value for name, value in self._named(args, kwargs).items() if _has_symbol(value)}
+        if symbols:
+            args = tuple([value_of(value) for value in args])
+            kwargs = {name: value_of(value) for name, value in kwargs.items()}
+        recorder = call.recorder()
+        if recorder is not None and recorder.dry:
+            bound, options, _ = self._bind(args, kwargs)
+            self._tell_recorder(recorder, bound | symbols, grid, None)
+            recorder.described(self._description(bound, options, grid))
+            return None
         if not self._compiles:
             bound, _, hooks = self._bind(args, kwargs)
             for hook in hooks:
                 hook({**bound})
             given = {name: value for name, value in bound.items() if value is not inspect.Parameter.empty}
-            if _local.recorder is not None:
-                self._tell_recorder(given, grid, None)
+            if recorder is not None:
+                self._tell_recorder(recorder, given | symbols, grid, None)
             with _interpreting():
-                return self.jit.run(grid=grid, warmup=warmup, **given)
+                return self.jit.run(grid=_extents(grid, given), warmup=warmup, **given)
         found = None if warmup else self._resolve(args, kwargs)
-        if found is None:
-            return self._first(args, grid, warmup, kwargs)
+        kernel = None if found is None else self._kernels.get(found[0])
+        if found is None or kernel is None:
+            return self._first(args, grid, warmup, kwargs, symbols)
         key, bound, hooks = found
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            return self._first(args, grid, warmup, kwargs)
         for hook in hooks:
             hook({**bound})
         for hook in self.jit.pre_run_hooks:
             hook(**bound)
-        if _local.recorder is not None:
-            self._tell_recorder(bound, grid, kernel)
-        size = (*(grid(bound) if callable(grid) else grid), 1, 1)
+        if recorder is not None:
+            self._tell_recorder(recorder, bound | symbols, grid, kernel)
+        size = _extents(grid, bound)
         stream = driver.active.get_current_stream(key[0])
         enter, exit_ = _hooks()
         values = bound.values()
-        metadata = None if enter is None else kernel.launch_metadata(size[:3], stream, *values)
-        kernel.run(*size[:3], stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
+        metadata = None if enter is None else kernel.launch_metadata(size, stream, *values)
+        kernel.run(*size, stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
         return kernel
 
     def specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
@@ -424,11 +398,14 @@ class LibEntry(KernelInterface):
                 signature[name] = kind(value, (i,), parameter)
         return Specialization(self.jit, signature, constants, attributes, (), (), options=options)
 
-    def _first(self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
-        if _local.recorder is not None and torch.cuda.is_current_stream_capturing():
+    def _first(
+        self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any], symbols: dict[str, Any]
+    ) -> Any:
+        recorder = call.recorder()
+        if recorder is not None and torch.cuda.is_current_stream_capturing():
             raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with self._tuning, _disable_current_modes():
-            kernel = self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+            kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
                 return kernel
             for decorator in self._chain:
@@ -437,29 +414,38 @@ class LibEntry(KernelInterface):
             found = self._resolve(args, kwargs)
             if found is not None:
                 _remember(self._kernels, found[0], kernel)
-        if _local.recorder is not None:
-            self._tell_recorder(self._bind(args, kwargs)[0], grid, kernel)
+        if recorder is not None:
+            self._tell_recorder(recorder, self._bind(args, kwargs)[0] | symbols, grid, kernel)
         return kernel
 
-    def _tell_recorder(self, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
+    def _tell_recorder(self, recorder: Any, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)[:3]
         names = list(bound) if kernel is None else list(kernel.src.signature)
         values = tuple([bound[name] for name in names])
         kinds = tuple(map(_kind, values)) if kernel is None else tuple(kernel.src.signature.values())
 
-        def interpret(leaves: list[Any]) -> None:
+        def interpret(leaves: list[Any], size: tuple[int, ...]) -> None:
             given = nest(kinds, values, iter(leaves))
             with _interpreting():
                 self.jit.run(grid=size, warmup=False, **dict(zip(names, given, strict=True)))
 
         for parameter in self.jit.params if kernel is not None else ():
-            if isinstance(bound.get(parameter.name), Drawn) and not parameter.do_not_specialize:
-                _local.recorder.unrecordable("a seed or an offset that its kernel is specialised for")
+            if isinstance(bound.get(parameter.name), Symbol) and not _takes_any(parameter):
+                recorder.unrecordable(f"a number of the call whose kernel is specialised for it: {parameter.name}")
         types = tuple(flatten(kinds, kinds))
-        _local.recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
+        recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
+
+    def _description(self, bound: dict[str, Any], options: dict[str, Any], grid: Any) -> LaunchDescription:
+        """`options` are what is no parameter: num_warps and the like."""
+        constants = {name: bound[name] for name in self.arg_names if _is_constant(self.jit, name, bound[name])}
+        name = getattr(self.jit, "__name__", repr(self.jit))
+        return LaunchDescription(name, "", _extents(grid, bound), constants | {"num_warps": 4} | options)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
 
     def _tuning_key(self, autotuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        named = self._named(args, kwargs)
         chosen = [named[name] for name in autotuner.keys if name in named]
         return (id(autotuner), *chosen, *(value.dtype for value in named.values() if hasattr(value, "dtype")))
 
@@ -470,7 +456,7 @@ class LibEntry(KernelInterface):
 
         The interpreter has nothing to tune by and takes the first config.
         """
-        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        named = self._named(args, kwargs)
         hooks = []
         for decorator in self._chain:
             if isinstance(decorator, Heuristics):
@@ -536,7 +522,28 @@ def _kind(value: Any) -> Any:
     """A stand-in for a Triton type in the interpreter, which has none: whether a plan takes it from the call."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
-    return "*" if isinstance(value, (torch.Tensor, *DESCRIPTORS, Drawn)) else "constexpr"
+    return "*" if isinstance(value, (torch.Tensor, *DESCRIPTORS, Symbol)) else "constexpr"
+
+
+def _has_symbol(value: Any) -> bool:
+    return isinstance(value, Symbol) or (type(value) is tuple and any(map(_has_symbol, value)))
+
+
+def _takes_any(parameter: Any) -> bool:
+    """Whether Triton compiles one kernel for all values of a parameter: floats of a declared type, and what is told."""
+    return parameter.do_not_specialize or str(parameter.annotation_type).startswith("fp")
+
+
+def _extents(grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
+    """A launch's grid in three dimensions, in this very call."""
+    size = (*value_of(tuple(grid(bound) if callable(grid) else grid)), 1, 1)
+    return size[0], size[1], size[2]
+
+
+def _is_constant(jit: Any, name: str, value: Any) -> bool:
+    """Whether a parameter is a constant that tells people something: a block's size, a flag."""
+    annotation = inspect.signature(jit.fn).parameters[name].annotation
+    return "constexpr" in str(annotation) and isinstance(value, (int, str))
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:

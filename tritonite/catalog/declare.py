@@ -12,43 +12,62 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
-from tritonite.catalog.schema import has_kernel, is_out, schemas
+from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
 from tritonite.dtypes import Promotion
-from tritonite.engine.pointwise import Plan, Pointwise
-from tritonite.errors import InvalidDeclaration
+from tritonite.engine.pointwise import Pointwise
+from tritonite.errors import Decline, InvalidDeclaration
 
 
-class Implementation(Protocol):
-    """What an overload runs: values in schema order without outputs, and the outputs to write, if given."""
+class HostFunction(Protocol):
+    """What an overload runs: its values without outputs in the declaration's order, and the outputs given, if any.
 
-    def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
+    It returns what the overload does, one item for each of the schema's returns: tensors, lists of them, numbers, None.
+    It raises Decline, before it has written anything, where ATen must serve the call.
+    """
+
+    def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True)
+class LibraryFormulas:
+    """What torch.library wants of an operator that ATen does not have.
+
+    `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them. `save` and
+    `gradient` are torch.library.register_autograd's `setup_context` and `backward`; None where it has no gradient.
+    """
+
+    schema: str
+    fake: Callable[..., Any]
+    save: Callable[..., None] | None = None
+    gradient: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """One declared operator: the ATen packets it serves, its argument names, and what runs it.
+    """One declared operator: the packets it serves, its argument names, and the host function that runs it.
 
-    `hosted` where a host function launches the kernels, and not the one kernel is the operator. `accepts` are dtypes,
-    `promotion` says how arguments decide the result's, `method` where a formula is from.
+    A pointwise formula's host function is written by the catalog. `accepts` are dtypes, `promotion` says how arguments
+    decide the result's, `method` where a formula is from, `kernels` are the pointwise ones that are launched. Numbers
+    are no part of a recorded call, but for those that are `pinned`, on whose value the host function branches, and
+    whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with tensors that are
+    conjugated or negated when they are read go to ATen. `library` is set of operators outside ATen, in the namespace
+    `tritonite`.
     """
 
     packets: tuple[str, ...]
     arguments: tuple[str, ...]
     optional: frozenset[str]
-    implementation: Implementation
+    host: HostFunction
     family: str
     kernels: tuple[Pointwise, ...]
     accepts: tuple[torch.dtype, ...]
     promotion: str
     method: str
-    hosted: bool = True
-    prepare: Callable[..., Sequence[Any]] | None = None
-
-    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan | None:
-        """The plan a call would run; None for an operator with a host function of its own. Raises Decline."""
-        if self.hosted:
-            return None
-        return self.kernels[0].plan(self.prepare(*values) if self.prepare else values, outs)
+    pinned: frozenset[str] = frozenset()
+    pinned_zero_or_one: frozenset[str] = frozenset()
+    lazy_bits: bool = False
+    cuda_only: bool = False
+    library: LibraryFormulas | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
         """Whether the schema's arguments, outputs aside, are this declaration's."""
@@ -97,17 +116,27 @@ class Op:
         return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
 
     @functools.cached_property
-    def slots(self) -> dict[int, int]:
-        """The numbers that a kernel takes as they are, so that no plan holds them: argument by the value's position."""
-        prepare = self.declaration.prepare
-        if self.declaration.hosted or not (prepare is None or getattr(prepare, "by_type", False)):
-            return {}
-        found = {}
-        for i, (name, role) in enumerate(self.declaration.kernels[0].parameters.items()):
-            position = self.positions[self.declaration.arguments.index(name)]
-            if role != "static" and position is not None:
-                found[i] = position
-        return found
+    def slots(self) -> tuple[int, ...]:
+        """For each argument of the schema what a recorded call knows of numbers that it is given.
+
+        0 for their value, 1 for their type alone, 2 for whether they are 0 or 1, too.
+        """
+        pinned, partly = self.declaration.pinned, self.declaration.pinned_zero_or_one
+        return tuple(
+            int(takes_numbers(argument)) * (0 if argument.name in pinned else 2 if argument.name in partly else 1)
+            for argument in self.schema.arguments
+        )
+
+    @functools.cached_property
+    def may_see_lazy_bits(self) -> bool:
+        """Whether PyTorch hands it tensors that are conjugated or negated when they are read, and it takes none."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
+
+    @property
+    def qualified(self) -> str:
+        """The name with its namespace, as the dispatcher knows it."""
+        return self.overload if "::" in self.overload else f"aten::{self.overload}"
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
@@ -129,9 +158,11 @@ class Op:
         results = self.results(args, kwargs)
         return results[0] if len(results) == 1 else tuple(results) or None
 
-    def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
+    def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """What a call returns, as a sequence also where it is one tensor."""
-        return self.declaration.implementation(*self.bind(args, kwargs))
+        if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
+            raise Decline("a tensor that is conjugated or negated when it is read")
+        return self.declaration.host(*self.bind(args, kwargs))
 
 
 def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
@@ -155,6 +186,8 @@ def overloads() -> dict[str, Op]:
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
     for declaration in declarations:
+        if declaration.library is not None:
+            continue
         known = [found for packet in declaration.packets for found in schemas(packet)]
         fitting = [(name, schema) for name, schema in known if declaration.serves(schema)]
         for name, schema in fitting:
@@ -199,6 +232,7 @@ def pointwise(
     output_dtypes: tuple[torch.dtype | None, ...] = (None,),
     prepare: Callable[..., Sequence[Any]] | None = None,
     static: tuple[str, ...] = (),
+    pin: tuple[str, ...] = (),
     contiguous: bool = False,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by their formula, a scalar function in Triton's language.
@@ -215,11 +249,11 @@ def pointwise(
         output_dtypes: for each result, its dtype, or None for the promotion's.
         prepare: a host function from ATen's arguments (by name) to the formula's values, in order; may raise Decline.
         static: parameters of the formula that ATen does not have and that are compile-time constants.
+        pin: numbers on whose value `prepare` branches, or with which it computes.
         contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
-        family = formula.__module__.rpartition(".")[2]
         every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
         kernel_names = tuple(inspect.signature(formula).parameters)
         kernel = Pointwise(
@@ -234,14 +268,13 @@ def pointwise(
         declarations.append(
             Declaration(
                 packets=every,
-                implementation=_prepared(kernel, prepare),
-                family=family,
+                host=_prepared(kernel, prepare),
+                family=_family(formula),
                 kernels=(kernel,),
                 accepts=accepts,
                 promotion=promote.value,
                 method=_first_line(formula),
-                hosted=False,
-                prepare=prepare,
+                pinned=frozenset((*pin, *(name for name, role in kernel.parameters.items() if role == "static"))),
                 **_arguments(prepare or formula),
             )
         )
@@ -250,19 +283,10 @@ def pointwise(
     return declare
 
 
-def by_type(prepare: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Mark a `prepare` that decides by types alone and hands the arguments on, so that plans need not hold numbers.
-
-    What it returns are its arguments, those that the formula has the names of.
-    """
-    prepare.by_type = True  # type: ignore[attr-defined]
-    return prepare
-
-
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     optional = frozenset(name for name, p in parameters.items() if p.default is not inspect.Parameter.empty)
-    return {"arguments": tuple(parameters), "optional": optional}
+    return {"arguments": tuple(name for name in parameters if name != "outs"), "optional": optional}
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -270,7 +294,8 @@ def _first_line(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
-def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> Implementation:
+def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> HostFunction:
+    """The host function of a formula."""
     if prepare is None:
         return kernel.run
     return lambda values, outs: kernel.run(prepare(*values), outs)
@@ -299,33 +324,104 @@ def scalar_kernel(
 
 
 def operator(
-    *packets: str, kernels: tuple[Pointwise, ...] = (), accepts: tuple[torch.dtype, ...] = (), promotion: str = ""
+    *packets: str,
+    kernels: tuple[Pointwise, ...] = (),
+    accepts: tuple[torch.dtype, ...] = (),
+    promotion: str = "",
+    pin: tuple[str, ...] = (),
+    pin_zero_or_one: tuple[str, ...] = (),
+    lazy_bits: bool = False,
+    cuda_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
     It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and
-    returns the sequence of outputs. It raises Decline before it has written anything where ATen must serve. `kernels`
-    are the pointwise ones it launches, the first of which says what it `accepts` and how it promotes, if nothing else
-    does.
+    returns the sequence of results. It raises Decline before it has written anything where ATen must serve.
+
+    Args:
+        packets: ATen names without overload or trailing underscore, such as "mm".
+        kernels: the pointwise ones it launches, the first of which says what it `accepts` and how it promotes, if
+            nothing else does.
+        pin: arguments on whose value, a number, it branches. Every other Scalar or float is a number that it may only
+            hand on to kernels: one recorded call serves all values.
+        pin_zero_or_one: such numbers of which it asks `zero_or_one`.
+        lazy_bits: it takes tensors that are conjugated or negated when they are read.
+        cuda_only: ATen has it on CUDA alone; without a GPU it is listed, compiled and may be called directly.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        family = function.__module__.rpartition(".")[2]
         arguments = _arguments(function)
-        arguments["arguments"] = tuple(name for name in arguments["arguments"] if name != "outs")
         every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
         declarations.append(
             Declaration(
                 packets=every,
-                implementation=lambda values, outs: function(*values, outs=outs),
-                family=family,
+                host=lambda values, outs: function(*values, outs=outs),
+                family=_family(function),
                 kernels=kernels,
                 accepts=accepts or kernels[0].accepts,
                 promotion=promotion or (kernels[0].promote.value if kernels else "own"),
                 method=_first_line(function if not kernels else kernels[0].formula.fn),
+                pinned=frozenset(pin),
+                pinned_zero_or_one=frozenset(pin_zero_or_one),
+                lazy_bits=lazy_bits,
+                cuda_only=cuda_only,
                 **arguments,
             )
         )
         return function
 
     return declare
+
+
+def library_operator(
+    schema: str,
+    *,
+    fake: Callable[..., Any],
+    accepts: tuple[torch.dtype, ...],
+    save: Callable[..., None] | None = None,
+    gradient: Callable[..., Any] | None = None,
+    pin: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a host function as an operator outside ATen, `torch.ops.tritonite.<name>`.
+
+    There is nothing to fall back to: where the function raises Decline, a call raises Unsupported with its reason.
+    It is called with the schema's arguments by position, and returns the sequence of results; of an operator that
+    returns nothing, an empty one.
+
+    Args:
+        schema: in PyTorch's language, such as "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor".
+        fake: from the same arguments to tensors like the results, with nothing computed.
+        accepts: the dtypes it serves.
+        save: `setup_context(ctx, inputs, output)` of torch.library.register_autograd.
+        gradient: its `backward(ctx, *grads)`, which calls operators only.
+        pin: as in `operator`.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        declarations.append(
+            Declaration(
+                packets=(f"tritonite::{schema.partition('(')[0]}",),
+                host=lambda values, outs: function(*values),
+                family=_family(function),
+                kernels=(),
+                accepts=accepts,
+                promotion="own",
+                method=_first_line(function),
+                pinned=frozenset(pin),
+                library=LibraryFormulas(schema, fake, save, gradient),
+                **_arguments(function),
+            )
+        )
+        return function
+
+    return declare
+
+
+def library_op(declaration: Declaration) -> Op:
+    """The overload of an operator outside ATen, once torch.library has its schema."""
+    (name,) = declaration.packets
+    return _overload(declaration, name, torch._C._get_schema(name, ""))
+
+
+def _family(function: Callable[..., Any]) -> str:
+    return function.__module__.rpartition(".")[2]

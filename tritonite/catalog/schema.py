@@ -12,6 +12,21 @@ def is_out(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only
 
 
+def takes_numbers(argument: Any) -> bool:
+    """Whether a schema's argument may be a number, as Scalars, floats, lists of them and tensors may."""
+    kind = argument.type
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind.kind() in ("NumberType", "FloatType", "TensorType")
+
+
+def has_lazy_bits(value: Any) -> bool:
+    """Whether it is a tensor that is conjugated or negated when it is read, or holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_lazy_bits, value))
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
 def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
     """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
     found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")

@@ -1,17 +1,136 @@
-"""What a host function may ask for: memory, and what else a plan repeats for it."""
+"""The contract between a call and its host function: what such a function may take, ask for and return.
+
+A host function may allocate memory (`empty`, `zeros`), take views, also of another dtype, copy (`copy_`, `clone`,
+`contiguous`, `to`), launch kernels, draw random numbers (`random_state`) and read sizes that data decides (`read`).
+The native dispatcher records all of it once and then repeats it. What differs from call to call reaches the function as
+a `Symbol`, which it can hand on but not look at: a number among its arguments, a random seed, a size read from data.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tritonite import launch
+from tritonite.errors import Decline
 
+
+class _Local(threading.local):
+    recorder: Any = None
+
+
+_local = _Local()
+_lock = threading.Lock()
 _poison = False
+# The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
+native: Any = None
+
+
+def recorder() -> Any:
+    """What this thread's host functions tell of what they do (see `dispatch.plan`), or None."""
+    return _local.recorder
+
+
+def swap_recorder(recorder: Any) -> Any:
+    """Set who is told of what this thread's host functions do. Returns who was."""
+    outer, _local.recorder = _local.recorder, recorder
+    return outer
+
+
+class Symbol:
+    """A number that stands for another one each time a plan is repeated: `value` is this call's.
+
+    It goes to kernels as it is. A host function that computes with it or compares it would decide for all later calls,
+    so that raises TypeError; an argument that it must look at is pinned in its declaration.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(f"a number of the call that is not pinned is looked at: {type(self).__name__}({self.value})")
+
+    __bool__ = __float__ = __int__ = __index__ = __hash__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __neg__ = __abs__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+
+
+class Number(Symbol):
+    """A number among a call's arguments: its place in the schema, and in a list of numbers, or -1.
+
+    `keyed` where a recorded call serves either numbers that are 0, or that are 1, or all others.
+    """
+
+    __slots__ = ("argument", "item", "keyed")
+
+    def __init__(self, value: bool | int | float, argument: int, item: int = -1, keyed: bool = False) -> None:
+        super().__init__(value)
+        self.argument, self.item, self.keyed = argument, item, keyed
+
+
+class Drawn(Symbol):
+    """A seed (`which` is 0) or an offset (1) of a draw on the call's generator."""
+
+    __slots__ = ("draw", "which")
+
+    def __init__(self, value: int, draw: int, which: int) -> None:
+        super().__init__(value)
+        self.draw, self.which = draw, which
+
+
+class Size(Symbol):
+    """A size that data decides, the `index`-th that the call reads.
+
+    It may stand among the sizes and strides of `empty_strided`, among a kernel's arguments (declared as tl.int64), in a
+    launch's grid as `blocks`, and among results.
+    """
+
+    __slots__ = ("index",)
+
+    def __init__(self, value: int, index: int) -> None:
+        super().__init__(value)
+        self.index = index
+
+    def blocks(self, block: int) -> Blocks:
+        """How many blocks of so many elements it takes."""
+        return Blocks(self, block)
+
+
+class Blocks(Symbol):
+    """A grid's extent that data decides: as many as `size` has blocks of `block`."""
+
+    __slots__ = ("block", "size")
+
+    def __init__(self, size: Size, block: int) -> None:
+        super().__init__(-(-size.value // block))
+        self.size, self.block = size, block
+
+
+def number_type(value: Any) -> type:
+    """Whether a number is a bool, an int, a float or a complex, whatever its value."""
+    return type(value.value) if isinstance(value, Symbol) else type(value)
+
+
+def zero_or_one(value: Any) -> int | None:
+    """0 or 1 where a number is that, or None, of a number whose declaration says `pin_zero_or_one`."""
+    if isinstance(value, Number) and value.keyed:
+        value = value.value
+    return 0 if value == 0 else 1 if value == 1 else None
+
+
+def value_of(value: Any) -> Any:
+    """What a value is in this very call: for who launches, and for none who decides."""
+    if isinstance(value, Symbol):
+        return value.value
+    return tuple([value_of(item) for item in value]) if type(value) is tuple else value
 
 
 def set_poison(on: bool) -> None:
@@ -21,29 +140,95 @@ def set_poison(on: bool) -> None:
 
 
 def empty_strided(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+    shape: Sequence[int | Size], strides: Sequence[int | Size], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A tensor to write: a result, or what one launch hands on to the next."""
-    result = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    """A tensor to write: a result, or what one launch hands on to the next. Sizes and strides may be read from data."""
+    known = value_of(tuple(shape)), value_of(tuple(strides))
+    with_sizes = any(isinstance(each, Size) for each in (*shape, *strides))
+    if _local.recorder is not None and with_sizes:
+        with _disable_current_modes():
+            result = torch.empty_strided(*known, dtype=dtype, device=device)
+        _local.recorder.allocated(result, (tuple(shape), tuple(strides)))
+    else:
+        result = torch.empty_strided(*known, dtype=dtype, device=device)
+        if _local.recorder is not None:
+            _local.recorder.allocated(result)
     if _poison:
-        _fill_bits(result)
-    if (recorder := launch.recorder()) is not None:
-        recorder.allocated((result,))
+        _set_bits(result)
     return result
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same, contiguous."""
+def empty(shape: Sequence[int | Size], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same, contiguous. Of sizes that data decides only the first may be one."""
     sizes = [max(size, 1) for size in shape[:0:-1]]
     strides = (*itertools.accumulate(sizes, lambda a, b: a * b, initial=1),) if len(shape) else ()
-    return empty_strided(tuple(shape), strides[::-1], dtype, device)
+    return empty_strided(shape, strides[::-1], dtype, device)
 
 
-def _fill_bits(tensor: torch.Tensor) -> None:
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor of zeros, which a plan sets to zero each time."""
+    result = empty(shape, dtype, device)
+    with _disable_current_modes():
+        _set_bits(result, 0)
+    if _local.recorder is not None:
+        _local.recorder.zeroed(result)
+    return result
+
+
+def _set_bits(tensor: torch.Tensor, byte: int = 0xFF) -> None:
     storage = tensor.untyped_storage()
     if tensor.device.type == "cpu":
-        ctypes.memset(tensor.data_ptr(), 0xFF, storage.nbytes())
+        ctypes.memset(tensor.data_ptr(), byte, storage.nbytes())
         return
     # A recorder would take it for a part of the operator.
     with _disable_current_modes():
-        storage.fill_(0xFF)
+        storage.fill_(byte)
+
+
+def read(numbers: torch.Tensor) -> list[Size]:
+    """Sizes that data decides, from a contiguous int64 tensor that kernels have written; the host waits for them.
+
+    Raises Decline while a CUDA graph is captured, which cannot wait.
+    """
+    if numbers.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+        raise Decline("a size that data decides while a CUDA graph is captured", lasting=False)
+    if _local.recorder is None:
+        return [Size(value, i) for i, value in enumerate(numbers.tolist())]
+    sizes: list[Size] = _local.recorder.read(numbers)
+    return sizes
+
+
+def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
+    if native is not None:
+        seed, offset = native.draw(generator, advance)
+        return seed, offset
+    if generator.device.type == "cpu":
+        # Such a generator has no offset: each draw is a seed.
+        with _disable_current_modes():
+            return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+    with _lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + advance)
+        return generator.initial_seed(), offset
+
+
+def random_state(
+    device: torch.device, advance: int, generator: torch.Generator | None = None
+) -> tuple[int | Drawn, int | Drawn]:
+    """(seed, offset) for a kernel that draws random numbers, from `generator` or else the device's own.
+
+    The generator moves on by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel takes both as
+    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline while a CUDA graph
+    is captured, whose replays would repeat the numbers.
+    """
+    if device.type == "cpu":
+        source = torch.default_generator if generator is None else generator
+    elif torch.cuda.is_current_stream_capturing():
+        raise Decline("random numbers while a CUDA graph is captured", lasting=False)
+    else:
+        source = torch.cuda.default_generators[device.index or 0] if generator is None else generator
+    seed, offset = _draw(source, advance)
+    if _local.recorder is None:
+        return seed, offset
+    draw = _local.recorder.draw(advance)
+    return Drawn(seed, draw, 0), Drawn(offset, draw, 1)

@@ -100,15 +100,18 @@ def native_dispatcher() -> ModuleType | None:
     """The native dispatcher, told of every operator there is; None where calls go through Python."""
     module = native.module()
     if module is not None:
-        for name, op in catalog.overloads().items():
-            arguments = op.schema.arguments
-            written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-            slots = [i in op.slots.values() for i in range(len(arguments))]
-            key = devices.current.dispatch_key
-            module.declare(name, key, list(op.takes_tensors), written, slots, python.recording(op))
+        for op in catalog.overloads().values():
+            declare_native(module, op)
         launch.share_with(module)
         stats.read_native(module)
     return module
+
+
+def declare_native(module: ModuleType, op: Op) -> None:
+    """Tell the native dispatcher of an operator."""
+    written = [a.alias_info is not None and a.alias_info.is_write for a in op.schema.arguments]
+    key = devices.current.dispatch_key
+    module.declare(op.overload, key, list(op.takes_tensors), written, list(op.slots), python.recording(op))
 
 
 _functions: dict[str, Callable[..., Any]] = {}

@@ -1,4 +1,4 @@
-"""One call of a host function, recorded as what it allocated, launched and returned."""
+"""One call of a host function, recorded as what it allocated, launched, copied, read and returned."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import launch
 from tritonite.devices import nvidia
+from tritonite.dispatch import call
+from tritonite.dispatch.call import Blocks, Drawn, Number, Size, Symbol
 
+_aten = torch.ops.aten
 _ALLOCATIONS = {
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_strided.default,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.new_empty_strided.default,
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
 }
+_ZEROS = {_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default}
+_COPIES = {_aten.clone.default, _aten._to_copy.default}
 _PACKED = {"fp32": "<f", "fp64": "<d"}
 # Where a pointer or result comes from: whether from a buffer, else an argument; its number; an offset in bytes.
 Source = tuple[bool, int, int]
 
 
-# Of a launch: the bits of a constant, (number of a slot,), (number of a draw, 0 for its seed or 1 for its offset), a
-# pointer: (*source, dtype), or a tensor descriptor: (*source, CUDA's encoding of it).
-Parameter = int | tuple[int] | tuple[int, int] | tuple[bool, int, int, torch.dtype | bytes]
+# Of a launch: the bits of a constant, ("slot", number), ("drawn", number of a draw, 0 for its seed or 1 for its
+# offset), ("size", number of a size read from data), a pointer: (*source, dtype), or a tensor descriptor: (*source,
+# CUDA's encoding of it).
+Parameter = int | tuple[str, int] | tuple[str, int, int] | tuple[bool, int, int, torch.dtype | bytes]
 
 
 class LaunchStep(NamedTuple):
     """A launch: on a GPU all its parameters; in the interpreter those that come from the call.
 
-    `owner` is the compiled kernel that `function` belongs to, or what takes the parameters in the interpreter.
+    An extent of `grid` is a number, or (number of a size read from data, elements of a block). `owner` is the compiled
+    kernel that `function` belongs to, or what takes the parameters and the grid in the interpreter.
     """
 
     parameters: list[Parameter]
-    grid: tuple[int, int, int]
+    grid: tuple[int | tuple[int, int], ...]
     function: int | None = None
     threads: int = 0
     shared: int = 0
@@ -51,91 +58,204 @@ class LaunchStep(NamedTuple):
     owner: Any = None
 
 
+class View(NamedTuple):
+    """A tensor over the memory of an argument or a buffer."""
+
+    source: Source
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class ZeroStep(NamedTuple):
+    """All bytes of a buffer become 0."""
+
+    buffer: int
+
+
+class CopyStep(NamedTuple):
+    """What `destination.copy_(source)` does."""
+
+    destination: View
+    source: View
+
+
+class ReadStep(NamedTuple):
+    """The host waits for so many int64 `numbers` that kernels have written."""
+
+    source: Source
+    numbers: int
+
+
+class Buffer(NamedTuple):
+    """Memory to allocate, the like of a tensor; `sizes` and `strides` where data decides some of them.
+
+    Of those an item is a number, or (number of a size read from data,).
+    """
+
+    like: torch.Tensor
+    sizes: tuple[Any, ...] | None = None
+    strides: tuple[Any, ...] | None = None
+
+
+# What a call returns: None for what was not asked for, a source with a view's (sizes, strides, dtype) or None for the
+# whole, ("size", number of a size read from data), ("value", a number, a string ...), or ("list", items like these).
+Returned = Any
+
+
 @dataclass
 class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
-    `slots` are numbers that launches take from the call: the argument, whether as floating point, and bounds to keep;
-    `draws` says how far each draw moves the generator on; `buffers` are tensors to allocate the like of; `results` are
-    sources, with (sizes, strides) for views; None for one that was not asked for.
+    `slots` are numbers that launches take from the call: the argument, the place in a list or -1, whether as floating
+    point, and bounds to keep; `draws` says how far each draw moves the generator on.
     """
 
     device: torch.device
-    slots: list[tuple[int, bool, tuple[int, int] | None]] = field(default_factory=list)
+    slots: list[tuple[int, int, bool, tuple[int, int] | None]] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
-    buffers: list[torch.Tensor] = field(default_factory=list)
-    launches: list[LaunchStep] = field(default_factory=list)
-    results: list[tuple[Source, tuple[Sequence[int], Sequence[int]] | None] | None] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    steps: list[LaunchStep | ZeroStep | CopyStep | ReadStep] = field(default_factory=list)
+    results: list[Returned] = field(default_factory=list)
+
+    @property
+    def launches(self) -> list[LaunchStep]:
+        return [step for step in self.steps if isinstance(step, LaunchStep)]
 
 
 class Unrecordable(Exception):
     """A call did what no plan can repeat."""
 
 
+class DataUnknown(Exception):
+    """What follows in a dry recording depends on data that nothing has computed."""
+
+
 class Recorder:
-    """Notes what a host function allocates, launches and returns.
+    """Notes what a host function allocates, launches, copies, reads and returns.
 
     `leaves` are the call's tensor arguments in order, counted over lists, None for those not given; `arguments` maps
-    the positions of a pointwise formula's values to the arguments that they are, for numbers that plans do not hold.
+    the leaves that are numbers in CPU tensors to their places in the schema. With `dry` nothing is launched.
     """
 
-    def __init__(self, leaves: Sequence[torch.Tensor | None], arguments: dict[int, int]) -> None:
-        self.arguments = arguments
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor | None],
+        arguments: dict[int, tuple[int, int]] | None = None,
+        dry: bool = False,
+    ) -> None:
         self.reason = ""
+        self.dry = dry
+        self.descriptions: list[launch.LaunchDescription] = []
         self._leaves = leaves
         self._plan = Plan(torch.device("cpu"))
+        self._numbers = {id(leaves[i]): place for i, place in (arguments or {}).items()}
+        self._sources: dict[int, Source] = {}
+        self._pointers: dict[int, int] = {}
+        self._storages: dict[int, list[Source]] = {}
+        for i, leaf in enumerate(leaves):
+            if leaf is None:
+                continue
+            self._sources.setdefault(id(leaf), (False, i, 0))
+            if leaf.layout is torch.strided and not leaf.is_meta:
+                self._pointers.setdefault(leaf.data_ptr(), i)
+                self._storages.setdefault(leaf.untyped_storage()._cdata, []).append((False, i, leaf.data_ptr()))
+        self._slots: dict[tuple[int, int, bool, tuple[int, int] | None], int] = {}
+        self._sizes = 0
 
-    def allocated(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note fresh tensors, unless they have been noted."""
-        for tensor in tensors:
-            if not any(tensor is known for known in self._plan.buffers):
-                self._plan.buffers.append(tensor)
+    def allocated(self, tensor: torch.Tensor, layout: tuple[Sequence[Any], Sequence[Any]] | None = None) -> None:
+        """Note a fresh tensor, unless it has been noted, and its (shape, strides) where they hold a Size."""
+        if id(tensor) in self._sources:
+            return
+        sizes, strides = (None, None) if layout is None else (_extents(layout[0]), _extents(layout[1]))
+        index = len(self._plan.buffers)
+        self._plan.buffers.append(Buffer(tensor, sizes, strides))
+        self._sources[id(tensor)] = (True, index, 0)
+        self._storages.setdefault(tensor.untyped_storage()._cdata, []).append((True, index, tensor.data_ptr()))
+
+    def zeroed(self, tensor: torch.Tensor) -> None:
+        """Note that all of a fresh tensor is set to 0."""
+        self._plan.steps.append(ZeroStep(self._sources[id(tensor)][1]))
+
+    def copied(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Note a copy."""
+        try:
+            self._plan.steps.append(CopyStep(self._view(destination), self._view(source)))
+        except Unrecordable as error:
+            self.unrecordable(str(error))
+
+    def read(self, numbers: torch.Tensor) -> list[Size]:
+        """Note that the host reads sizes that data decides, and read them."""
+        if self.dry:
+            raise DataUnknown
+        try:
+            self._plan.steps.append(ReadStep(self._source(numbers), numbers.numel()))
+        except Unrecordable as error:
+            self.unrecordable(str(error))
+        with _disable_current_modes():
+            values = numbers.tolist()
+        first, self._sizes = self._sizes, self._sizes + len(values)
+        return [Size(value, first + i) for i, value in enumerate(values)]
+
+    def number(self, tensor: torch.Tensor) -> Number | int | float | bool:
+        """The number that a 0-d CPU tensor of the call holds."""
+        with _disable_current_modes():
+            value: int | float | bool = tensor.item()
+        place = self._numbers.get(id(tensor))
+        if place is None:
+            self.unrecordable("a number in a tensor of unknown origin")
+            return value
+        return Number(value, *place)
+
+    def described(self, description: launch.LaunchDescription) -> None:
+        """Note what a launch is for people."""
+        self.descriptions.append(description)
 
     def add(
         self,
         types: Sequence[str],
         values: Sequence[Any],
-        grid: tuple[int, int, int],
+        grid: tuple[Any, ...],
         compiled: Any,
-        host: Callable[[list[Any]], None],
-        numbers: dict[int, tuple[int, tuple[int, int] | None]] | None = None,
+        host: Callable[[list[Any], tuple[int, ...]], None],
+        bounds: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         """Note a launch of `values`, flat and without constexprs, of Triton's `types`.
 
-        `host` launches such values in the interpreter. `numbers` are those of a pointwise formula, by their place among
-        the values: their position among the formula's, and the bounds they have to keep.
+        `host` launches such values in the interpreter. `bounds` are those that numbers have to keep, by their place
+        among the values.
         """
-        if 0 in grid:
+        if any(type(extent) is int and extent == 0 for extent in grid):
             # Triton launches nothing then, and the driver refuses it.
             return
         try:
-            self._add(types, values, grid, compiled, host, numbers or {})
+            self._add(types, values, grid, compiled, host, bounds or {})
         except Unrecordable as error:
             self.unrecordable(str(error))
 
     def _add(
-        self, types: Sequence[str], values: Sequence[Any], grid: Any, compiled: Any, host: Any, numbers: dict[int, Any]
+        self,
+        types: Sequence[str],
+        values: Sequence[Any],
+        grid: tuple[Any, ...],
+        compiled: Any,
+        host: Any,
+        bounds: dict[int, tuple[int, int]],
     ) -> None:
         holes: dict[int, Callable[[Any], Any]] = {}
         parameters: list[Parameter] = []
         facts = None if compiled is None else _facts(compiled)
         descriptors = iter(facts.descriptors if facts else ())
         for place, value in enumerate(values):
-            if type(value) is int and place not in numbers and value >= 0 and types[place][0] == "i":
-                parameters.append(value)
-            elif place in numbers and numbers[place][0] in self.arguments:
-                position, bounds = numbers[place]
+            if isinstance(value, Symbol):
                 holes[place] = _as_is
-                parameters.append((len(self._plan.slots),))
-                self._plan.slots.append((self.arguments[position], types[place].startswith("fp"), bounds))
+                # In the interpreter types are not always known.
+                parameters.append(self._symbol(value, types[place].strip("*"), bounds.get(place)))
+            elif type(value) is int and value >= 0 and types[place][0] == "i":
+                parameters.append(value)
             elif isinstance(value, torch.Tensor):
                 holes[place] = _as_is
                 parameters.append((*self._source(value), value.dtype))
-            elif isinstance(value, launch.Drawn):
-                if facts and types[place] not in ("i64", "u64"):
-                    raise Unrecordable("a seed or an offset whose parameter is not declared as tl.int64")
-                holes[place] = _as_is
-                parameters.append((value.draw, value.which))
             elif isinstance(value, launch.DESCRIPTORS):
                 if facts:
                     parameters += self._descriptor(value, next(descriptors, None))
@@ -144,27 +264,50 @@ class Recorder:
                     parameters.append((*self._source(value.base), value.base.dtype))
             else:
                 parameters.append(_bits(types[place], value))
+        extents = tuple((extent.size.index, extent.block) if isinstance(extent, Blocks) else extent for extent in grid)
+        if any(isinstance(extent, Symbol) for extent in extents):
+            raise Unrecordable("a grid of a number that is not in blocks")
         if facts is None:
             template = [None if place in holes else value for place, value in enumerate(values)]
 
-            def run(given: list[Any]) -> None:
+            def run(given: list[Any], size: tuple[int, ...]) -> None:
                 filled = list(template)
                 for (place, make), value in zip(holes.items(), given, strict=True):
                     filled[place] = make(value)
-                host(filled)
+                host(filled, size)
 
-            self._plan.launches.append(LaunchStep([parameters[place] for place in holes], grid, owner=run))
+            self._plan.steps.append(LaunchStep([parameters[place] for place in holes], extents, owner=run))
             return
         if facts.profiled:
             raise Unrecordable("its kernel is instrumented by a profiler")
-        scratch = self._scratch(facts.scratch * facts.clusters * math.prod(grid)) if facts.scratch else 0
-        self._plan.launches.append(LaunchStep([*parameters, scratch, 0], grid, *facts.step, compiled))
+        scratch: Parameter = 0
+        if facts.scratch:
+            if extents != grid:
+                raise Unrecordable("a grid that data decides, of a kernel that wants scratch memory")
+            scratch = self._scratch(facts.scratch * facts.clusters * math.prod(grid))
+        self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *facts.step, compiled))
+
+    def _symbol(self, symbol: Symbol, kind: str, bounds: tuple[int, int] | None) -> Parameter:
+        """The parameter of a kernel that a number is which differs from call to call; `kind` is its Triton type."""
+        floating = kind.startswith("fp") or (not kind and isinstance(symbol.value, float))
+        if kind and kind not in ("fp64", "i64", "u64"):
+            raise Unrecordable("a number of the call whose parameter is not declared as tl.float64 or tl.int64")
+        if isinstance(symbol, Number):
+            slot = (symbol.argument, symbol.item, floating, bounds)
+            return "slot", self._slots.setdefault(slot, len(self._slots))
+        if floating:
+            raise Unrecordable("a seed, an offset or a size whose parameter is not declared as tl.int64")
+        if isinstance(symbol, Drawn):
+            return "drawn", symbol.draw, symbol.which
+        if isinstance(symbol, Size):
+            return "size", symbol.index
+        raise Unrecordable("a grid's extent that a kernel takes")
 
     def _scratch(self, size: int) -> Parameter:
         """The global memory that a kernel wants besides its arguments, in bytes: a buffer of the plan's."""
         with _disable_current_modes():
             scratch = torch.empty(size, dtype=torch.uint8, device=self._device())
-        self.allocated([scratch])
+        self.allocated(scratch)
         return (*self._source(scratch), torch.uint8)
 
     def _descriptor(self, descriptor: TensorDescriptor, metadata: Any) -> Iterator[Parameter]:
@@ -187,61 +330,74 @@ class Recorder:
         self.reason = self.reason or reason
 
     def _device(self) -> torch.device:
-        for tensor in (*self._leaves, *self._plan.buffers):
+        for tensor in (*self._leaves, *(buffer.like for buffer in self._plan.buffers)):
             if tensor is not None and (device := tensor.device).type != "cpu":
                 return device
         return torch.device("cpu")
 
     def _source(self, tensor: torch.Tensor) -> Source:
-        for i, leaf in enumerate(self._leaves):
-            if leaf is tensor:
-                return False, i, 0
-        for i, buffer in enumerate(self._plan.buffers):
-            if buffer is tensor:
-                return True, i, 0
+        known = self._sources.get(id(tensor))
+        if known is not None:
+            return known
         pointer = tensor.data_ptr()
-        for i, leaf in enumerate(self._leaves):
-            if leaf is not None and leaf.data_ptr() == pointer != 0:
-                return False, i, 0
-        storage = tensor.untyped_storage()._cdata
-        for i, buffer in enumerate(self._plan.buffers):
-            if buffer.untyped_storage()._cdata == storage:
-                return True, i, pointer - buffer.data_ptr()
-        owners = [
-            i
-            for i, leaf in enumerate(self._leaves)
-            if leaf is not None and leaf.layout is torch.strided and leaf.untyped_storage()._cdata == storage
-        ]
-        if len(owners) != 1:
+        if pointer and pointer in self._pointers:
+            return False, self._pointers[pointer], 0
+        owners = self._storages.get(tensor.untyped_storage()._cdata, [])
+        # Of several arguments with one storage it is not known whose view this is.
+        if not owners or (not owners[0][0] and len(owners) > 1):
             raise Unrecordable("a pointer of unknown origin")
-        leaf = self._leaves[owners[0]]
-        assert leaf is not None
-        return False, owners[0], pointer - leaf.data_ptr()
+        buffer, index, begin = owners[0]
+        return buffer, index, pointer - begin
 
-    def plan(self, results: Sequence[torch.Tensor | None]) -> Plan | None:
+    def _base(self, source: Source) -> torch.Tensor | None:
+        return self._plan.buffers[source[1]].like if source[0] else self._leaves[source[1]]
+
+    def _view(self, tensor: torch.Tensor) -> View:
+        source = self._source(tensor)
+        if source[0] and self._plan.buffers[source[1]].sizes is not None:
+            raise Unrecordable("a view of a tensor whose sizes data decides")
+        if call_has_lazy_bits(tensor):
+            raise Unrecordable("a tensor that is conjugated or negated when it is read")
+        return View(source, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def plan(self, results: Sequence[Any]) -> Plan | None:
         """The plan of a call that returned `results`, or None, with `reason` set, where there can be none."""
         if self.reason:
             return None
         try:
-            for result in results:
-                if result is None:
-                    self._plan.results.append(None)
-                    continue
-                if not isinstance(result, torch.Tensor):
-                    raise Unrecordable("a result that is no tensor")
-                source = self._source(result)
-                base = self._plan.buffers[source[1]] if source[0] else self._leaves[source[1]]
-                if base is result:
-                    self._plan.results.append((source, None))
-                    continue
-                if base is not None and base.dtype != result.dtype:
-                    raise Unrecordable("a result of another dtype than what it views")
-                self._plan.results.append((source, (tuple(result.shape), result.stride())))
+            self._plan.results = [self._returned(result) for result in results]
         except Unrecordable as error:
             self.reason = str(error)
             return None
+        self._plan.slots = list(self._slots)
         self._plan.device = self._device()
         return self._plan
+
+    def _returned(self, result: Any) -> Returned:
+        if result is None:
+            return None
+        if isinstance(result, (list, tuple)):
+            return "list", [self._returned(item) for item in result]
+        if isinstance(result, Size):
+            return "size", result.index
+        if isinstance(result, Symbol):
+            raise Unrecordable("a number of the call that is returned")
+        if not isinstance(result, torch.Tensor):
+            return "value", result
+        source = self._source(result)
+        if self._base(source) is result:
+            return source, None
+        view = self._view(result)
+        return source, (view.sizes, view.strides, view.dtype)
+
+
+def call_has_lazy_bits(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is conjugated or negated when it is read."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _extents(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([(size.index,) if isinstance(size, Size) else size for size in sizes])
 
 
 class _Facts(NamedTuple):
@@ -271,39 +427,52 @@ def _facts(compiled: Any) -> _Facts:
 
 
 class Watch(TorchDispatchMode):
-    """Tells a recorder what a host function calls of ATen: allocations and views; all else makes it unrecordable."""
+    """Tells a recorder what a host function calls of ATen; what no plan repeats makes the call unrecordable."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _ALLOCATIONS:
+        kwargs, recorder = kwargs or {}, self._recorder
+        if func.is_view:
+            return func(*args, **kwargs)
+        if func in _ALLOCATIONS or func in _ZEROS:
             result = func(*args, **kwargs)
-            self._recorder.allocated([result])
+            recorder.allocated(result)
+            if func in _ZEROS:
+                recorder.zeroed(result)
             return result
-        if not func.is_view:
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
+        if func in _COPIES:
+            result = func(*args, **kwargs)
+            if result.device == args[0].device:
+                recorder.allocated(result)
+                recorder.copied(result, args[0])
                 return result
-            self._recorder.unrecordable(f"it calls {func}")
+        elif func is _aten.copy_.default:
+            recorder.copied(args[0], args[1])
+            return args[0] if recorder.dry else func(*args, **kwargs)
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        recorder.unrecordable(f"it calls {func}")
         return func(*args, **kwargs)
 
 
 def record(
-    run: Callable[[], tuple[torch.Tensor | None, ...]],
+    run: Callable[[], Sequence[Any]],
     leaves: Sequence[torch.Tensor | None],
-    arguments: dict[int, int],
+    arguments: dict[int, tuple[int, int]] | None = None,
     watch: bool = True,
-) -> tuple[tuple[torch.Tensor | None, ...], Plan | None, str]:
-    """(results, plan or None, why there is none) of a call of a host function.
+    dry: bool = False,
+) -> tuple[Sequence[Any], Recorder]:
+    """What a call of a host function returns, and the recorder that was told of it.
 
     `watch` unless the function is an engine's, which tells of its allocations itself and calls nothing else.
     """
-    recorder = Recorder(leaves, arguments)
-    outer = launch.swap_recorder(recorder)
+    recorder = Recorder(leaves, arguments, dry)
+    outer = call.swap_recorder(recorder)
     try:
         if watch:
             with Watch(recorder):
@@ -311,8 +480,8 @@ def record(
         else:
             results = run()
     finally:
-        launch.swap_recorder(outer)
-    return results, recorder.plan(results), recorder.reason
+        call.swap_recorder(outer)
+    return results, recorder
 
 
 def _as_is(value: Any) -> Any:

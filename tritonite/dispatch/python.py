@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
+from tritonite.dispatch.call import Number, value_of
 from tritonite.dispatch.plan import record
-from tritonite.errors import Decline
+from tritonite.errors import Decline, Unsupported
 
 
 def override(op: Op, kernel: Any) -> Callable[..., Any]:
-    """The kernel to register for an operator: its host function, and `kernel`, ATen's, where that declines."""
+    """The kernel to register for an operator: its host function, and `kernel`, ATen's, where that declines.
+
+    Where there is no such kernel, as of operators outside ATen, a call that is declined raises Unsupported.
+    """
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, devices.current.dispatch_key))
     counts = stats.counts_of(op.overload)
     count_launch, count_decline = counts.count_launch, counts.count_decline
@@ -33,9 +37,11 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
         if interpreted and inside_kernel():
             return aten(args, kwargs)
         try:
-            result = op(*args, **kwargs)
+            result = plain(op(*args, **kwargs))
         except Decline as decline:
             count_decline(decline.reason)
+            if kernel is None:
+                raise Unsupported(name=op.overload, reason=decline.reason) from None
             return aten(args, kwargs)
         count_launch()
         return result
@@ -60,26 +66,48 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
 
     Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key).
     """
-    arguments = op.schema.arguments
-    keywords = [i for i, argument in enumerate(arguments) if argument.kwarg_only]
-    positional = len(arguments) - len(keywords)
     counts = stats.counts_of(op.overload)
-    slots, watch = op.slots, op.declaration.hosted
 
     def call(values: list[Any]) -> tuple[Any, ...]:
-        leaves: list[torch.Tensor | None] = []
-        for takes, value in zip(op.takes_tensors, values, strict=True):
-            if takes:
-                for item in value if isinstance(value, (list, tuple)) else (value,):
-                    leaves.append(item if isinstance(item, torch.Tensor) else None)
-        args, kwargs = tuple(values[:positional]), {arguments[i].name: values[i] for i in keywords}
         try:
-            results, plan, reason = record(lambda: tuple(op.results(args, kwargs)), leaves, slots, watch)
+            results, recorder = record(*recordable(op, values))
         except Decline as decline:
             return "declined", decline.reason, decline.lasting
+        plan = recorder.plan(results)
         counts.count_launch()
-        if reason:
-            counts.count_unrecordable(reason)
-        return "ran", results, plan
+        if recorder.reason:
+            counts.count_unrecordable(recorder.reason)
+        return "ran", tuple(map(plain, results)), plan
 
     return call
+
+
+def recordable(
+    op: Op, values: Sequence[Any]
+) -> tuple[Callable[[], Sequence[Any]], list[torch.Tensor | None], dict[int, tuple[int, int]]]:
+    """What `plan.record` takes of a call with all of an operator's arguments: what runs it, leaves, and numbers."""
+    arguments = op.schema.arguments
+    leaves: list[torch.Tensor | None] = []
+    numbers: dict[int, tuple[int, int]] = {}
+    given = list(values)
+    for i, (takes, slot) in enumerate(zip(op.takes_tensors, op.slots, strict=True)):
+        several = isinstance(values[i], (list, tuple))
+        items = list(values[i]) if several else [values[i]]
+        for j, item in enumerate(items):
+            place = (i, j if several else -1)
+            if takes:
+                if slot and isinstance(item, torch.Tensor) and not item.dim() and item.device.type == "cpu":
+                    numbers[len(leaves)] = place
+                leaves.append(item if isinstance(item, torch.Tensor) else None)
+            if slot and type(item) in (bool, int, float):
+                items[j] = Number(item, *place, keyed=slot == 2)
+        given[i] = items if several else items[0]
+    positional = len(arguments) - sum(argument.kwarg_only for argument in arguments)
+    args = tuple(given[:positional])
+    kwargs = {argument.name: value for argument, value in zip(arguments, given, strict=True) if argument.kwarg_only}
+    return lambda: op.results(args, kwargs), leaves, numbers
+
+
+def plain(result: Any) -> Any:
+    """A result, or each of a list, as a number where it is one that data decided."""
+    return [value_of(item) for item in result] if isinstance(result, list) else value_of(result)

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from tritonite import devices, dtypes
-from tritonite.dispatch.call import empty_strided
+from tritonite.dispatch import call
+from tritonite.dispatch.call import empty_strided, number_type, value_of
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import (
     INT32_LIMIT,
@@ -30,7 +31,7 @@ from tritonite.engine.iteration import (
     span,
 )
 from tritonite.errors import Decline
-from tritonite.launch import Launch, Specialization, flatten, recorder
+from tritonite.launch import Launch, Specialization, flatten
 
 _PLANS_PER_OPERATOR = 1024
 _VARIANTS = 8192
@@ -321,7 +322,7 @@ class Pointwise:
         plan = self.plan(values, outs)
         if plan.bounds:
             for position, low, high in plan.bounds:
-                if not low <= values[position] <= high:
+                if not low <= value_of(values[position]) <= high:
                     raise Decline("number does not fit the dtype", lasting=False)
         if not outs:
             device = plan.device
@@ -334,7 +335,7 @@ class Pointwise:
 
     def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Plan:
         """The plan for these arguments, from the cache where one like it has been made. Raises Decline."""
-        if recorder() is not None:
+        if call.recorder() is not None:
             # What records keeps plans of its own.
             return self._ready(values, outs)
         key: list[object] = [torch.get_default_dtype()]
@@ -380,22 +381,18 @@ class Pointwise:
     @staticmethod
     def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         assert plan.launch is not None
-        operands: list[Any] = []
+        recorder, operands = call.recorder(), []
         for position, how in plan.operands:
             value = values[position]
             if how == "item":
-                value = value.item()
+                value = value.item() if recorder is None else recorder.number(value)
             operands.append(int(value) if type(value) is bool else value)
-        if recorder() is None:
+        if recorder is None:
             plan.launch(operands, outs)
             return
         limits = {position: (low, high) for position, low, high in plan.bounds}
-        numbers = {
-            place: (position, limits.get(position))
-            for place, (position, how) in enumerate(plan.operands)
-            if how != "tensor"
-        }
-        plan.launch(operands, outs, numbers)
+        bounds = {place: limits[i] for place, (i, _) in enumerate(plan.operands) if i in limits}
+        plan.launch(operands, outs, bounds)
 
     def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
         plan = self._make_plan(values, outs)
@@ -447,7 +444,7 @@ class Pointwise:
             elif role == "static" or value is None:
                 kinds.append(_Constant(type(value), value))
             else:
-                kinds.append(type(value))
+                kinds.append(number_type(value))
         typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
         plan.operands, plan.bounds = typed.operands, typed.bounds
         every = [*strided.values(), *outs]

@@ -1281,7 +1281,7 @@ def _sizes(n_kept: int, n_reduced: int, kept: int, reduced: int, steps: int, war
 
 
 def _padded(numbers: Sequence[float]) -> tuple[float, float]:
-    first, second = (*map(float, numbers), 0.0, 0.0)[:2]
+    first, second = (*numbers, 0.0, 0.0)[:2]
     return first, second
 
 

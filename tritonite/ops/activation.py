@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
+from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, NUMBERS
 from tritonite.engine.iteration import broadcast_shape
@@ -28,7 +28,7 @@ def threshold(self, threshold, value):
 @pointwise(
     "threshold_backward",
     accepts=NUMBERS,
-    prepare=by_type(lambda grad_output, self, threshold: (self, grad_output, threshold)),
+    prepare=lambda grad_output, self, threshold: (self, grad_output, threshold),
 )
 def threshold_backward(self, grad_output, threshold):
     return tl.where(self <= threshold, tl.zeros_like(grad_output), grad_output)
@@ -131,7 +131,7 @@ def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_re
     return grad_output, alpha, scale, input_scale, is_result, self_or_result
 
 
-@pointwise("elu_backward", accepts=FLOATS, prepare=_elu_arguments)
+@pointwise("elu_backward", accepts=FLOATS, prepare=_elu_arguments, pin=("alpha",))
 def elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
     if is_result:
         negative = grad_output * input_scale * (self_or_result + alpha * scale)
@@ -151,7 +151,7 @@ def _leaky_relu_arguments(grad_output, self, negative_slope, self_is_result):
     return self, grad_output, negative_slope
 
 
-@pointwise("leaky_relu_backward", accepts=FLOATS, prepare=_leaky_relu_arguments)
+@pointwise("leaky_relu_backward", accepts=FLOATS, prepare=_leaky_relu_arguments, pin=("negative_slope",))
 def leaky_relu_backward(self, grad_output, negative_slope):
     return tl.where(self > 0, grad_output, grad_output * negative_slope)
 
@@ -210,7 +210,7 @@ def _check_lambd(self, lambd):
     return self, lambd
 
 
-@pointwise("softshrink", accepts=FLOATS, prepare=_check_lambd)
+@pointwise("softshrink", accepts=FLOATS, prepare=_check_lambd, pin=("lambd",))
 def softshrink(self, lambd):
     inside = tl.where(self != self, self, 0.0)
     return tl.where(self > lambd, self - lambd, tl.where(self < -1.0 * lambd, self + lambd, inside))

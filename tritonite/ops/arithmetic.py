@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import by_type, pointwise
+from tritonite.catalog import pointwise
+from tritonite.dispatch.call import number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -13,10 +14,9 @@ from tritonite.language.math import inverse, maximum_nan, minimum_nan, multiply_
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
 
-@by_type
 def _refuse_bool(self, other, alpha):
     for value in (self, other):
-        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
+        if number_type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
             raise Decline("bool is not subtracted")
     return self, other, alpha
 
@@ -39,7 +39,7 @@ def sub(self, other, alpha):
     return multiply_add(other, 0 - alpha, self)
 
 
-@pointwise("rsub", accepts=NUMBERS, prepare=by_type(lambda self, other, alpha: _refuse_bool(other, self, alpha)))
+@pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _refuse_bool(other, self, alpha))
 def rsub(other, self, alpha):
     return multiply_add(self, 0 - alpha, other)
 
@@ -91,9 +91,8 @@ def _broadcast_pair(x, y):
     return x, y
 
 
-@by_type
 def _rounding(self, other, rounding_mode):
-    kinds = [v.dtype if isinstance(v, torch.Tensor) else type(v) for v in (self, other)]
+    kinds = [v.dtype if isinstance(v, torch.Tensor) else number_type(v) for v in (self, other)]
     floating = any(kind is float or getattr(kind, "is_floating_point", False) for kind in kinds)
     if rounding_mode not in ("trunc", "floor") and not (rounding_mode is None and floating):
         raise Decline(f"rounding_mode {rounding_mode!r} for integers")
@@ -171,7 +170,7 @@ def addcdiv(self, tensor1, tensor2, value):
     return multiply_add(value, true_divide(tensor1, tensor2), self)
 
 
-@pointwise("lerp", accepts=FLOATS, prepare=by_type(lambda self, end, weight: _same_dtypes(self, end, weight)))
+@pointwise("lerp", accepts=FLOATS, prepare=lambda self, end, weight: _same_dtypes(self, end, weight))
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
@@ -187,7 +186,7 @@ def _known_power(self, exponent, power=None):
     if isinstance(exponent, torch.Tensor):
         # ATen's result for a number to the power of a tensor is contiguous.
         return self, exponent if isinstance(self, torch.Tensor) else exponent.contiguous(), None
-    integral = type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())
+    integral = number_type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())
     if integral and type(exponent) is int and exponent < 0:
         raise Decline("negative power of integers")
     if type(exponent) is bool or exponent not in _POWERS or (integral and type(exponent) is float):
@@ -212,7 +211,7 @@ def _integer_power(base, exponent):
     return tl.where(exponent < 0, unit, result)
 
 
-@pointwise("pow", accepts=NUMBERS, prepare=_known_power, static=("power",))
+@pointwise("pow", accepts=NUMBERS, prepare=_known_power, static=("power",), pin=("exponent",))
 def pow(self, exponent, power):
     """Powers that ATen computes by multiplication or a root are computed so, which decides pow(-inf, 0.5)."""
     x, y = _broadcast_pair(self, exponent)
@@ -354,6 +353,6 @@ def fmin(self, other):
     return tl.where(y != y, x, tl.where(x != x, y, minimum_nan(x, y)))
 
 
-@pointwise("heaviside", accepts=ALL, prepare=by_type(lambda self, values: _same_dtypes(self, values)))
+@pointwise("heaviside", accepts=ALL, prepare=lambda self, values: _same_dtypes(self, values))
 def heaviside(self, values):
     return tl.where(self == 0, values, (self > 0).to(self.dtype))

@@ -201,14 +201,14 @@ def _reserve(input, outs):
     return outs[3] if outs else empty((0,), torch.uint8, input.device)
 
 
-@operator("_batch_norm_with_update", accepts=FLOATS)
+@operator("_batch_norm_with_update", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
     _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     reserve, running = _reserve(input, outs), (running_mean, running_var)
     return *_trained(input, weight, bias, running, running, momentum, eps, outs[:3]), reserve
 
 
-@operator("_batch_norm_with_update_functional", accepts=FLOATS)
+@operator("_batch_norm_with_update_functional", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update_functional(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
     _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     running, moved = (running_mean, running_var), _fresh(running_mean, running_var)
@@ -257,7 +257,7 @@ def native_batch_norm_backward(
     return _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs)
 
 
-@operator("batch_norm_backward", accepts=FLOATS)
+@operator("batch_norm_backward", accepts=FLOATS, pin=("eps",))
 def batch_norm_backward(
     grad_out,
     input,

@@ -3,7 +3,7 @@
 import torch
 import triton.language as tl
 
-from tritonite.catalog import by_type, operator, pointwise, scalar_kernel
+from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
@@ -11,7 +11,6 @@ from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 
 
-@by_type
 def _check_condition(condition, self, other):
     if condition.dtype is not torch.bool:
         raise Decline(f"condition of dtype {condition.dtype}")
@@ -23,7 +22,6 @@ def where(condition, self, other):
     return tl.where(condition, self, other)
 
 
-@by_type
 def _check_bounds(self, min, max):
     if min is None and max is None:
         raise Decline("no bound")
@@ -74,7 +72,6 @@ def masked_fill(self, mask, value, outs=()):
     return _masked_fill.run((self, mask, value), outs)
 
 
-@by_type
 def _fillable(self, value):
     _check_value(self, value)
     return self, value

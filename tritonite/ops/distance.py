@@ -55,7 +55,7 @@ _DISTANCES = {
 _any_distance = Reduction((0.0,), _distance_to_power, add_states, inverse_power, parametric=True)
 
 
-@operator("dist", accepts=FLOATS)
+@operator("dist", accepts=FLOATS, pin=("p",))
 def dist(self, other, p, outs=()):
     check_floats(self, other)
     if isinstance(p, complex):
@@ -114,7 +114,7 @@ _RENORMS = {
 _any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_power, parametric=True), _scale)
 
 
-@operator("renorm", accepts=FLOATS)
+@operator("renorm", accepts=FLOATS, pin=("p", "maxnorm"))
 def renorm(self, p, dim, maxnorm, outs=()):
     """A row is read whole before it is written, so that it may be written in place."""
     check_floats(self)

@@ -176,7 +176,7 @@ def _negative_is_none(grad_output, self, eps):
     return grad_output, self, None if eps is not None and eps < 0 else eps
 
 
-@pointwise("logit_backward", accepts=FLOATS, prepare=_negative_is_none)
+@pointwise("logit_backward", accepts=FLOATS, prepare=_negative_is_none, pin=("eps",))
 def logit_backward(grad_output, self, eps):
     """0 where eps clamped; without eps, or with a negative one, nan outside [0, 1]."""
     gradient = true_divide(grad_output, self * (1.0 - self))

@@ -123,7 +123,7 @@ def _smooth_l1(self, target, beta):
 _smooth_l1_loss = Loss.of(_smooth_l1, {(0, 1): _smooth_l1.formula}, parametric=True)
 
 
-@operator("smooth_l1_loss", accepts=FLOATS, promotion="default")
+@operator("smooth_l1_loss", accepts=FLOATS, promotion="default", pin=("beta",))
 def smooth_l1_loss(self, target, reduction, beta, outs=()):
     if beta < 0:
         raise Decline("negative beta")
@@ -140,7 +140,7 @@ def _huber(self, target, delta):
 _huber_loss = Loss.of(_huber, {(0, 1): _huber.formula}, parametric=True)
 
 
-@operator("huber_loss", accepts=FLOATS, promotion="default")
+@operator("huber_loss", accepts=FLOATS, promotion="default", pin=("delta",))
 def huber_loss(self, target, reduction, delta, outs=()):
     if not delta > 0:
         raise Decline("delta that is not positive")

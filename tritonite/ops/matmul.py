@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
-from tritonite.dispatch.call import empty_strided
+from tritonite.dispatch.call import empty_strided, number_type, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
@@ -44,12 +44,6 @@ def _precision(dtype):
     return "tf32" if dtype is torch.float32 and allowed else "ieee"
 
 
-def _number(value):
-    if isinstance(value, complex):
-        raise Decline("complex factor")
-    return float(value)
-
-
 def _result_dtype(dtype, out_dtype):
     """That of the operands unless another is asked for, which only half types have."""
     if out_dtype is not None and out_dtype is not dtype and (dtype.itemsize != 2 or out_dtype is not torch.float32):
@@ -78,19 +72,21 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise Decline("operands whose shapes do not fit")
     shape = shape[3 - rank :] if rank > 1 else shape[1:2]
-    result, beta, alpha, added = _result_dtype(dtype, out_dtype), _number(beta), _number(alpha), ()
+    result, added = _result_dtype(dtype, out_dtype), ()
+    if complex in (number_type(alpha), number_type(beta)):
+        raise Decline("complex factor")
     if self is not None:
         if self.dtype is not dtype and self.dtype is not result:
             raise Decline(f"{self.dtype} added to {dtype}")
         added = (_expanded(self, shape),)
     outs = outputs((a, b, *added), [shape], [result], outs, in_place=added)
-    if alpha == 0:
+    if zero_or_one(alpha) == 0:
         # BLAS does not read the operands then.
         a, b = a[:, :, :0], b[:, :0]
     product(
         *(a, b, _batches(outs[0], rank)),
         alpha=alpha,
-        addend=_batches(added[0], rank) if added and beta != 0 else None,
+        addend=_batches(added[0], rank) if added and zero_or_one(beta) != 0 else None,
         beta=beta,
         activation=activation,
         precision=_precision(dtype),
@@ -109,25 +105,25 @@ def bmm(self, mat2, out_dtype=None, outs=()):
     return _multiply(_batches(self, 3), _batches(mat2, 3), outs, rank=3, out_dtype=out_dtype)
 
 
-@operator("addmm", accepts=FLOATS)
+@operator("addmm", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def addmm(self, mat1, mat2, beta, alpha, out_dtype=None, outs=()):
     mat1, mat2 = _batches(mat1, 2), _batches(mat2, 2)
     return _multiply(mat1, mat2, outs, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
 
 
-@operator("_addmm_activation", accepts=FLOATS)
+@operator("_addmm_activation", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def _addmm_activation(self, mat1, mat2, beta, alpha, use_gelu, outs=()):
     activation, mat1, mat2 = _GELU if use_gelu else _relu, _batches(mat1, 2), _batches(mat2, 2)
     return _multiply(mat1, mat2, outs, self=self, beta=beta, alpha=alpha, activation=activation)
 
 
-@operator("baddbmm", accepts=FLOATS)
+@operator("baddbmm", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def baddbmm(self, batch1, batch2, beta, alpha, out_dtype=None, outs=()):
     batch1, batch2 = _batches(batch1, 3), _batches(batch2, 3)
     return _multiply(batch1, batch2, outs, rank=3, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
 
 
-@operator("addbmm", accepts=FLOATS)
+@operator("addbmm", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def addbmm(self, batch1, batch2, beta, alpha, outs=()):
     batch1, batch2 = _batches(batch1, 3), _batches(batch2, 3)
     return _multiply(batch1, batch2, outs, self=self, beta=beta, alpha=alpha, summed=True)
@@ -138,7 +134,7 @@ def mv(self, vec, outs=()):
     return _multiply(_batches(self, 2), _batches(vec, 1), outs, rank=1)
 
 
-@operator("addmv", accepts=FLOATS)
+@operator("addmv", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def addmv(self, mat, vec, beta, alpha, outs=()):
     mat, vec = _batches(mat, 2), _batches(vec, 1)
     return _multiply(mat, vec, outs, rank=1, self=self, beta=beta, alpha=alpha)
@@ -255,7 +251,7 @@ def vdot(self, other, outs=()):
 def _outer(self, vec1, vec2, beta, alpha):
     if vec1.dim() != 1 or vec2.dim() != 1:
         raise Decline("operands that are no vectors")
-    whole = all(isinstance(number, int) for number in (beta, alpha))
+    whole = all(number_type(number) in (bool, int) for number in (beta, alpha))
     if not whole and not any(value.is_floating_point() for value in (self, vec1, vec2)):
         raise Decline("fractions of integers")
     return _expanded(self, (vec1.shape[0], vec2.shape[0])), vec1.unsqueeze(1), vec2, beta, alpha

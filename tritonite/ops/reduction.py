@@ -405,22 +405,22 @@ def _spread(reduction, self, dim, correction, keepdim, outs):
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
 
 
-@operator("var", accepts=FLOATS)
+@operator("var", accepts=FLOATS, pin=("correction",))
 def var(self, dim=None, correction=None, keepdim=False, outs=()):
     return _spread(_var, self, dim, correction, keepdim, outs)
 
 
-@operator("std", accepts=FLOATS)
+@operator("std", accepts=FLOATS, pin=("correction",))
 def std(self, dim=None, correction=None, keepdim=False, outs=()):
     return _spread(_std, self, dim, correction, keepdim, outs)
 
 
-@operator("var_mean", accepts=FLOATS)
+@operator("var_mean", accepts=FLOATS, pin=("correction",))
 def var_mean(self, dim=None, correction=None, keepdim=False, outs=()):
     return _spread(_var_mean, self, dim, correction, keepdim, outs)
 
 
-@operator("std_mean", accepts=FLOATS)
+@operator("std_mean", accepts=FLOATS, pin=("correction",))
 def std_mean(self, dim=None, correction=None, keepdim=False, outs=()):
     return _spread(_std_mean, self, dim, correction, keepdim, outs)
 
@@ -478,12 +478,12 @@ def _vector_norm(self, ord, dim, keepdim, dtype, outs):
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 
-@operator("linalg_vector_norm", accepts=FLOATS)
+@operator("linalg_vector_norm", accepts=FLOATS, pin=("ord",))
 def linalg_vector_norm(self, ord=2, dim=None, keepdim=False, dtype=None, outs=()):
     return _vector_norm(self, ord, dim, keepdim, dtype, outs)
 
 
-@operator("norm", accepts=FLOATS)
+@operator("norm", accepts=FLOATS, pin=("p",))
 def norm(self, p=2, dim=None, keepdim=False, dtype=None, outs=()):
     return _vector_norm(self, 2 if p is None else p, dim, keepdim, dtype, outs)
 

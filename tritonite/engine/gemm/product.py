@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import empty
+from tritonite.dispatch.call import Number, empty, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import add_parts, multiply, multiply_groups, multiply_tiles
@@ -25,8 +25,8 @@ class _Finish(NamedTuple):
 
     addend: torch.Tensor | None
     scales: tuple[torch.Tensor, ...]
-    alpha: float
-    beta: float
+    alpha: float | Number
+    beta: float | Number
     activation: Any
 
     def transposed(self) -> _Finish:
@@ -52,7 +52,7 @@ class _Finish(NamedTuple):
             "finish_strides": strides,
             "alpha": self.alpha,
             "beta": self.beta,
-            "SCALED": self.alpha != 1,
+            "SCALED": zero_or_one(self.alpha) != 1,
             "KINDS": kinds,
             "ACTIVATION": self.activation,
         }
@@ -63,9 +63,9 @@ def product(
     b: torch.Tensor,
     out: torch.Tensor,
     *,
-    alpha: float = 1.0,
+    alpha: float | Number = 1.0,
     addend: torch.Tensor | None = None,
-    beta: float = 0.0,
+    beta: float | Number = 0.0,
     scales: Sequence[torch.Tensor] = (),
     activation: Any = None,
     precision: str = "ieee",
@@ -94,7 +94,7 @@ def product(
         return
     shape = out.shape
     added = None if addend is None else addend.expand(shape)
-    ending = _Finish(added, tuple([scale.expand(shape) for scale in scales]), float(alpha), float(beta), activation)
+    ending = _Finish(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
     few = min(shape[1:]) <= choose.FEW
     if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
         # Few columns of a result are few rows of its transpose, which is also what lies in rows.

@@ -1,0 +1,12 @@
+"""Operators that ATen does not have: what a transformer's step spends its time on, in one launch each.
+
+They run on tensors of the device, record gradients, and are known to torch.compile as `torch.ops.tritonite.*`.
+"""
+
+from tritonite import catalog
+from tritonite.dispatch import library
+from tritonite.fused.gated import silu_and_mul
+
+library.register(catalog.declarations)
+
+__all__ = ["silu_and_mul"]
