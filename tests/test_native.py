@@ -1,6 +1,5 @@
 """The native dispatcher: keys, plans, declines; where there is no GPU, on CPU tensors and in the interpreter."""
 
-import contextlib
 import gc
 import os
 import struct
@@ -12,26 +11,21 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from conftest import calls_through, standing_in
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import launch
 from tritonite.dispatch import native, override, plan
+from tritonite.dispatch.call import random_state
 from tritonite.testing.judge import poisoned
 
 
 @pytest.fixture(scope="module", autouse=True)
 def through_native():
     """This module's calls go through the native dispatcher, where the others' go through Python."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TRITONITE_NATIVE", "1")
-    native.module.cache_clear()
-    override.native_dispatcher.cache_clear()
-    assert override.native_dispatcher() is not None
-    yield
-    patch.undo()
-    native.module.cache_clear()
-    override.native_dispatcher.cache_clear()
+    with calls_through("native"):
+        yield
 
 
 @pytest.fixture
@@ -343,7 +337,8 @@ def _twice_the_tail(xs):
 
 
 def _recorded(run, *leaves):
-    return plan.record(lambda: (run(),), leaves, {})
+    results, recorder = plan.record(lambda: (run(),), leaves)
+    return results, recorder.plan(results), recorder.reason
 
 
 def test_a_host_function_is_recorded(device):
@@ -353,11 +348,11 @@ def test_a_host_function_is_recorded(device):
     assert [len(step.parameters) for step in made.launches] == ([2, 2] if tritonite.device == "cpu" else [6, 6])
     sources = [[p[:3] for p in step.parameters if type(p) is tuple and len(p) == 4] for step in made.launches]
     assert sources == [[(False, 1, 0), (True, 0, 0)], [(True, 0, 8), (True, 1, 8)]]
-    assert made.results == [((True, 1, 8), ((6,), (1,)))]
+    assert made.results == [((True, 1, 8), ((6,), (1,), torch.float32))]
 
 
 def test_constants_have_their_parameters_types(device):
-    recorder = plan.Recorder([], {})
+    recorder = plan.Recorder([])
 
     class Compiled:
         metadata = types.SimpleNamespace(num_warps=4, shared=0)
@@ -372,8 +367,8 @@ def test_constants_have_their_parameters_types(device):
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (lambda x: x.t().reshape(-1), "aten.clone"),
-        (lambda x: torch.zeros_like(x), "it calls"),
+        (lambda x: x.t().exp(), "aten.exp"),
+        (lambda x: x.cumsum(0), "aten.cumsum"),
         (lambda x: torch.ones(2, device=x.device), "it calls"),
     ],
 )
@@ -383,41 +378,8 @@ def test_what_no_plan_repeats_is_told(device, run, reason):
     assert made is None and reason in told and len(results) == 1
 
 
-@contextlib.contextmanager
-def standing_in(dispatcher, name, host):
-    """A host function in the place of an ATen operator, recorded and replayed as the catalog's are.
-
-    Yields a list that each call of it, which is each call not replayed, makes longer.
-    """
-    calls = []
-
-    def record(values):
-        calls.append(values)
-        leaves = [leaf for value in values for leaf in (value if isinstance(value, list) else [value])]
-        results, made, reason = _recorded(lambda: host(*values), *[x for x in leaves if isinstance(x, torch.Tensor)])
-        assert made is not None, reason
-        return "ran", results, made
-
-    arguments = getattr(torch.ops.aten, name).default._schema.arguments
-    tensors = ["Tensor" in str(argument.type) for argument in arguments]
-    none = [False] * len(tensors)
-    hosts[name] = record
-    key = "CPU" if tritonite.device == "cpu" else "CUDA"
-    dispatcher.declare(name, key, tensors, none, none, lambda values: hosts[name](values))
-    dispatcher.clear(name)
-    dispatcher.install(name, False)
-    try:
-        yield calls
-    finally:
-        dispatcher.uninstall(name)
-
-
-# The dispatcher keeps what it is first told of an operator.
-hosts = {}
-
-
 def test_lists_views_and_temporaries_replay(device, dispatcher):
-    with standing_in(dispatcher, "cat", lambda xs, dim: _twice_the_tail(xs)) as calls:
+    with standing_in("cat", lambda xs, dim: _twice_the_tail(xs)) as calls:
         for start in (0.0, 3.0):
             xs = [torch.zeros(2, device=device), torch.arange(8.0, device=device) + start]
             assert torch.cat(xs).tolist() == [2 * (start + i) for i in range(2, 8)]
@@ -435,13 +397,13 @@ def _noise(target, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
 
 def _drawn(x, generator):
     target = torch.empty_like(x)
-    _noise[(1,)](target, *launch.random_state(x.device, 4, generator), BLOCK=8)
+    _noise[(1,)](target, *random_state(x.device, 4, generator), BLOCK=8)
     return target
 
 
 def test_random_numbers_are_drawn_anew(device, dispatcher):
     x = torch.zeros(8, device=device)
-    with standing_in(dispatcher, "bernoulli", _drawn) as calls:
+    with standing_in("bernoulli", _drawn) as calls:
         torch.manual_seed(5)
         first = [torch.bernoulli(x) for _ in range(3)]
         torch.manual_seed(5)
@@ -497,58 +459,61 @@ def test_what_launches_may_need(device, dispatcher, host):
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
     # Of several sizes, so that later tensors lie elsewhere.
     xs = [torch.randn(16 + n, 16, device=device)[n:] for n in range(4)]
-    with standing_in(dispatcher, "tril", lambda x, diagonal: host(x)) as calls:
+    with standing_in("tril", lambda x, diagonal: host(x)) as calls:
         for x in xs:
             assert torch.equal(torch.tril(x), 2 * x)
         assert len(calls) == 1
 
 
-def test_a_failed_launch_names_the_operator(device, dispatcher):
-    def fail(values):
+@pytest.fixture
+def altered_launches(monkeypatch):
+    """What to change of the launches that are recorded: a function from one to another."""
+    changes = []
+    plan_of = plan.Recorder.plan
+
+    def altered(recorder, results):
+        made = plan_of(recorder, results)
+        for change in changes:
+            made.steps = [change(step) for step in made.steps]
+        return made
+
+    monkeypatch.setattr(plan.Recorder, "plan", altered)
+    return changes
+
+
+def test_a_failed_launch_names_the_operator(device, altered_launches):
+    def fail(values, grid):
         raise OSError("no kernel")
 
-    def host(x, diagonal):
-        return _doubled_by()(x)
-
     x = torch.randn(16, 16, device=device)
-    with standing_in(dispatcher, "triu", host) as calls:
-        record = hosts["triu"]
-
-        def recorded_to_fail(values):
-            ran, results, made = record(values)
-            change = {"owner": fail} if tritonite.device == "cpu" else {"threads": 4096}
-            made.launches = [step._replace(**change) for step in made.launches]
-            return ran, results, made
-
-        hosts["triu"] = recorded_to_fail
+    with standing_in("triu", lambda x, diagonal: _doubled_by()(x)) as calls:
+        change = {"owner": fail} if tritonite.device == "cpu" else {"threads": 4096}
+        altered_launches.append(lambda step: step._replace(**change))
         assert torch.equal(torch.triu(x), 2 * x)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="kernel of aten::triu failed: "):
                 torch.triu(x)
-        hosts["triu"] = record
+        altered_launches.clear()
         for _ in range(2):
             assert torch.equal(torch.triu(x[1:]), 2 * x[1:])
         assert len(calls) == 2
 
 
-def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher):
+def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher, altered_launches):
     class Owner:
-        def __call__(self, values):
+        def __call__(self, values, grid):
             pass
 
     alive = []
+
+    def owned(step):
+        owner = Owner()
+        alive.append(weakref.ref(owner))
+        return step._replace(owner=owner)
+
+    altered_launches.append(owned)
     x = torch.randn(16, 16, device=device)
-    with standing_in(dispatcher, "diag_embed", lambda x, *_: _doubled_by()(x)):
-        record = hosts["diag_embed"]
-
-        def owned(values):
-            ran, results, made = record(values)
-            owner = Owner()
-            alive.append(weakref.ref(owner))
-            made.launches = [step._replace(owner=owner) for step in made.launches]
-            return ran, results, made
-
-        hosts["diag_embed"] = owned
+    with standing_in("diag_embed", lambda x, *_: _doubled_by()(x)):
         torch.diag_embed(x)
         gc.collect()
         assert len(alive) == 1 and alive[0]() is not None
@@ -558,7 +523,7 @@ def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher):
 
 
 def test_a_launch_of_nothing_is_no_launch():
-    recorder = plan.Recorder([], {})
+    recorder = plan.Recorder([])
     recorder.add(["i32"], [7], (4, 0, 1), None, print)
     assert recorder.plan([]).launches == []
 

@@ -191,7 +191,7 @@ class Launch:
             if recorder.dry:
                 recorder.described(_described(specialization))
                 return
-            operands = [value_of(operand) for operand in operands]
+            operands = [int(value) if type(value) is bool else value for value in map(value_of, operands)]
         if self.compiled is None:
             self._interpret((*self._leading, tuple(operands), tuple(outs), *self._fixed))
             return

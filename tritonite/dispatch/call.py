@@ -143,16 +143,12 @@ def empty_strided(
     shape: Sequence[int | Size], strides: Sequence[int | Size], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A tensor to write: a result, or what one launch hands on to the next. Sizes and strides may be read from data."""
-    known = value_of(tuple(shape)), value_of(tuple(strides))
-    with_sizes = any(isinstance(each, Size) for each in (*shape, *strides))
-    if _local.recorder is not None and with_sizes:
-        with _disable_current_modes():
-            result = torch.empty_strided(*known, dtype=dtype, device=device)
-        _local.recorder.allocated(result, (tuple(shape), tuple(strides)))
+    if _local.recorder is None:
+        result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
     else:
-        result = torch.empty_strided(*known, dtype=dtype, device=device)
-        if _local.recorder is not None:
-            _local.recorder.allocated(result)
+        with _disable_current_modes():
+            result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
+        _local.recorder.allocated(result, shape, strides)
     if _poison:
         _set_bits(result)
     return result

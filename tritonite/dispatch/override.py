@@ -1,4 +1,8 @@
-"""Putting the catalog's operators in ATen's place, for the process or a scope, and taking them out again."""
+"""Putting the catalog's operators in ATen's place, for the process or a scope, and taking them out again.
+
+An overload is registered with torch when it is first selected and stays so until `disable()`: whether its kernel or
+ATen's runs is a switch, so that a scope costs microseconds once its selection has been in force.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,24 @@ _lock = threading.RLock()
 _scope_ids = itertools.count(1)
 # The selections in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
 _layers: dict[int, frozenset[str]] = {}
-# How to take out each overload that is installed.
-_installed: dict[str, Callable[[], None]] = {}
+_in_force: frozenset[str] = frozenset()
+# How to take out each overload that is registered with torch.
+_registered: dict[str, Callable[[], None]] = {}
+# Those over a kernel that Python code has registered and may take back: they are taken out when they are not in force.
+_over_users: set[str] = set()
+# Whether nothing is to stay registered once the last scope has ended.
+_leaving = False
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
     """The overloads that `include` (default: all) names and `exclude` does not. Raises UnknownOperator."""
+    return _selected(
+        *(names if names is None or isinstance(names, str) else tuple(names) for names in (include, exclude))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _selected(include: str | tuple[str, ...] | None, exclude: str | tuple[str, ...] | None) -> frozenset[str]:
     chosen = frozenset(catalog.overloads()) if include is None else _match(include)
     return chosen if exclude is None else chosen - _match(exclude)
 
@@ -40,8 +56,6 @@ def _match(patterns: str | Iterable[str]) -> frozenset[str]:
     return frozenset().union(*map(_match_one, [patterns] if isinstance(patterns, str) else patterns))
 
 
-# Scopes may be entered often, and a look at every name takes milliseconds.
-@functools.lru_cache(maxsize=256)
 def _match_one(pattern: str) -> frozenset[str]:
     names = list(catalog.overloads())
     found = [name for name in names if _names(pattern, name)]
@@ -61,38 +75,83 @@ def _names(pattern: str, overload: str) -> bool:
 
 
 def _apply() -> None:
-    """Make what is installed equal to the last layer's selection."""
+    """Put the last layer's selection in force."""
+    global _in_force
     wanted = _layers[max(_layers)] if _layers else frozenset()
-    for name in _installed.keys() - wanted:
-        # One may have gone with others of its library.
-        if name in _installed:
-            _installed.pop(name)()
-    missing = sorted(wanted - _installed.keys())
-    if not missing:
+    for name in _over_users - wanted:
+        _take_out(name)
+    users = _of_users() & (wanted - _in_force)
+    for name in users & _registered.keys():
+        # A kernel that came after ours is in its place.
+        _take_out(name)
+    missing = wanted - _registered.keys()
+    if missing:
+        _over_users.update(users)
+        # Apart, so that they can be taken out without the others.
+        _put_in(sorted(missing - users))
+        _put_in(sorted(users))
+    _in_force = wanted
+    python.put_in_force(wanted)
+    if (dispatcher := _dispatcher_in_use()) is not None:
+        dispatcher.select(_switches(wanted))
+    if _leaving and not _layers:
+        for name in list(_registered):
+            _take_out(name)
+
+
+def _put_in(names: list[str]) -> None:
+    """Register overloads with torch."""
+    if not names:
         return
-    key = devices.current.dispatch_key
-    table = catalog.overloads()
+    key, table = devices.current.dispatch_key, catalog.overloads()
     dispatcher = native_dispatcher()
     if dispatcher is not None:
-        for name in missing:
-            dispatcher.install(name, _may_go(name, key))
-            _installed[name] = functools.partial(dispatcher.uninstall, name)
+        for name in names:
+            dispatcher.install(name, name in _over_users)
+            _registered[name] = functools.partial(dispatcher.uninstall, name)
         return
     with warnings.catch_warnings():
         # torch warns once in a process that a kernel is overridden, which is what was asked for.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
         library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
-        remove = functools.partial(_remove_all, library, missing)
-        for name in missing:
+        remove = functools.partial(_remove_all, library, names)
+        for name in names:
             library.impl(name, key, _function_for(table[name], key), False)
-            _installed[name] = remove
+            _registered[name] = remove
+
+
+def _take_out(name: str) -> None:
+    """Take an overload, and what shares its library with torch, out of it."""
+    _over_users.discard(name)
+    # It may have gone with others of its library.
+    if name in _registered:
+        _registered.pop(name)()
 
 
 def _remove_all(library: Any, names: list[str]) -> None:
-    """Take out what a library holds; those that are still wanted are missing then."""
     library.reset()
     for name in names:
-        _installed.pop(name, None)
+        _registered.pop(name, None)
+
+
+def _of_users() -> frozenset[str]:
+    """The overloads that Python code has registered a kernel of its own for, which it may take back."""
+    places = _places()
+    if torch.library._impls.isdisjoint(places):
+        return frozenset()
+    return frozenset(name for place, name in places.items() if place in torch.library._impls)
+
+
+@functools.lru_cache(maxsize=1)
+def _places() -> dict[str, str]:
+    """Overloads by what torch calls a Python kernel in their place."""
+    return {f"aten/{name}/{devices.current.dispatch_key}": name for name in catalog.overloads()}
+
+
+@functools.lru_cache(maxsize=256)
+def _switches(names: frozenset[str]) -> bytes:
+    """A selection as the native dispatcher takes it: a byte for each overload, in the catalog's order."""
+    return bytes(name in names for name in catalog.overloads())
 
 
 @functools.lru_cache(maxsize=1)
@@ -107,6 +166,11 @@ def native_dispatcher() -> ModuleType | None:
     return module
 
 
+def _dispatcher_in_use() -> ModuleType | None:
+    """The native dispatcher if anything is registered through it: asking must not build it."""
+    return native_dispatcher() if _registered else None
+
+
 def declare_native(module: ModuleType, op: Op) -> None:
     """Tell the native dispatcher of an operator."""
     written = [a.alias_info is not None and a.alias_info.is_write for a in op.schema.arguments]
@@ -117,23 +181,15 @@ def declare_native(module: ModuleType, op: Op) -> None:
 _functions: dict[str, Callable[..., Any]] = {}
 
 
-def _may_go(name: str, key: str) -> bool:
-    """Whether the kernel now in place is of Python code, which may take it back."""
-    return f"aten/{name}/{key}" in torch.library._impls
-
-
 def _function_for(op: Op, key: str) -> Callable[..., Any]:
-    """The override over the kernel now in place.
-
-    It is remembered, which halves the time a scope takes, unless Python code has registered a kernel, which may go.
-    """
+    """The override over the kernel now in place; remembered, unless Python code has registered that kernel."""
     name = op.overload
-    if _may_go(name, key):
-        return python.override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
-    if name not in _functions:
-        kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key)
-        _functions[name] = python.override(op, kernel)
-    return _functions[name]
+    if name in _functions and name not in _over_users:
+        return _functions[name]
+    function = python.override(op, torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{name}", key))
+    if name not in _over_users:
+        _functions[name] = function
+    return function
 
 
 def _require_device() -> None:
@@ -152,16 +208,20 @@ def enable(include: Names = None, exclude: Names = None) -> None:
     A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, NoDevice where
     nothing can run.
     """
+    global _leaving
     _require_device()
     selection = select(include, exclude)
     with _lock:
+        _leaving = False
         _layers[0] = selection
         _apply()
 
 
 def disable() -> None:
-    """Undo `enable()`. Scopes that are open stay in force until they end."""
+    """Undo `enable()`, and take all of ours out of torch. Scopes that are open stay in force until they end."""
+    global _leaving
     with _lock:
+        _leaving = True
         _layers.pop(0, None)
         _apply()
 
@@ -171,12 +231,15 @@ def use_gems(include: Names = None, exclude: Names = None) -> Iterator[None]:
     """`enable()` for the length of a with block; what was in force outside returns at its end, exceptions or not.
 
     Scopes nest, and the one entered last decides alone: inside `use_gems(include="add")` only add is overridden. They
-    are process-wide, as torch's registrations are.
+    are process-wide, as torch's registrations are. A selection's first scope registers it, in milliseconds; later ones
+    switch it on and off, in microseconds, until `disable()` takes it out of torch.
     """
+    global _leaving
     _require_device()
     selection = select(include, exclude)
     scope = next(_scope_ids)
     with _lock:
+        _leaving = _leaving and len(_layers) > 0
         _layers[scope] = selection
         _apply()
     try:
@@ -189,5 +252,10 @@ def use_gems(include: Names = None, exclude: Names = None) -> Iterator[None]:
 
 def installed() -> frozenset[str]:
     """The overloads in force at this moment."""
+    return _in_force
+
+
+def registered() -> frozenset[str]:
+    """The overloads that are registered with torch, in force or not."""
     with _lock:
-        return frozenset(_installed)
+        return frozenset(_registered)

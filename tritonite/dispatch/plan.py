@@ -163,13 +163,13 @@ class Recorder:
         self._slots: dict[tuple[int, int, bool, tuple[int, int] | None], int] = {}
         self._sizes = 0
 
-    def allocated(self, tensor: torch.Tensor, layout: tuple[Sequence[Any], Sequence[Any]] | None = None) -> None:
-        """Note a fresh tensor, unless it has been noted, and its (shape, strides) where they hold a Size."""
-        if id(tensor) in self._sources:
-            return
-        sizes, strides = (None, None) if layout is None else (_extents(layout[0]), _extents(layout[1]))
+    def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
+        """Note a fresh tensor, and its shape and strides where data decides some of them."""
         index = len(self._plan.buffers)
-        self._plan.buffers.append(Buffer(tensor, sizes, strides))
+        if any(isinstance(extent, Size) for extent in (*shape, *strides)):
+            self._plan.buffers.append(Buffer(tensor, _extents(shape), _extents(strides)))
+        else:
+            self._plan.buffers.append(Buffer(tensor))
         self._sources[id(tensor)] = (True, index, 0)
         self._storages.setdefault(tensor.untyped_storage()._cdata, []).append((True, index, tensor.data_ptr()))
 
@@ -352,6 +352,12 @@ class Recorder:
     def _base(self, source: Source) -> torch.Tensor | None:
         return self._plan.buffers[source[1]].like if source[0] else self._leaves[source[1]]
 
+    def _is_whole(self, source: Source, result: torch.Tensor) -> bool:
+        base = self._base(source)
+        if base is result or not source[0] or base is None or source[2]:
+            return base is result
+        return base.dtype is result.dtype and base.shape == result.shape and base.stride() == result.stride()
+
     def _view(self, tensor: torch.Tensor) -> View:
         source = self._source(tensor)
         if source[0] and self._plan.buffers[source[1]].sizes is not None:
@@ -385,7 +391,7 @@ class Recorder:
         if not isinstance(result, torch.Tensor):
             return "value", result
         source = self._source(result)
-        if self._base(source) is result:
+        if self._is_whole(source, result):
             return source, None
         view = self._view(result)
         return source, (view.sizes, view.strides, view.dtype)
@@ -435,7 +441,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
-        if func.is_view:
+        with self:
+            # Of what is made of others, such as `contiguous`, the others tell.
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if func.is_view or func is _aten._unsafe_view.default:
             return func(*args, **kwargs)
         if func in _ALLOCATIONS or func in _ZEROS:
             result = func(*args, **kwargs)
@@ -452,10 +463,6 @@ class Watch(TorchDispatchMode):
         elif func is _aten.copy_.default:
             recorder.copied(args[0], args[1])
             return args[0] if recorder.dry else func(*args, **kwargs)
-        with self:
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
         recorder.unrecordable(f"it calls {func}")
         return func(*args, **kwargs)
 

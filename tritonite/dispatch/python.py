@@ -14,6 +14,15 @@ from tritonite.dispatch.plan import record
 from tritonite.errors import Decline, Unsupported
 
 
+class _InForce:
+    names: frozenset[str] = frozenset()
+
+
+def put_in_force(names: frozenset[str]) -> None:
+    """Whose host functions run from now on; other overloads that are registered go to ATen."""
+    _InForce.names = names
+
+
 def override(op: Op, kernel: Any) -> Callable[..., Any]:
     """The kernel to register for an operator: its host function, and `kernel`, ATen's, where that declines.
 
@@ -24,7 +33,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
     count_launch, count_decline = counts.count_launch, counts.count_decline
     interpreted = devices.current.interpreted
     tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
-    inside_kernel = launch.inside_kernel
+    inside_kernel, name, in_force = launch.inside_kernel, op.overload, _InForce
 
     def aten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for i in tensor_arguments:
@@ -34,7 +43,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
         return kernel.call_boxed(keyset, *args, **kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if interpreted and inside_kernel():
+        if kernel is not None and (name not in in_force.names or (interpreted and inside_kernel())):
             return aten(args, kwargs)
         try:
             result = plain(op(*args, **kwargs))

@@ -1,5 +1,6 @@
 // One boxed kernel for every overridden operator. It keys the call, finds the plan recorded for that key and replays it:
-// allocations, launches, results. Python runs when there is no plan yet; ATen's own kernel where the plan says so.
+// allocations, launches, copies, results. Python runs when there is no plan yet; ATen's own kernel where the plan says
+// so, and where the operator is not selected at this moment.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,6 +20,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceGuard.h>
@@ -61,6 +63,8 @@ struct Driver {
   int (*launch_kernel)(const LaunchConfig*, void*, void**, void**) = nullptr;
   int (*error_string)(int, const char**) = nullptr;
   int (*fill)(uintptr_t, unsigned char, size_t, void*) = nullptr;
+  int (*copy_to_host)(void*, uintptr_t, size_t, void*) = nullptr;
+  int (*wait)(void*) = nullptr;
   int (*stream_is_capturing)(void*, int*) = nullptr;
   int (*get_device)(int*, int) = nullptr;
   int (*retain_context)(void**, int) = nullptr;
@@ -116,6 +120,8 @@ const Driver& driver() {
     find(cuda, "cuLaunchKernelEx", found.launch_kernel);
     find(cuda, "cuGetErrorString", found.error_string);
     find(cuda, "cuMemsetD8Async", found.fill);
+    find(cuda, "cuMemcpyDtoHAsync_v2", found.copy_to_host);
+    find(cuda, "cuStreamSynchronize", found.wait);
     find(cuda, "cuStreamIsCapturing", found.stream_is_capturing);
     find(cuda, "cuDeviceGet", found.get_device);
     find(cuda, "cuDevicePrimaryCtxRetain", found.retain_context);
@@ -138,25 +144,35 @@ struct Source {
 };
 
 struct Parameter {
-  enum Kind { kPointer, kConstant, kSlot, kDrawn, kDescriptor } kind = kConstant;
+  enum Kind { kPointer, kConstant, kSlot, kDrawn, kSize, kDescriptor } kind = kConstant;
   Source source;
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  // Of a slot, of a drawn number, or of a descriptor among the launch's.
+  // Of a slot, of a drawn number, of a size read from data, or of a descriptor among the launch's.
   size_t index = 0;
   uint64_t bits = 0;
 };
 
-// A number among the arguments that plans do not hold.
+// A number among the arguments that plans do not hold; `item` is its place in a list of numbers, or -1.
 struct Slot {
   size_t argument = 0;
+  int64_t item = -1;
   bool floating = false;
   bool bounded = false;
   int64_t low = 0, high = 0;
 };
 
+// An extent that data decides: of a grid as many as a size has blocks, of a tensor the size itself.
+struct FromData {
+  size_t place = 0;
+  size_t size = 0;
+  int64_t block = 1;
+};
+
 struct Launch {
   void* function = nullptr;
   LaunchConfig config{};
+  unsigned clusters = 1;
+  std::vector<FromData> extents;
   std::vector<LaunchAttribute> attributes;
   std::vector<Parameter> parameters;
   std::vector<TensorMap> descriptors;
@@ -165,34 +181,56 @@ struct Launch {
   PyObject* owner = nullptr;
 };
 
+using Integers = c10::SmallVector<int64_t, 6>;
+
+struct View {
+  Source source;
+  Integers sizes, strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+
+// What a replay does in turn: launch a kernel, set a buffer to 0, copy, or wait for sizes that kernels have written.
+struct Step {
+  enum Kind { kLaunch, kZero, kCopy, kRead } kind = kLaunch;
+  Launch launch;
+  View to, from;
+  size_t count = 0;
+};
+
 struct Buffer {
-  c10::SmallVector<int64_t, 6> sizes, strides;
+  Integers sizes, strides;
+  std::vector<FromData> sizes_from_data, strides_from_data;
+  // How many sizes must have been read before it can be allocated.
+  size_t after = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Allocator* allocator = nullptr;
   c10::DispatchKeySet keys;
 };
 
 struct Result {
-  Source source;
-  bool whole = true;
-  bool absent = false;
-  c10::SmallVector<int64_t, 6> sizes, strides;
+  enum Kind { kAbsent, kWhole, kView, kSize, kValue, kList } kind = kAbsent;
+  View view;
+  size_t size = 0;
+  IValue value;
+  std::vector<Result> items;
+  c10::TypePtr type;
 };
 
 struct Plan {
   std::atomic<uint64_t>* declined = nullptr;
   c10::Device device = c10::kCPU;
+  bool reads = false;
   std::vector<Slot> slots;
   // For each time that the call draws on a generator, how far it advances it.
   std::vector<uint64_t> draws;
   std::vector<Buffer> buffers;
-  std::vector<Launch> launches;
+  std::vector<Step> steps;
   std::vector<Result> results;
 
   ~Plan() {
-    if (launches.empty() || !Py_IsInitialized()) return;
+    if (steps.empty() || !Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
-    for (const Launch& launch : launches) Py_XDECREF(launch.owner);
+    for (const Step& step : steps) Py_XDECREF(step.launch.owner);
   }
 };
 
@@ -206,13 +244,23 @@ struct Entry {
 
 // All that is known of an overridden operator. Made once and never freed: calls may be under way at any time.
 struct State {
-  State(c10::OperatorHandle handle, std::string name) : handle(std::move(handle)), name(std::move(name)) {}
+  State(c10::OperatorHandle handle, std::string space, std::string name)
+      : handle(std::move(handle)), space(std::move(space)), name(std::move(name)) {}
+
+  // ATen's, or of operators outside ATen, behind which there is no other kernel.
+  bool is_atens() const {
+    return space == "aten";
+  }
 
   c10::OperatorHandle handle;
-  std::string name;
+  std::string space, name;
   c10::DispatchKey key = c10::DispatchKey::CUDA;
-  // By argument: whether it is a tensor or a list of them, is written, is a number that plans do not hold.
-  std::vector<bool> tensor, written, slot;
+  // By argument: whether it is a tensor or a list of them, and whether it is written.
+  std::vector<bool> tensor, written;
+  // By argument: of numbers plans hold the value (0), the type alone (1), or whether they are 0 or 1, too (2).
+  std::vector<uint8_t> slot;
+  // Whether it is in the selection that is in force. Others go to ATen's kernel.
+  std::atomic<bool> active{false};
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
   bool provisional = false;
@@ -316,8 +364,14 @@ Number number_of(const at::Tensor& tensor) {
   }
 }
 
+// What a key says of a slot's value.
+uint64_t zero_or_one(const Number& number) {
+  const double value = number.as_real();
+  return value == 0 ? 1 : value == 1 ? 2 : 3;
+}
+
 // Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
-bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool written, Call& call) {
+bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool written, Call& call) {
   Words& words = call.words;
   call.leaves.push_back({&tensor, false, written});
   if (!tensor.defined()) {
@@ -333,16 +387,18 @@ bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool wr
   const uint64_t dtype = static_cast<uint64_t>(tensor.scalar_type()) << 8;
   if (is_number(state, tensor)) {
     words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
-    if (slot) return true;
+    if (slot == 1) return true;
     const Number number = number_of(tensor);
-    words.push_back(number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+    words.push_back(
+        slot == 2 ? zero_or_one(number) : number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
     return number.known;
   }
   const c10::Device device = tensor.device();
   const uint64_t place = static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
+  const c10::DispatchKeySet keys = impl->key_set();
   if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
-      impl->is_python_dispatch() || impl->key_set().has(c10::DispatchKey::NestedTensorCUDA) ||
-      impl->key_set().has(c10::DispatchKey::NestedTensorCPU)) {
+      impl->is_python_dispatch() || keys.has(c10::DispatchKey::NestedTensorCUDA) ||
+      keys.has(c10::DispatchKey::NestedTensorCPU) || keys.has(c10::DispatchKey::ZeroTensor)) {
     words.push_back(kOpaqueTensor | dtype | place | static_cast<uint64_t>(impl->layout()) << 32);
     return !impl->is_python_dispatch() && !impl->has_symbolic_sizes_strides();
   }
@@ -350,7 +406,8 @@ bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool wr
   const auto pointer = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   words.push_back(
       kTensor | dtype | place | static_cast<uint64_t>((pointer & 15) != 0) << 32 |
-      static_cast<uint64_t>(impl->dim()) << 40);
+      static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 33 |
+      static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 34 | static_cast<uint64_t>(impl->dim()) << 40);
   const auto sizes = impl->sizes(), strides = impl->strides();
   for (size_t i = 0; i < sizes.size(); ++i) {
     words.push_back(sizes[i]);
@@ -359,22 +416,29 @@ bool key_tensor(const State& state, const at::Tensor& tensor, bool slot, bool wr
   return true;
 }
 
+// A number: its type, and of its value what `slot` says.
+void key_number(Words& words, Tag tag, const Number& number, uint8_t slot) {
+  if (slot == 0) {
+    words.push_back(tag);
+    words.push_back(number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+  } else {
+    words.push_back(kSlotNumber | tag << 8 | (slot == 2 ? zero_or_one(number) << 16 : 0));
+  }
+}
+
 bool key_value(const State& state, const IValue& value, size_t argument, Call& call) {
   Words& words = call.words;
-  const bool slot = state.slot[argument];
+  const uint8_t slot = state.slot[argument];
   if (value.isTensor()) return key_tensor(state, value.toTensor(), slot, state.written[argument], call);
   if (value.isNone()) {
     words.push_back(kNone);
     if (state.tensor[argument]) call.leaves.push_back({nullptr, false, false});
   } else if (value.isInt()) {
-    words.push_back(slot ? kSlotNumber | kInt << 8 : kInt);
-    if (!slot) words.push_back(value.toInt());
+    key_number(words, kInt, {false, true, value.toInt(), 0}, slot);
   } else if (value.isDouble()) {
-    words.push_back(slot ? kSlotNumber | kDouble << 8 : kDouble);
-    if (!slot) words.push_back(bits_of(value.toDouble()));
+    key_number(words, kDouble, {true, true, 0, value.toDouble()}, slot);
   } else if (value.isBool()) {
-    words.push_back(slot ? kSlotNumber | kBool << 8 : kBool);
-    if (!slot) words.push_back(value.toBool());
+    key_number(words, kBool, {false, true, value.toBool(), 0}, slot);
   } else if (value.isComplexDouble()) {
     words.push_back(kComplex);
     words.push_back(bits_of(value.toComplexDouble().real()));
@@ -419,8 +483,53 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * tensor.element_size()};
 }
 
+// The same of many arguments, by their addresses in order: the key grows with what overlaps, not with pairs.
+void key_many_aliases(Call& call) {
+  struct Place {
+    Extent extent;
+    size_t leaf;
+    bool written;
+  };
+  std::vector<Place> places;
+  places.reserve(call.leaves.size());
+  for (size_t i = 0; i < call.leaves.size(); ++i) {
+    const Leaf& leaf = call.leaves[i];
+    if (leaf.strided) places.push_back({extent_of(*leaf.tensor), i, leaf.written});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return a.extent.begin != b.extent.begin ? a.extent.begin < b.extent.begin : a.leaf < b.leaf;
+  });
+  std::vector<std::pair<uint64_t, uint64_t>> found;
+  // Those before, one for each address, that reach beyond where the next begins.
+  std::vector<Place> reaching;
+  for (size_t i = 0; i < places.size();) {
+    Place group = places[i];
+    size_t next = i + 1;
+    for (; next < places.size() && places[next].extent.begin == group.extent.begin; ++next) {
+      found.emplace_back(places[next].leaf << 32 | group.leaf, 0);
+      group.extent.end = std::max(group.extent.end, places[next].extent.end);
+      group.written |= places[next].written;
+    }
+    const auto ended = [&](const Place& earlier) { return earlier.extent.end <= group.extent.begin; };
+    reaching.erase(std::remove_if(reaching.begin(), reaching.end(), ended), reaching.end());
+    for (const Place& earlier : reaching) {
+      if (!earlier.written && !group.written) continue;
+      found.emplace_back(group.leaf << 32 | earlier.leaf, group.extent.begin - earlier.extent.begin);
+    }
+    reaching.push_back(group);
+    i = next;
+  }
+  std::sort(found.begin(), found.end());
+  for (const auto& [pair, distance] : found) {
+    call.words.push_back(pair);
+    call.words.push_back(distance);
+  }
+}
+
 // Which arguments are at one address, and by how much a written one overlaps another.
 void key_aliases(Call& call) {
+  constexpr size_t kMany = 12;
+  if (call.leaves.size() > kMany) return key_many_aliases(call);
   uint64_t same = 0, bit = 1;
   for (size_t i = 1; i < call.leaves.size(); ++i) {
     const Leaf& later = call.leaves[i];
@@ -475,7 +584,13 @@ bool key_call(const State& state, const Stack& stack, size_t arguments, Call& ca
   for (size_t i = 0; i < arguments; ++i) {
     if (!key_value(state, first[i], i, call)) return false;
   }
-  if (call.leaves.size() > 1) key_aliases(call);
+  const auto is_placed = [](const Leaf& leaf) { return leaf.strided; };
+  if (call.leaves.size() > 1) {
+    key_aliases(call);
+  } else if (state.key == c10::DispatchKey::CUDA && std::none_of(call.leaves.begin(), call.leaves.end(), is_placed)) {
+    // A device without an index is the current one.
+    call.words.push_back(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index());
+  }
   uint64_t hash = 0x9e3779b97f4a7c15;
   for (const uint64_t word : call.words) {
     hash = (hash ^ word) * 0xff51afd7ed558ccd;
@@ -557,6 +672,8 @@ struct Replay {
   const Call& call;
   c10::SmallVector<at::Tensor, 4> buffers;
   c10::SmallVector<Number, 8> numbers;
+  // Those that data has decided so far.
+  c10::SmallVector<int64_t, 2> sizes;
   // Seed and offset of each draw.
   c10::SmallVector<uint64_t, 2> drawn;
 
@@ -568,7 +685,8 @@ struct Replay {
   bool read_slots(const Stack& stack, size_t arguments) {
     const IValue* first = stack.data() + (stack.size() - arguments);
     for (const Slot& slot : plan.slots) {
-      const IValue& value = first[slot.argument];
+      const IValue& given = first[slot.argument];
+      const IValue& value = slot.item < 0 ? given : given.toListRef()[slot.item];
       const Number number = value.isTensor() ? number_of(value.toTensor()) : number_of(value.toScalar());
       if (!number.known || (slot.bounded && (number.integer < slot.low || number.integer > slot.high))) return false;
       numbers.push_back(number);
@@ -576,10 +694,16 @@ struct Replay {
     return true;
   }
 
-  // False while a graph is captured, whose replays would repeat the numbers.
-  bool draw(const Stack& stack, size_t arguments) {
-    if (plan.draws.empty()) return true;
-    if (!plan.device.is_cpu() && driver().is_capturing(plan.device.index())) return false;
+  // Why a plan cannot run while a CUDA graph is captured, if one is: its replays would repeat what was drawn or read.
+  const char* capture_forbids() const {
+    if ((plan.draws.empty() && !plan.reads) || plan.device.is_cpu()) return nullptr;
+    if (!driver().is_capturing(plan.device.index())) return nullptr;
+    return plan.reads ? "a size that data decides while a CUDA graph is captured"
+                      : "random numbers while a CUDA graph is captured";
+  }
+
+  void draw(const Stack& stack, size_t arguments) {
+    if (plan.draws.empty()) return;
     at::Generator generator = at::globalContext().defaultGenerator(plan.device);
     for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
       if (stack[i].isGenerator()) generator = stack[i].toGenerator();
@@ -589,25 +713,63 @@ struct Replay {
       drawn.push_back(state.first);
       drawn.push_back(state.second);
     }
-    return true;
   }
 
+  // Those that nothing more has to be known of.
   void allocate() {
-    for (const Buffer& buffer : plan.buffers) {
-      buffers.emplace_back(
-          at::detail::empty_strided_generic(buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype));
-      if (poison.load(std::memory_order_relaxed)) fill(buffers.back());
+    buffers.resize(plan.buffers.size());
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const Buffer& buffer = plan.buffers[i];
+      if (buffers[i].defined() || buffer.after > sizes.size()) continue;
+      if (buffer.after == 0) {
+        buffers[i] = at::detail::empty_strided_generic(
+            buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
+      } else {
+        Integers own_sizes = buffer.sizes, own_strides = buffer.strides;
+        for (const FromData& extent : buffer.sizes_from_data) own_sizes[extent.place] = sizes[extent.size];
+        for (const FromData& extent : buffer.strides_from_data) own_strides[extent.place] = sizes[extent.size];
+        buffers[i] =
+            at::detail::empty_strided_generic(own_sizes, own_strides, buffer.allocator, buffer.keys, buffer.dtype);
+      }
+      if (poison.load(std::memory_order_relaxed)) fill(buffers[i], 0xff);
     }
   }
 
-  void fill(const at::Tensor& tensor) const {
+  void fill(const at::Tensor& tensor, unsigned char byte) const {
     void* data = tensor.mutable_data_ptr();
     const size_t bytes = tensor.storage().nbytes();
     if (plan.device.is_cpu()) {
-      std::memset(data, 0xff, bytes);
+      std::memset(data, byte, bytes);
     } else if (bytes) {
-      driver().fill(reinterpret_cast<uintptr_t>(data), 0xff, bytes, driver().stream(plan.device.index()));
+      check(driver().fill(reinterpret_cast<uintptr_t>(data), byte, bytes, driver().stream(plan.device.index())));
     }
+  }
+
+  void check(int code) const {
+    TORCH_CHECK(code == 0, failed(), driver().describe(code));
+  }
+
+  at::Tensor viewed(const View& view) const {
+    const at::Tensor& from = base(view.source);
+    return view_of(from, view.sizes, view.strides, element_offset(from, view.source.offset, view.dtype), view.dtype);
+  }
+
+  void copy(const Step& step) const {
+    at::AutoDispatchBelowADInplaceOrView below;
+    viewed(step.to).copy_(viewed(step.from));
+  }
+
+  // Waits for numbers that kernels have written.
+  void read(const Step& step) {
+    const size_t known = sizes.size(), bytes = step.count * sizeof(int64_t);
+    sizes.resize(known + step.count);
+    if (plan.device.is_cpu()) {
+      std::memcpy(sizes.data() + known, reinterpret_cast<const void*>(address(step.from.source)), bytes);
+      return;
+    }
+    void* stream = driver().stream(plan.device.index());
+    check(driver().copy_to_host(sizes.data() + known, address(step.from.source), bytes, stream));
+    check(driver().wait(stream));
   }
 
   uint64_t bits_of_slot(const Parameter& parameter) const {
@@ -624,7 +786,7 @@ struct Replay {
   }
 
   std::string failed() const {
-    return "tritonite: launching the kernel of aten::" + state.name + " failed: ";
+    return "tritonite: launching the kernel of " + state.space + "::" + state.name + " failed: ";
   }
 
   void launch(const Launch& launch) const {
@@ -641,21 +803,30 @@ struct Replay {
         case Parameter::kConstant: values[i] = parameter.bits; break;
         case Parameter::kSlot: values[i] = bits_of_slot(parameter); break;
         case Parameter::kDrawn: values[i] = drawn[parameter.index]; break;
+        case Parameter::kSize: values[i] = sizes[parameter.index]; break;
         case Parameter::kDescriptor: {
           TensorMap* map = &descriptors[parameter.index];
           pointers[i] = map;
-          const int code = driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source)));
-          TORCH_CHECK(code == 0, failed(), driver().describe(code));
+          check(driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
           break;
         }
       }
     }
-    LaunchConfig config = launch.config;
+    LaunchConfig config = config_of(launch);
+    if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
     config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
     config.attribute_count = launch.attributes.size();
     config.stream = driver().stream(plan.device.index());
-    const int code = driver().launch(config, launch.function, pointers.data(), plan.device.index());
-    TORCH_CHECK(code == 0, failed(), driver().describe(code));
+    check(driver().launch(config, launch.function, pointers.data(), plan.device.index()));
+  }
+
+  LaunchConfig config_of(const Launch& launch) const {
+    LaunchConfig config = launch.config;
+    for (const FromData& extent : launch.extents) {
+      const int64_t blocks = (sizes[extent.size] + extent.block - 1) / extent.block;
+      config.grid[extent.place] = static_cast<unsigned>(blocks) * (extent.place == 0 ? launch.clusters : 1);
+    }
+    return config;
   }
 
   void launch_on_host(const Launch& launch) const {
@@ -672,10 +843,14 @@ struct Replay {
         else values.append(py::int_(number.integer));
       } else if (parameter.kind == Parameter::kDrawn) {
         values.append(py::int_(drawn[parameter.index]));
+      } else if (parameter.kind == Parameter::kSize) {
+        values.append(py::int_(sizes[parameter.index]));
       }
     }
+    const LaunchConfig config = config_of(launch);
+    if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
     try {
-      py::handle(launch.owner)(values);
+      py::handle(launch.owner)(values, py::make_tuple(config.grid[0], config.grid[1], config.grid[2]));
     } catch (py::error_already_set& error) {
       TORCH_CHECK(!error.matches(PyExc_Exception), failed(), error.what());
       throw;
@@ -686,39 +861,62 @@ struct Replay {
     c10::OptionalDeviceGuard guard;
     if (!plan.device.is_cpu()) guard.reset_device(plan.device);
     allocate();
-    for (const Launch& each : plan.launches) {
-      if (each.function) launch(each);
-      else launch_on_host(each);
+    for (const Step& step : plan.steps) {
+      switch (step.kind) {
+        case Step::kLaunch:
+          if (step.launch.function) launch(step.launch);
+          else launch_on_host(step.launch);
+          break;
+        case Step::kZero: fill(base(step.to.source), 0); break;
+        case Step::kCopy: copy(step); break;
+        case Step::kRead:
+          read(step);
+          allocate();
+          break;
+      }
     }
     c10::SmallVector<IValue, 4> results;
-    for (const Result& result : plan.results) {
-      if (result.absent) {
-        results.emplace_back(at::Tensor());
-        continue;
-      }
-      const at::Tensor& from = base(result.source);
-      if (result.whole) {
-        results.emplace_back(from);
-        continue;
-      }
-      const int64_t offset = element_offset(from, result.source.offset, from.scalar_type());
-      results.emplace_back(view_of(from, result.sizes, result.strides, offset, from.scalar_type()));
-    }
+    for (const Result& result : plan.results) results.push_back(returned(result));
     torch::jit::drop(*stack, arguments);
     for (IValue& result : results) stack->push_back(std::move(result));
+  }
+
+  IValue returned(const Result& result) const {
+    switch (result.kind) {
+      case Result::kAbsent: return result.type->kind() == c10::TypeKind::TensorType ? IValue(at::Tensor()) : IValue();
+      case Result::kWhole: return base(result.view.source);
+      case Result::kView: return viewed(result.view);
+      case Result::kValue: return result.value;
+      case Result::kSize:
+        if (result.type->kind() == c10::TypeKind::BoolType) return sizes[result.size] != 0;
+        return sizes[result.size];
+      case Result::kList: break;
+    }
+    c10::List<at::Tensor> tensors;
+    tensors.reserve(result.items.size());
+    for (const Result& item : result.items) tensors.push_back(returned(item).toTensor());
+    return tensors;
   }
 };
 
 // ---- Recording -------------------------------------------------------------------------------------------------------
 
-bool is_dtype(const c10::Argument& argument) {
+c10::TypeKind kind_of(const c10::Argument& argument) {
   auto type = argument.real_type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  return type->kind() == c10::TypeKind::ScalarTypeType;
+  return type->kind();
 }
 
+// As PyTorch hands it to a Python kernel: dtypes, layouts and memory formats are ints on the stack.
 py::object to_python(const IValue& value, const c10::Argument& argument) {
-  if (value.isInt() && is_dtype(argument)) return py::cast(static_cast<at::ScalarType>(value.toInt()));
+  if (value.isInt()) {
+    switch (kind_of(argument)) {
+      case c10::TypeKind::ScalarTypeType: return py::cast(static_cast<at::ScalarType>(value.toInt()));
+      case c10::TypeKind::LayoutType: return py::cast(static_cast<at::Layout>(value.toInt()));
+      case c10::TypeKind::MemoryFormatType: return py::cast(static_cast<at::MemoryFormat>(value.toInt()));
+      default: break;
+    }
+  }
   if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
     return torch::jit::toPyObject(value.toTensor().item());
   }
@@ -726,10 +924,14 @@ py::object to_python(const IValue& value, const c10::Argument& argument) {
   return torch::jit::toPyObject(value);
 }
 
-c10::SmallVector<int64_t, 6> integers(const py::handle& values) {
-  c10::SmallVector<int64_t, 6> result;
+Integers integers(const py::handle& values) {
+  Integers result;
   for (const py::handle value : values) result.push_back(value.cast<int64_t>());
   return result;
+}
+
+c10::ScalarType dtype_of(const py::handle& dtype) {
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
 Source source_of(const py::tuple& parts) {
@@ -743,14 +945,11 @@ Parameter parameter_of(const py::handle& described, Launch& launch) {
     return parameter;
   }
   const auto parts = py::reinterpret_borrow<py::tuple>(described);
-  if (parts.size() == 1) {
-    parameter.kind = Parameter::kSlot;
-    parameter.index = parts[0].cast<size_t>();
-    return parameter;
-  }
-  if (parts.size() == 2) {
-    parameter.kind = Parameter::kDrawn;
-    parameter.index = 2 * parts[0].cast<size_t>() + parts[1].cast<size_t>();
+  if (py::isinstance<py::str>(parts[0])) {
+    const auto kind = parts[0].cast<std::string>();
+    parameter.index = parts[1].cast<size_t>();
+    parameter.kind = kind == "slot" ? Parameter::kSlot : kind == "size" ? Parameter::kSize : Parameter::kDrawn;
+    if (parameter.kind == Parameter::kDrawn) parameter.index = 2 * parameter.index + parts[2].cast<size_t>();
     return parameter;
   }
   parameter.source = source_of(parts);
@@ -764,7 +963,7 @@ Parameter parameter_of(const py::handle& described, Launch& launch) {
     return parameter;
   }
   parameter.kind = Parameter::kPointer;
-  parameter.dtype = reinterpret_cast<THPDtype*>(about.ptr())->scalar_type;
+  parameter.dtype = dtype_of(about);
   return parameter;
 }
 
@@ -774,9 +973,14 @@ Launch launch_of(const py::handle& described) {
   Launch launch;
   if (!py::object(parts[2]).is_none()) launch.function = reinterpret_cast<void*>(parts[2].cast<uintptr_t>());
   const py::tuple grid = parts[1];
-  const auto clusters = parts[5].cast<unsigned>();
+  const auto clusters = launch.clusters = parts[5].cast<unsigned>();
   for (size_t i = 0; i < 3; ++i) {
-    launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
+    if (py::isinstance<py::tuple>(grid[i])) {
+      const py::tuple blocks = grid[i];
+      launch.extents.push_back({i, blocks[0].cast<size_t>(), blocks[1].cast<int64_t>()});
+    } else {
+      launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
+    }
     launch.config.block[i] = i == 0 ? parts[3].cast<unsigned>() : 1;
   }
   launch.config.shared = parts[4].cast<unsigned>();
@@ -797,53 +1001,123 @@ Launch launch_of(const py::handle& described) {
   return launch;
 }
 
-std::shared_ptr<const Plan> plan_of(const py::handle& described) {
+View view_of_python(const py::tuple& parts) {
+  return {source_of(parts[0]), integers(parts[1]), integers(parts[2]), dtype_of(parts[3])};
+}
+
+// From a step of plan.py, which its class's name tells.
+Step step_of(const py::handle& described) {
+  const auto kind = py::type::of(described).attr("__name__").cast<std::string>();
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  Step step;
+  if (kind == "LaunchStep") {
+    step.launch = launch_of(described);
+  } else if (kind == "ZeroStep") {
+    step.kind = Step::kZero;
+    step.to.source = {true, parts[0].cast<size_t>(), 0};
+  } else if (kind == "CopyStep") {
+    step.kind = Step::kCopy;
+    step.to = view_of_python(parts[0]);
+    step.from = view_of_python(parts[1]);
+  } else {
+    step.kind = Step::kRead;
+    step.from.source = source_of(parts[0]);
+    step.count = parts[1].cast<size_t>();
+  }
+  return step;
+}
+
+// The sizes or strides of a buffer, those that data decides apart.
+void read_extents(const py::handle& described, Integers& known, std::vector<FromData>& from_data, size_t& after) {
+  known.clear();
+  for (const py::handle extent : described) {
+    if (!py::isinstance<py::tuple>(extent)) {
+      known.push_back(extent.cast<int64_t>());
+      continue;
+    }
+    const auto size = extent.cast<py::tuple>()[0].cast<size_t>();
+    from_data.push_back({known.size(), size, 1});
+    known.push_back(0);
+    after = std::max(after, size + 1);
+  }
+}
+
+Buffer buffer_of(const py::handle& described) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  const auto like = parts[0].cast<at::Tensor>();
+  Buffer buffer;
+  buffer.sizes.assign(like.sizes().begin(), like.sizes().end());
+  buffer.strides.assign(like.strides().begin(), like.strides().end());
+  if (!py::object(parts[1]).is_none()) {
+    read_extents(parts[1], buffer.sizes, buffer.sizes_from_data, buffer.after);
+    read_extents(parts[2], buffer.strides, buffer.strides_from_data, buffer.after);
+  }
+  buffer.dtype = like.scalar_type();
+  buffer.allocator = like.storage().allocator();
+  TORCH_CHECK(buffer.allocator, "tritonite: a buffer without an allocator");
+  buffer.keys = c10::DispatchKeySet(c10::computeDispatchKey(buffer.dtype, c10::kStrided, like.device()));
+  return buffer;
+}
+
+Result result_of(const py::handle& described, const c10::TypePtr& type) {
+  Result result;
+  result.type = type;
+  if (described.is_none()) return result;
+  const auto parts = described.cast<py::tuple>();
+  if (py::isinstance<py::str>(parts[0])) {
+    const auto kind = parts[0].cast<std::string>();
+    if (kind == "list") {
+      result.kind = Result::kList;
+      for (const py::handle item : parts[1]) result.items.push_back(result_of(item, c10::TensorType::get()));
+    } else if (kind == "size") {
+      result.kind = Result::kSize;
+      result.size = parts[1].cast<size_t>();
+    } else {
+      result.kind = Result::kValue;
+      result.value = torch::jit::toIValue(parts[1], type);
+    }
+    return result;
+  }
+  result.kind = py::object(parts[1]).is_none() ? Result::kWhole : Result::kView;
+  result.view.source = source_of(parts[0]);
+  if (result.kind == Result::kView) {
+    const auto layout = parts[1].cast<py::tuple>();
+    result.view.sizes = integers(layout[0]);
+    result.view.strides = integers(layout[1]);
+    result.view.dtype = dtype_of(layout[2]);
+  }
+  return result;
+}
+
+std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::FunctionSchema& schema) {
   auto plan = std::make_shared<Plan>();
   plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
   for (const py::handle item : described.attr("slots")) {
     const auto parts = item.cast<py::tuple>();
-    Slot slot{parts[0].cast<size_t>(), parts[1].cast<bool>(), !parts[2].is_none(), 0, 0};
+    Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none(), 0, 0};
     if (slot.bounded) {
-      const auto limits = parts[2].cast<py::tuple>();
+      const auto limits = parts[3].cast<py::tuple>();
       slot.low = limits[0].cast<int64_t>();
       slot.high = limits[1].cast<int64_t>();
     }
     plan->slots.push_back(slot);
   }
   for (const py::handle item : described.attr("draws")) plan->draws.push_back(item.cast<uint64_t>());
-  for (const py::handle item : described.attr("buffers")) {
-    const auto like = item.cast<at::Tensor>();
-    Buffer buffer;
-    buffer.sizes.assign(like.sizes().begin(), like.sizes().end());
-    buffer.strides.assign(like.strides().begin(), like.strides().end());
-    buffer.dtype = like.scalar_type();
-    buffer.allocator = like.storage().allocator();
-    TORCH_CHECK(buffer.allocator, "tritonite: a buffer without an allocator");
-    buffer.keys = c10::DispatchKeySet(c10::computeDispatchKey(buffer.dtype, c10::kStrided, like.device()));
-    plan->buffers.push_back(std::move(buffer));
+  for (const py::handle item : described.attr("buffers")) plan->buffers.push_back(buffer_of(item));
+  for (const py::handle item : described.attr("steps")) {
+    plan->steps.push_back(step_of(item));
+    plan->reads |= plan->steps.back().kind == Step::kRead;
   }
-  for (const py::handle item : described.attr("launches")) plan->launches.push_back(launch_of(item));
+  size_t i = 0;
   for (const py::handle item : described.attr("results")) {
-    if (item.is_none()) {
-      plan->results.emplace_back();
-      plan->results.back().absent = true;
-      continue;
-    }
-    const auto parts = item.cast<py::tuple>();
-    Result result;
-    result.source = source_of(parts[0].cast<py::tuple>());
-    result.whole = parts[1].is_none();
-    if (!result.whole) {
-      const auto layout = parts[1].cast<py::tuple>();
-      result.sizes = integers(layout[0]);
-      result.strides = integers(layout[1]);
-    }
-    plan->results.push_back(std::move(result));
+    plan->results.push_back(result_of(item, schema.returns()[i++].real_type()));
   }
   return plan;
 }
 
+// ATen's kernel.
 void call_kernel(const State& state, c10::DispatchKeySet keys, Stack* stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(state.kernel, state.space, "::", state.name, " has no kernel of ATen's on this device");
   const auto kernel = std::atomic_load(&state.kernel);
   kernel->callBoxed(state.handle, keys, stack);
 }
@@ -868,7 +1142,7 @@ bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
     }
     return false;
   }
-  if (call && !outcome[2].is_none()) insert(state, *call, plan_of(outcome[2]));
+  if (call && !outcome[2].is_none()) insert(state, *call, plan_of(outcome[2], schema));
   const auto& returns = schema.returns();
   const auto results = outcome[1].cast<py::tuple>();
   std::vector<IValue> converted;
@@ -889,32 +1163,30 @@ bool launches_are_watched() {
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
   State& state = *states().find(&handle.schema())->second;
-  if (inside_kernel) return call_kernel(state, keys, stack);
+  if (inside_kernel || !state.active.load(std::memory_order_relaxed)) return call_kernel(state, keys, stack);
   const size_t arguments = handle.schema().arguments().size();
   Call call;
   const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
-  if (call.declined) {
-    reason_counter(state, call.declined)->fetch_add(1, std::memory_order_relaxed);
-    return call_kernel(state, keys, stack);
-  }
+  const char* reason = call.declined;
   if (const auto plan = keyed ? look_up(state, call) : nullptr) {
     if (plan->declined) {
       plan->declined->fetch_add(1, std::memory_order_relaxed);
       return call_kernel(state, keys, stack);
     }
-    Replay replay{state, *plan, call, {}, {}, {}};
-    const char* reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype"
-        : !replay.draw(*stack, arguments)                      ? "random numbers while a CUDA graph is captured"
-                                                               : nullptr;
-    if (reason) {
-      reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
-      return call_kernel(state, keys, stack);
+    Replay replay{state, *plan, call, {}, {}, {}, {}};
+    reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype" : replay.capture_forbids();
+    if (!reason) {
+      replay.draw(*stack, arguments);
+      replay.run(stack, arguments);
+      state.replayed.fetch_add(1, std::memory_order_relaxed);
+      return;
     }
-    replay.run(stack, arguments);
-    state.replayed.fetch_add(1, std::memory_order_relaxed);
-    return;
   }
-  if (!record(state, keyed ? &call : nullptr, stack, arguments)) call_kernel(state, keys, stack);
+  if (reason && state.kernel) {
+    reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
+    return call_kernel(state, keys, stack);
+  }
+  if (!record(state, keyed && !reason ? &call : nullptr, stack, arguments)) call_kernel(state, keys, stack);
 }
 
 // ---- What Python calls -----------------------------------------------------------------------------------------------
@@ -928,12 +1200,20 @@ State& state_of(const std::string& name) {
   return *by_name().at(name);
 }
 
-std::vector<bool> flags(const py::list& values) {
-  std::vector<bool> result;
-  for (const py::handle value : values) result.push_back(value.cast<bool>());
+// All states of ATen's operators, in the order they were declared in.
+std::vector<State*>& in_order() {
+  static auto* all = new std::vector<State*>();
+  return *all;
+}
+
+template <typename T>
+std::vector<T> flags(const py::list& values) {
+  std::vector<T> result;
+  for (const py::handle value : values) result.push_back(value.cast<T>());
   return result;
 }
 
+// `name` has its namespace before it, unless that is ATen's.
 void declare(
     const std::string& name,
     const std::string& key,
@@ -942,17 +1222,30 @@ void declare(
     const py::list& slots,
     py::object callable) {
   if (by_name().count(name)) return;
-  const size_t dot = name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-  auto state = std::make_unique<State>(handle, name);
+  const size_t colons = name.find("::");
+  const std::string space = colons == std::string::npos ? "aten" : name.substr(0, colons);
+  const std::string own = colons == std::string::npos ? name : name.substr(colons + 2);
+  const size_t dot = own.find('.');
+  const std::string overload = dot == std::string::npos ? "" : own.substr(dot + 1);
+  auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow((space + "::" + own.substr(0, dot)).c_str(), overload.c_str());
+  auto state = std::make_unique<State>(handle, space, own);
   state->key = c10::parseDispatchKey(key);
-  state->tensor = flags(tensors);
-  state->written = flags(written);
-  state->slot = flags(slots);
+  state->tensor = flags<bool>(tensors);
+  state->written = flags<bool>(written);
+  state->slot = flags<uint8_t>(slots);
   state->record = callable.release().ptr();
+  state->active = !state->is_atens();
+  if (state->is_atens()) in_order().push_back(state.get());
   by_name()[name] = state.get();
   states()[&handle.schema()] = std::move(state);
+}
+
+// Puts a selection in force: a byte for each of ATen's operators, in the order they were declared in.
+void select(const std::string& chosen) {
+  for (size_t i = 0; i < in_order().size(); ++i) {
+    in_order()[i]->active.store(i < chosen.size() && chosen[i], std::memory_order_relaxed);
+  }
 }
 
 // torch warns of every kernel that is overridden, which is what was asked for.
@@ -966,14 +1259,15 @@ void install(const std::string& name, bool changed) {
   if (state.library) return;
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  if (changed || state.provisional || !state.kernel) {
+  const bool unknown = changed || state.provisional || !state.kernel;
+  if (unknown && state.is_atens() && state.handle.hasComputedKernelForDispatchKey(state.key)) {
     std::atomic_store(
         &state.kernel,
         std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(state.key)));
     state.provisional = changed;
   }
-  state.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", state.key, "tritonite", 0);
-  state.library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  state.library = std::make_unique<torch::Library>(torch::Library::IMPL, state.space, state.key, "tritonite", 0);
+  state.library->impl(state.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
 
 void uninstall(const std::string& name) {
@@ -1009,7 +1303,9 @@ std::string kept(const std::string& name, const py::list& values) {
   return !plan ? "nothing" : plan->declined ? "decline" : "plan";
 }
 
+// Zeros for an operator that it has not been told of.
 py::tuple counts(const std::string& name) {
+  if (!by_name().count(name)) return py::make_tuple(0, py::dict(), 0);
   State& state = state_of(name);
   std::vector<std::pair<std::string, uint64_t>> reasons;
   size_t plans = 0;
@@ -1027,6 +1323,7 @@ py::tuple counts(const std::string& name) {
 }
 
 void reset_counts(const std::string& name) {
+  if (!by_name().count(name)) return;
   State& state = state_of(name);
   state.replayed = 0;
   std::lock_guard<std::mutex> lock(plans_mutex);
@@ -1049,6 +1346,8 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
   module.def("declare", &declare);
   module.def("install", &install);
+  module.def("select", [](const py::bytes& chosen) { select(chosen); });
+  module.def("set_active", [](const std::string& name, bool active) { state_of(name).active = active; });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
   module.def("kept", &kept);
