@@ -315,3 +315,23 @@ def test_more_elements_than_32_bits_count(device):
     assert served("add.Tensor") == 2
     assert torch.equal(flat, torch.add(x, 1))
     assert torch.equal(strided, torch.add(x[1::2], 1))
+
+
+def test_explain_refuses_what_aten_refuses(device):
+    x = torch.randn(4, 4, device=device)
+    for arguments in ((x, torch.ones(3, device=device)), (x,), (x, x, x, x)):
+        with pytest.raises(RuntimeError) as expected:
+            torch.ops.aten.add.Tensor(*arguments)
+        with pytest.raises(RuntimeError) as actual:
+            tritonite.explain("add.Tensor", *arguments)
+        assert str(expected.value)[:5] != "aten:" or str(actual.value) == str(expected.value)
+    assert "PARTS" not in tritonite.explain("relu", x)
+
+
+def test_explain_computes_nothing(device):
+    x, out = torch.randn(4, 4, device=device), torch.full((4, 4), 7.0, device=device)
+    text = tritonite.explain("addmm.out", x, x, x, alpha=3.0, out=out)
+    assert "multiply" in text and (out == 7).all()
+    tritonite.explain("mul_.Tensor", out, x)
+    assert (out == 7).all()
+    assert "sizes that data decides" in tritonite.explain("equal", x, x)

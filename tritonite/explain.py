@@ -2,79 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op
+from tritonite.dispatch import call
 from tritonite.dispatch.override import installed, native_dispatcher
-from tritonite.engine.pointwise import Plan
+from tritonite.dispatch.plan import CopyStep, DataUnknown, LaunchStep, ReadStep, Recorder, ZeroStep, record
+from tritonite.dispatch.python import recordable
 from tritonite.errors import Decline, UnknownOperator
+from tritonite.launch import LaunchDescription
 
 
 def explain(name: str, *args: Any, **kwargs: Any) -> str:
-    """What happens to a call of an overload with these arguments: the path, promotion, kernel and launch, or why ATen.
+    """What happens to a call of an overload with these arguments: the path, promotion, launches, results, or why ATen.
 
-    Nothing is computed, though the kernel may be compiled. Raises UnknownOperator for an overload that is not served.
+    The host function runs, and what it would launch is noted instead: nothing is computed, though memory is allocated
+    and kernels may be compiled. Raises UnknownOperator for an overload that is not served, and ATen's own error for
+    arguments that ATen refuses.
     """
     op = catalog.overloads().get(name)
     if op is None:
         reason = catalog.excluded.get(name)
         hint = f" ({reason})" if reason else ""
         raise UnknownOperator(name=name, hint=hint)
-    lines = [f"{name}{_describe(args, kwargs)}"]
+    refusal = _refusal(op, args, kwargs)
+    if refusal is not None and str(refusal).startswith("aten::"):
+        # They are not the schema's arguments.
+        raise refusal
+    values = _in_schema_order(op, args, kwargs)
+    dispatcher = native_dispatcher()
+    kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
     state = "overridden now" if name in installed() else "not overridden now: ATen serves it"
-    lines.append(f"state      {state}")
-    kept = _kept(op, args, kwargs)
+    lines = [f"{name}{_describe(args, kwargs)}", f"state      {state}"]
+    recorder: Recorder | None = None
+    run, leaves, numbers = recordable(op, values)
+
+    def noting() -> Sequence[Any]:
+        nonlocal recorder
+        recorder = call.recorder()
+        return run()
+
+    results: Sequence[Any] | None = None
     try:
-        values, outs = op.bind(args, kwargs)
-        plan = op.declaration.kernels[0].plan(values, outs)
+        results, _ = record(noting, leaves, numbers, watch=op.declaration.watched, dry=True)
     except Decline as decline:
+        if refusal is not None:
+            raise refusal from None
         lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
         return "\n".join(lines)
+    except DataUnknown:
+        pass
+    assert recorder is not None
     path = {"plan": "native: replayed from a plan", "nothing": "native: the next call is recorded"}.get(kept, "Python")
-    if plan is None:
-        lines.append(f"path       {path}: a host function of its own; run it and look at tritonite.stats()")
-        return "\n".join(lines)
-    lines += _explain_plan(plan, path)
-    return "\n".join(lines)
+    if recorder.reason:
+        path = f"Python: no plan can repeat it, {recorder.reason}"
+    lines.append(f"path       {path}")
+    return "\n".join([*lines, *_steps(recorder), *_results(results)])
 
 
-def _kept(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What the native dispatcher keeps for such a call; "" where calls go through Python."""
-    dispatcher = native_dispatcher()
-    if dispatcher is None:
-        return ""
+def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What ATen raises for these arguments, as far as it tells of tensors without elements."""
+    packet, _, overload = op.overload.partition(".")
+    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return None
+    metas = pytree.tree_map_only(torch.Tensor, _without_elements, (args, kwargs))
+    try:
+        function(*metas[0], **metas[1])
+    except (NotImplementedError, TypeError):
+        # Some formulas for such tensors lack an argument that ATen has.
+        return None
+    except (RuntimeError, ValueError, IndexError) as error:
+        return error
+    return None
+
+
+def _without_elements(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """All of the schema's arguments, with defaults for those that are not given."""
     values = list(args)
     for argument in op.schema.arguments[len(args) :]:
         values.append(kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
-    kept: str = dispatcher.kept(op.overload, values)
-    return kept
+    return values
 
 
-def _explain_plan(plan: Plan, path: str) -> list[str]:
-    summary = plan.summary
-    results = ", ".join(map(_short, summary["results"]))
-    lines = [
-        f"path       {path}: Triton {'interpreter' if devices.current.interpreted else 'kernel'}",
-        f"promotion  common {_short(summary['common'])}, computed in {_short(summary['compute'])}, result {results}",
-        f"result     shape {tuple(summary['shape'])}" + "".join(f", strides {fresh.strides}" for fresh in plan.fresh),
-    ]
-    specialization = plan.specialization
-    if specialization is None:
-        return [*lines, "kernel     none: the result is empty"]
-    constants = {
-        list(specialization.signature)[path[0]]: value
-        for path, value in specialization.constants.items()
-        if len(path) == 1 and isinstance(value, int)
-    }
-    blocks = ", ".join(f"{key} {value}" for key, value in constants.items())
-    formula = getattr(specialization.leading[0], "__name__", "")
-    lines.append(f"kernel     {specialization.kernel.__name__} of {formula}")
-    lines.append(f"config     {blocks}, {specialization.options['num_warps']} warps")
-    lines.append(f"launch     {specialization.grid} programs")
-    return lines
+def _steps(recorder: Recorder) -> Iterator[str]:
+    """A line for what a call does in turn."""
+    for summary in recorder.promotions:
+        results = ", ".join(map(_short, summary["results"]))
+        common, compute = _short(summary["common"]), _short(summary["compute"])
+        yield f"promotion  common {common}, computed in {compute}, result {results}"
+    launches = iter(recorder.descriptions)
+    for step in recorder.steps:
+        if isinstance(step, LaunchStep):
+            yield from _launch(next(launches))
+        elif isinstance(step, ZeroStep):
+            yield "zero       memory of its own"
+        elif isinstance(step, CopyStep):
+            yield f"copy       {_short(step.source.dtype)}{list(step.source.sizes)}"
+        elif isinstance(step, ReadStep):
+            yield f"read       {step.numbers} sizes that data decides; what follows depends on them"
+
+
+def _launch(launch: LaunchDescription) -> Iterator[str]:
+    runs = "Triton interpreter" if devices.current.interpreted else "Triton kernel"
+    yield f"kernel     {launch.kernel}{' of ' + launch.formula if launch.formula else ''} ({runs})"
+    constants = {name: value for name, value in launch.constants.items() if name != "num_warps"}
+    listed = ", ".join(f"{name} {value}" for name, value in constants.items())
+    yield f"config     {listed}{', ' if listed else ''}{launch.constants['num_warps']} warps"
+    yield f"launch     {' x '.join(map(str, launch.grid))} programs"
+
+
+def _results(results: Sequence[Any] | None) -> Iterator[str]:
+    for result in results or ():
+        for item in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(item, torch.Tensor):
+                yield f"result     {_short(item.dtype)}{list(item.shape)}, strides {tuple(item.stride())}"
 
 
 def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
+from tritonite.dispatch.call import Size, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration
@@ -50,7 +51,8 @@ class Declaration:
     decide the result's, `method` where a formula is from, `kernels` are the pointwise ones that are launched. Numbers
     are no part of a recorded call, but for those that are `pinned`, on whose value the host function branches, and
     whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with tensors that are
-    conjugated or negated when they are read go to ATen. `library` is set of operators outside ATen, in the namespace
+    conjugated or negated when they are read go to ATen. A host function is `watched` for
+    what it calls of ATen unless it calls none. `library` is set of operators outside ATen, in the namespace
     `tritonite`.
     """
 
@@ -67,6 +69,7 @@ class Declaration:
     pinned_zero_or_one: frozenset[str] = frozenset()
     lazy_bits: bool = False
     cuda_only: bool = False
+    watched: bool = True
     library: LibraryFormulas | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
@@ -128,6 +131,16 @@ class Op:
         )
 
     @functools.cached_property
+    def keywords(self) -> tuple[str, ...]:
+        """The arguments that are given by name, which come last in the schema."""
+        return tuple(argument.name for argument in self.schema.arguments if argument.kwarg_only)
+
+    @functools.cached_property
+    def positional(self) -> int:
+        """How many arguments come before those."""
+        return len(self.schema.arguments) - len(self.keywords)
+
+    @functools.cached_property
     def may_see_lazy_bits(self) -> bool:
         """Whether PyTorch hands it tensors that are conjugated or negated when they are read, and it takes none."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -155,8 +168,16 @@ class Op:
         return [None if i is None else values[i] for i in self.positions], outs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        results = self.results(args, kwargs)
-        return results[0] if len(results) == 1 else tuple(results) or None
+        results = self.plain(self.results(args, kwargs))
+        return results[0] if len(results) == 1 else results or None
+
+    def plain(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        """What a call returns to who made it: numbers where data decided them."""
+        if not any(type(result) is Size for result in results):
+            return tuple(results)
+        flags = [str(returned.type) == "bool" for returned in self.schema.returns]
+        numbers = map(value_of, results)
+        return tuple([bool(number) if flag else number for number, flag in zip(numbers, flags, strict=True)])
 
     def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """What a call returns, as a sequence also where it is one tensor."""
@@ -275,6 +296,7 @@ def pointwise(
                 promotion=promote.value,
                 method=_first_line(formula),
                 pinned=frozenset((*pin, *(name for name, role in kernel.parameters.items() if role == "static"))),
+                watched=prepare is not None,
                 **_arguments(prepare or formula),
             )
         )

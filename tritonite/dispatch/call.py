@@ -8,6 +8,7 @@ a `Symbol`, which it can hand on but not look at: a number among its arguments, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -146,7 +147,7 @@ def empty_strided(
     if _local.recorder is None:
         result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
     else:
-        with _disable_current_modes():
+        with _disable_current_modes() if _local.recorder.watching else contextlib.nullcontext():
             result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
         _local.recorder.allocated(result, shape, strides)
     if _poison:
@@ -182,14 +183,14 @@ def _set_bits(tensor: torch.Tensor, byte: int = 0xFF) -> None:
 
 
 def read(numbers: torch.Tensor) -> list[Size]:
-    """Sizes that data decides, from a contiguous int64 tensor that kernels have written; the host waits for them.
+    """Sizes that data decides, from a contiguous int64 tensor of any shape that kernels have written.
 
-    Raises Decline while a CUDA graph is captured, which cannot wait.
+    The host waits for them. Raises Decline while a CUDA graph is captured, which cannot wait.
     """
     if numbers.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
         raise Decline("a size that data decides while a CUDA graph is captured", lasting=False)
     if _local.recorder is None:
-        return [Size(value, i) for i, value in enumerate(numbers.tolist())]
+        return [Size(value, i) for i, value in enumerate(numbers.flatten().tolist())]
     sizes: list[Size] = _local.recorder.read(numbers)
     return sizes
 

@@ -26,6 +26,7 @@ from tritonite.errors import NoDevice, UnknownOperator
 
 Names = str | Iterable[str] | None
 
+_MOST_SELECTIONS = 256
 _lock = threading.RLock()
 _scope_ids = itertools.count(1)
 # The selections in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
@@ -33,6 +34,8 @@ _layers: dict[int, frozenset[str]] = {}
 _in_force: frozenset[str] = frozenset()
 # How to take out each overload that is registered with torch.
 _registered: dict[str, Callable[[], None]] = {}
+# Selections that are registered as a whole.
+_complete: set[frozenset[str]] = set()
 # Those over a kernel that Python code has registered and may take back: they are taken out when they are not in force.
 _over_users: set[str] = set()
 # Whether nothing is to stay registered once the last scope has ended.
@@ -46,7 +49,7 @@ def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _selected(include: str | tuple[str, ...] | None, exclude: str | tuple[str, ...] | None) -> frozenset[str]:
     chosen = frozenset(catalog.overloads()) if include is None else _match(include)
     return chosen if exclude is None else chosen - _match(exclude)
@@ -80,16 +83,9 @@ def _apply() -> None:
     wanted = _layers[max(_layers)] if _layers else frozenset()
     for name in _over_users - wanted:
         _take_out(name)
-    users = _of_users() & (wanted - _in_force)
-    for name in users & _registered.keys():
-        # A kernel that came after ours is in its place.
-        _take_out(name)
-    missing = wanted - _registered.keys()
-    if missing:
-        _over_users.update(users)
-        # Apart, so that they can be taken out without the others.
-        _put_in(sorted(missing - users))
-        _put_in(sorted(users))
+    users = _of_users()
+    if users or wanted not in _complete:
+        _register(wanted, users)
     _in_force = wanted
     python.put_in_force(wanted)
     if (dispatcher := _dispatcher_in_use()) is not None:
@@ -97,6 +93,22 @@ def _apply() -> None:
     if _leaving and not _layers:
         for name in list(_registered):
             _take_out(name)
+
+
+def _register(wanted: frozenset[str], users: frozenset[str]) -> None:
+    """Have all overloads of a selection registered, over the kernels of `users` too."""
+    users &= wanted - _in_force
+    for name in users & _registered.keys():
+        # A kernel that came after ours is in its place.
+        _take_out(name)
+    missing = wanted - _registered.keys()
+    _over_users.update(users)
+    # Apart, so that they can be taken out without the others.
+    _put_in(sorted(missing - users))
+    _put_in(sorted(missing & users))
+    if len(_complete) >= _MOST_SELECTIONS:
+        _complete.clear()
+    _complete.add(wanted)
 
 
 def _put_in(names: list[str]) -> None:
@@ -123,6 +135,7 @@ def _put_in(names: list[str]) -> None:
 def _take_out(name: str) -> None:
     """Take an overload, and what shares its library with torch, out of it."""
     _over_users.discard(name)
+    _complete.clear()
     # It may have gone with others of its library.
     if name in _registered:
         _registered.pop(name)()
@@ -148,7 +161,7 @@ def _places() -> dict[str, str]:
     return {f"aten/{name}/{devices.current.dispatch_key}": name for name in catalog.overloads()}
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _switches(names: frozenset[str]) -> bytes:
     """A selection as the native dispatcher takes it: a byte for each overload, in the catalog's order."""
     return bytes(name in names for name in catalog.overloads())

@@ -146,20 +146,16 @@ class Recorder:
     ) -> None:
         self.reason = ""
         self.dry = dry
+        self.watching = False
         self.descriptions: list[launch.LaunchDescription] = []
+        self.promotions: list[dict[str, Any]] = []
         self._leaves = leaves
         self._plan = Plan(torch.device("cpu"))
-        self._numbers = {id(leaves[i]): place for i, place in (arguments or {}).items()}
+        self._arguments = arguments or {}
         self._sources: dict[int, Source] = {}
-        self._pointers: dict[int, int] = {}
-        self._storages: dict[int, list[Source]] = {}
         for i, leaf in enumerate(leaves):
-            if leaf is None:
-                continue
-            self._sources.setdefault(id(leaf), (False, i, 0))
-            if leaf.layout is torch.strided and not leaf.is_meta:
-                self._pointers.setdefault(leaf.data_ptr(), i)
-                self._storages.setdefault(leaf.untyped_storage()._cdata, []).append((False, i, leaf.data_ptr()))
+            if leaf is not None:
+                self._sources.setdefault(id(leaf), (False, i, 0))
         self._slots: dict[tuple[int, int, bool, tuple[int, int] | None], int] = {}
         self._sizes = 0
 
@@ -171,7 +167,6 @@ class Recorder:
         else:
             self._plan.buffers.append(Buffer(tensor))
         self._sources[id(tensor)] = (True, index, 0)
-        self._storages.setdefault(tensor.untyped_storage()._cdata, []).append((True, index, tensor.data_ptr()))
 
     def zeroed(self, tensor: torch.Tensor) -> None:
         """Note that all of a fresh tensor is set to 0."""
@@ -186,14 +181,14 @@ class Recorder:
 
     def read(self, numbers: torch.Tensor) -> list[Size]:
         """Note that the host reads sizes that data decides, and read them."""
-        if self.dry:
-            raise DataUnknown
         try:
             self._plan.steps.append(ReadStep(self._source(numbers), numbers.numel()))
         except Unrecordable as error:
             self.unrecordable(str(error))
+        if self.dry:
+            raise DataUnknown
         with _disable_current_modes():
-            values = numbers.tolist()
+            values = numbers.flatten().tolist()
         first, self._sizes = self._sizes, self._sizes + len(values)
         return [Size(value, first + i) for i, value in enumerate(values)]
 
@@ -201,11 +196,16 @@ class Recorder:
         """The number that a 0-d CPU tensor of the call holds."""
         with _disable_current_modes():
             value: int | float | bool = tensor.item()
-        place = self._numbers.get(id(tensor))
+        place = next((place for i, place in self._arguments.items() if self._leaves[i] is tensor), None)
         if place is None:
             self.unrecordable("a number in a tensor of unknown origin")
             return value
         return Number(value, *place)
+
+    @property
+    def steps(self) -> list[LaunchStep | ZeroStep | CopyStep | ReadStep]:
+        """What has been noted so far, but for allocations."""
+        return self._plan.steps
 
     def described(self, description: launch.LaunchDescription) -> None:
         """Note what a launch is for people."""
@@ -339,15 +339,31 @@ class Recorder:
         known = self._sources.get(id(tensor))
         if known is not None:
             return known
-        pointer = tensor.data_ptr()
-        if pointer and pointer in self._pointers:
-            return False, self._pointers[pointer], 0
-        owners = self._storages.get(tensor.untyped_storage()._cdata, [])
+        pointer, storage = tensor.data_ptr(), tensor.untyped_storage()._cdata
+        for i, buffer in enumerate(self._plan.buffers):
+            if buffer.like.untyped_storage()._cdata == storage:
+                return True, i, pointer - buffer.like.data_ptr()
+        starts, owners = self._arguments_memory
+        if pointer and pointer in starts:
+            return False, starts[pointer], 0
         # Of several arguments with one storage it is not known whose view this is.
-        if not owners or (not owners[0][0] and len(owners) > 1):
+        if len(owners.get(storage, ())) != 1:
             raise Unrecordable("a pointer of unknown origin")
-        buffer, index, begin = owners[0]
-        return buffer, index, pointer - begin
+        (index,) = owners[storage]
+        leaf = self._leaves[index]
+        assert leaf is not None
+        return False, index, pointer - leaf.data_ptr()
+
+    @functools.cached_property
+    def _arguments_memory(self) -> tuple[dict[int, int], dict[int, list[int]]]:
+        """The first argument at each address, and the arguments of each storage."""
+        starts: dict[int, int] = {}
+        owners: dict[int, list[int]] = {}
+        for i, leaf in enumerate(self._leaves):
+            if leaf is not None and leaf.layout is torch.strided:
+                starts.setdefault(leaf.data_ptr(), i)
+                owners.setdefault(leaf.untyped_storage()._cdata, []).append(i)
+        return starts, owners
 
     def _base(self, source: Source) -> torch.Tensor | None:
         return self._plan.buffers[source[1]].like if source[0] else self._leaves[source[1]]
@@ -482,6 +498,7 @@ def record(
     outer = call.swap_recorder(recorder)
     try:
         if watch:
+            recorder.watching = True
             with Watch(recorder):
                 results = run()
         else:

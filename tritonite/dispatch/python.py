@@ -9,9 +9,11 @@ import torch
 
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
-from tritonite.dispatch.call import Number, value_of
+from tritonite.dispatch.call import Number
 from tritonite.dispatch.plan import record
 from tritonite.errors import Decline, Unsupported
+
+_NUMBERS = (bool, int, float)
 
 
 class _InForce:
@@ -46,7 +48,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
         if kernel is not None and (name not in in_force.names or (interpreted and inside_kernel())):
             return aten(args, kwargs)
         try:
-            result = plain(op(*args, **kwargs))
+            result = op(*args, **kwargs)
         except Decline as decline:
             count_decline(decline.reason)
             if kernel is None:
@@ -79,14 +81,14 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
 
     def call(values: list[Any]) -> tuple[Any, ...]:
         try:
-            results, recorder = record(*recordable(op, values))
+            results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()
         if recorder.reason:
             counts.count_unrecordable(recorder.reason)
-        return "ran", tuple(map(plain, results)), plan
+        return "ran", op.plain(results), plan
 
     return call
 
@@ -95,28 +97,27 @@ def recordable(
     op: Op, values: Sequence[Any]
 ) -> tuple[Callable[[], Sequence[Any]], list[torch.Tensor | None], dict[int, tuple[int, int]]]:
     """What `plan.record` takes of a call with all of an operator's arguments: what runs it, leaves, and numbers."""
-    arguments = op.schema.arguments
     leaves: list[torch.Tensor | None] = []
     numbers: dict[int, tuple[int, int]] = {}
     given = list(values)
+
+    def take(value: Any, takes: bool, slot: int, place: tuple[int, int]) -> Any:
+        if isinstance(value, torch.Tensor):
+            if slot and not value.dim() and value.device.type == "cpu":
+                numbers[len(leaves)] = place
+            leaves.append(value)
+            return value
+        if takes:
+            leaves.append(None)
+        return Number(value, *place, keyed=slot == 2) if slot and type(value) in _NUMBERS else value
+
     for i, (takes, slot) in enumerate(zip(op.takes_tensors, op.slots, strict=True)):
-        several = isinstance(values[i], (list, tuple))
-        items = list(values[i]) if several else [values[i]]
-        for j, item in enumerate(items):
-            place = (i, j if several else -1)
-            if takes:
-                if slot and isinstance(item, torch.Tensor) and not item.dim() and item.device.type == "cpu":
-                    numbers[len(leaves)] = place
-                leaves.append(item if isinstance(item, torch.Tensor) else None)
-            if slot and type(item) in (bool, int, float):
-                items[j] = Number(item, *place, keyed=slot == 2)
-        given[i] = items if several else items[0]
-    positional = len(arguments) - sum(argument.kwarg_only for argument in arguments)
-    args = tuple(given[:positional])
-    kwargs = {argument.name: value for argument, value in zip(arguments, given, strict=True) if argument.kwarg_only}
+        if takes or slot:
+            value = values[i]
+            if isinstance(value, (list, tuple)):
+                given[i] = [take(item, takes, slot, (i, j)) for j, item in enumerate(value)]
+            else:
+                given[i] = take(value, takes, slot, (i, -1))
+    args = tuple(given[: op.positional])
+    kwargs = dict(zip(op.keywords, given[op.positional :], strict=True))
     return lambda: op.results(args, kwargs), leaves, numbers
-
-
-def plain(result: Any) -> Any:
-    """A result, or each of a list, as a number where it is one that data decided."""
-    return [value_of(item) for item in result] if isinstance(result, list) else value_of(result)

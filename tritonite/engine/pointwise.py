@@ -329,6 +329,9 @@ class Pointwise:
             outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in plan.fresh])
         elif plan.extents:
             self._check_overlap(plan, values, outs)
+        recorder = call.recorder()
+        if recorder is not None and recorder.dry:
+            recorder.promotions.append(plan.summary)
         if plan.launch is not None:
             self._launch(plan, values, outs)
         return tuple(outs)

@@ -26,6 +26,9 @@ def bitwise_xor(self, other):
 def bitwise_not(self):
     if self.dtype == tl.int1:
         return self == 0
+    if self.dtype == tl.uint8:
+        # The interpreter has no -1 of it to flip bits with.
+        return tl.full(self.shape, 255, self.dtype) - self
     return ~self
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tritonite.catalog import operator
+from tritonite.dispatch.call import read
 from tritonite.dtypes import ALL, FLOATS, opmath
 from tritonite.engine.reduction import INDEX, Reduction, Stage, dimensions, reduced
 from tritonite.errors import Decline
@@ -298,13 +299,13 @@ _equal = Reduction((1,), _same_value, _and, only, (torch.int32,))
 
 @operator("equal", accepts=ALL, promotion="bool")
 def equal(self, other, outs=()):
-    """Waits for the device, as ATen's does."""
+    """The host waits for the device, as it does for ATen's."""
     if self.dtype is not other.dtype:
         raise Decline("operands of several dtypes")
     if self.shape != other.shape:
         return (False,)
-    (result,) = reduced(_equal, (self, other), None, False, (torch.bool,), outs, self.dtype)
-    return (bool(result),)
+    (result,) = reduced(_equal, (self, other), None, False, (torch.int64,), outs, self.dtype)
+    return read(result)
 
 
 @operator("count_nonzero", accepts=ALL, promotion="int64")

@@ -1,0 +1,63 @@
+"""Every overload through the native dispatcher: recorded once and then replayed, and explained."""
+
+import pytest
+import torch
+from conftest import calls_through
+from test_accuracy import UNSAMPLED
+
+import tritonite
+from tritonite.testing import verify
+from tritonite.testing.samples import samples
+
+
+@pytest.fixture(scope="module", autouse=True)
+def through_native():
+    with calls_through("native"):
+        yield
+
+
+def _function(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _runs(op):
+    """Samples that ATen takes, outputs given to it and its results, in float32 and in what else it accepts."""
+    function = _function(op.overload)
+    for dtype in (torch.float32, *op.declaration.accepts):
+        for sample in samples(op, dtype, tritonite.device):
+            template = verify._quietly(lambda: verify._functional(function, op, sample)) if op.out_names else ()
+            if isinstance(template, Exception):
+                continue
+            expected = verify._quietly(lambda: verify._call(function, op, sample, template))
+            if not isinstance(expected, Exception):
+                yield sample, template, expected
+
+
+@pytest.mark.parametrize("name", [name for name in tritonite.overloads() if name not in UNSAMPLED])
+def test_a_call_is_recorded_and_replayed(name):
+    op, function = tritonite.overloads()[name], _function(name)
+    for sample, template, expected in _runs(op):
+        tritonite.reset_stats()
+        with tritonite.use_gems(include=[name]):
+            found = [verify._call(function, op, sample, template) for _ in range(2)]
+        counts = tritonite.stats()[name]
+        if counts.declined:
+            continue
+        assert (counts.launched, counts.replayed, counts.unrecordable) == (1, 1, {})
+        for each in found:
+            torch.testing.assert_close(each, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
+        return
+    pytest.fail("no sample is served")
+
+
+@pytest.mark.parametrize("name", [name for name in tritonite.overloads() if name not in UNSAMPLED])
+def test_a_call_is_explained(name):
+    op = tritonite.overloads()[name]
+    for sample, template, _ in _runs(op):
+        outs = template if isinstance(template, tuple) else (template,)
+        text = tritonite.explain(name, *sample.args, **sample.kwargs, **dict(zip(op.out_names, outs, strict=False)))
+        if "path       ATen" not in text:
+            assert "kernel     " in text or "result is empty" in text
+            return
+    pytest.fail("no sample is served")
