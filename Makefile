@@ -72,6 +72,7 @@ check: $(VENV)/test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy tritonite
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/house_rules.py
 	@$(BIN)/python tools/operator_table.py --check
 	@$(BIN)/python tools/benchmark_page.py --check

@@ -38,7 +38,7 @@ def report_failures(report):
     assert not report.failures, "\n".join(report.failures[:5])
 
 
-@pytest.mark.parametrize("name", tritonite.overloads())
+@pytest.mark.parametrize("name", [name for name, op in tritonite.overloads().items() if op.has_place])
 def test_overload(name):
     if name in UNSAMPLED:
         pytest.skip(UNSAMPLED[name])

@@ -414,3 +414,22 @@ def test_the_rule_for_float32(monkeypatch):
     assert choose(4096, 4096, 4096).parts and choose(1024, 1024, 1024).splits == 2
     assert not choose(64, 64, 64).parts
     assert [choose(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 16, 16, 16]
+
+
+@pytest.mark.skipif(tritonite.device == "cuda", reason="there ATen has them, and the samples are theirs")
+@pytest.mark.parametrize("packet", ["mm", "bmm", "addmm", "baddbmm"])
+def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
+    rank = 3 if "b" in packet.removeprefix("add") else 2
+    a, b, added = (torch.randn(*(2, 5, 5)[3 - rank :], generator=torch.manual_seed(i)).half() for i in range(3))
+    exact, given = a.double() @ b.double(), (a, b)
+    if packet not in ("mm", "bmm"):
+        exact, given = exact * 0.5 + added.double() * 2.0, (added, a, b)
+    factors = {"alpha": 0.5, "beta": 2.0} if len(given) == 3 else {}
+    op = tritonite.overloads()[f"{packet}.dtype"]
+    assert not op.has_place
+    found = op(*given, torch.float32, **factors)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
+    out = torch.empty_like(found)
+    assert tritonite.overloads()[f"{packet}.dtype_out"](*given, torch.float32, **factors, out=out) is out
+    assert torch.equal(out, found)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LINE_BUDGET = 15_200
-MAY_REGISTER = {"tritonite/dispatch/override.py"}
+MAY_REGISTER = {"tritonite/dispatch/override.py", "tritonite/dispatch/library.py"}
 MAY_PRINT = {"tritonite/cli.py", "tritonite/demo.py", "tritonite/testing/targets.py"}
 # Built from halves, so that this file keeps its own rules.
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
@@ -39,7 +38,7 @@ def breaches(text: str, name: str) -> Iterator[str]:
             if node.func.id == "print" and package and name not in MAY_PRINT:
                 yield f"{where}: print outside the command line"
         if package and name not in MAY_REGISTER and _is_registration(node):
-            yield f"{where}: only override.py registers with torch"
+            yield f"{where}: only dispatch/override.py and dispatch/library.py register with torch"
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:
@@ -65,12 +64,9 @@ def main() -> int:
     files = sorted(path for folder in ("tritonite", "tests", "tools") for path in (ROOT / folder).rglob("*.py"))
     names = {path: path.relative_to(ROOT).as_posix() for path in files}
     found = [line for path in files for line in breaches(path.read_text(), names[path])]
-    total = sum(len(path.read_text().splitlines()) for path in files if names[path].startswith("tritonite/"))
-    if total > LINE_BUDGET:
-        found.append(f"tritonite/ has {total} lines; the budget is {LINE_BUDGET}")
     for line in found:
         print(line)
-    print(f"house rules: {len(files)} files, {total} of {LINE_BUDGET} lines, {len(found)} breaches")
+    print(f"house rules: {len(files)} files, {len(found)} breaches")
     return 1 if found else 0
 
 

@@ -32,9 +32,8 @@ def table() -> str:
     ]
     rows = []
     for declaration in catalog.declarations:
-        # ATen has a kernel of its own for all of them on CUDA, and for all but these on a CPU.
-        overloads = served.get(id(declaration), [f"{packet} (CUDA)" for packet in declaration.packets])
-        names = ", ".join(f"`{name}`" for name in overloads)
+        cuda_only = declaration.cuda_only
+        names = ", ".join(f"`{name}`{' (CUDA)' if name in cuda_only else ''}" for name in served[id(declaration)])
         accepted, method = _dtypes(declaration.accepts), declaration.method.replace("|", "\\|")
         row = (declaration.family, declaration.packets[0], declaration.promotion, accepted, names, method)
         rows.append("| " + " | ".join(row) + " |")

@@ -38,6 +38,8 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     dispatcher = native_dispatcher()
     kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
     state = "overridden now" if name in installed() else "not overridden now: ATen serves it"
+    if not op.has_place:
+        state = "ATen has it on CUDA alone; here it can be called directly"
     lines = [f"{name}{_describe(args, kwargs)}", f"state      {state}"]
     recorder: Recorder | None = None
     run, leaves, numbers = recordable(op, values)

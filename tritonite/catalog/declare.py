@@ -48,12 +48,13 @@ class Declaration:
     """One declared operator: the packets it serves, its argument names, and the host function that runs it.
 
     A pointwise formula's host function is written by the catalog. `accepts` are dtypes, `promotion` says how arguments
-    decide the result's, `method` where a formula is from, `kernels` are the pointwise ones that are launched. Numbers
-    are no part of a recorded call, but for those that are `pinned`, on whose value the host function branches, and
-    whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with tensors that are
-    conjugated or negated when they are read go to ATen. A host function is `watched` for
-    what it calls of ATen unless it calls none. `library` is set of operators outside ATen, in the namespace
-    `tritonite`.
+    decide the result's, `method` where a formula is from, `kernels` are the pointwise ones that are launched.
+
+    Of a call's numbers a plan knows the type alone, but the value of those that are `pinned`, on which the host
+    function branches, and whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with
+    tensors that are conjugated or negated when they are read go to ATen. ATen has the overloads that are `cuda_only`
+    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. `library` is set of
+    operators outside ATen, in the namespace `tritonite`.
     """
 
     packets: tuple[str, ...]
@@ -68,7 +69,7 @@ class Declaration:
     pinned: frozenset[str] = frozenset()
     pinned_zero_or_one: frozenset[str] = frozenset()
     lazy_bits: bool = False
-    cuda_only: bool = False
+    cuda_only: frozenset[str] = frozenset()
     watched: bool = True
     library: LibraryFormulas | None = None
 
@@ -147,6 +148,11 @@ class Op:
         return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
 
     @property
+    def has_place(self) -> bool:
+        """Whether ATen has a kernel on this device that it can take the place of."""
+        return self.overload not in self.declaration.cuda_only or devices.current.dispatch_key == "CUDA"
+
+    @property
     def qualified(self) -> str:
         """The name with its namespace, as the dispatcher knows it."""
         return self.overload if "::" in self.overload else f"aten::{self.overload}"
@@ -203,7 +209,7 @@ def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema)
 
 @functools.lru_cache(maxsize=1)
 def overloads() -> dict[str, Op]:
-    """Every overload that `enable()` would install, by name."""
+    """Every overload that `enable()` would install, and those that ATen has on CUDA alone, by name."""
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
     for declaration in declarations:
@@ -212,7 +218,9 @@ def overloads() -> dict[str, Op]:
         known = [found for packet in declaration.packets for found in schemas(packet)]
         fitting = [(name, schema) for name, schema in known if declaration.serves(schema)]
         for name, schema in fitting:
-            if name not in excluded and name not in table and has_kernel(name, key):
+            if name in excluded or name in table:
+                continue
+            if name in declaration.cuda_only or has_kernel(name, key):
                 table[name] = _overload(declaration, name, schema)
         if known and not fitting:
             raise InvalidDeclaration(name=declaration.packets[0], reason="no ATen overload has its arguments")
@@ -353,7 +361,7 @@ def operator(
     pin: tuple[str, ...] = (),
     pin_zero_or_one: tuple[str, ...] = (),
     lazy_bits: bool = False,
-    cuda_only: bool = False,
+    cuda_only: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
@@ -368,7 +376,8 @@ def operator(
             hand on to kernels: one recorded call serves all values.
         pin_zero_or_one: such numbers of which it asks `zero_or_one`.
         lazy_bits: it takes tensors that are conjugated or negated when they are read.
-        cuda_only: ATen has it on CUDA alone; without a GPU it is listed, compiled and may be called directly.
+        cuda_only: overloads that ATen has on CUDA alone. Elsewhere they are listed, compiled and may be called
+            directly, and are not put in ATen's place.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -386,7 +395,7 @@ def operator(
                 pinned=frozenset(pin),
                 pinned_zero_or_one=frozenset(pin_zero_or_one),
                 lazy_bits=lazy_bits,
-                cuda_only=cuda_only,
+                cuda_only=frozenset(cuda_only),
                 **arguments,
             )
         )

@@ -52,6 +52,8 @@ def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _selected(include: str | tuple[str, ...] | None, exclude: str | tuple[str, ...] | None) -> frozenset[str]:
     chosen = frozenset(catalog.overloads()) if include is None else _match(include)
+    # What ATen has on another kind of device alone has no place here.
+    chosen = frozenset(name for name in chosen if catalog.overloads()[name].has_place)
     return chosen if exclude is None else chosen - _match(exclude)
 
 

@@ -95,17 +95,22 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
     return outs
 
 
-@operator("mm", accepts=FLOATS)
+@operator("mm", accepts=FLOATS, cuda_only=("mm.dtype", "mm.dtype_out"))
 def mm(self, mat2, out_dtype=None, outs=()):
     return _multiply(_batches(self, 2), _batches(mat2, 2), outs, out_dtype=out_dtype)
 
 
-@operator("bmm", accepts=FLOATS)
+@operator("bmm", accepts=FLOATS, cuda_only=("bmm.dtype", "bmm.dtype_out"))
 def bmm(self, mat2, out_dtype=None, outs=()):
     return _multiply(_batches(self, 3), _batches(mat2, 3), outs, rank=3, out_dtype=out_dtype)
 
 
-@operator("addmm", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
+@operator(
+    "addmm",
+    accepts=FLOATS,
+    pin_zero_or_one=("alpha", "beta"),
+    cuda_only=("addmm.dtype", "addmm.dtype_out"),
+)
 def addmm(self, mat1, mat2, beta, alpha, out_dtype=None, outs=()):
     mat1, mat2 = _batches(mat1, 2), _batches(mat2, 2)
     return _multiply(mat1, mat2, outs, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)
@@ -117,7 +122,12 @@ def _addmm_activation(self, mat1, mat2, beta, alpha, use_gelu, outs=()):
     return _multiply(mat1, mat2, outs, self=self, beta=beta, alpha=alpha, activation=activation)
 
 
-@operator("baddbmm", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
+@operator(
+    "baddbmm",
+    accepts=FLOATS,
+    pin_zero_or_one=("alpha", "beta"),
+    cuda_only=("baddbmm.dtype", "baddbmm.dtype_out"),
+)
 def baddbmm(self, batch1, batch2, beta, alpha, out_dtype=None, outs=()):
     batch1, batch2 = _batches(batch1, 3), _batches(batch2, 3)
     return _multiply(batch1, batch2, outs, rank=3, out_dtype=out_dtype, self=self, beta=beta, alpha=alpha)

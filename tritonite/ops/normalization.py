@@ -241,7 +241,7 @@ _RMS_BACKWARD = {
 _RMS_WEIGHT = Reduction((0.0,), _scaled_product, add_states, only)
 
 
-@operator("_fused_rms_norm", accepts=FLOATS)
+@operator("_fused_rms_norm", accepts=FLOATS, cuda_only=("_fused_rms_norm",))
 def _fused_rms_norm(input, normalized_shape, weight, eps, outs=()):
     """x / sqrt(mean of squares + eps), and what it is multiplied by: Zhang and Sennrich 2019."""
     check_floats(input, weight)
@@ -256,7 +256,7 @@ def _fused_rms_norm(input, normalized_shape, weight, eps, outs=()):
     return outs
 
 
-@operator("_fused_rms_norm_backward", accepts=FLOATS)
+@operator("_fused_rms_norm_backward", accepts=FLOATS, cuda_only=("_fused_rms_norm_backward",))
 def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask, outs=()):
     check_floats(input, grad_out, weight)
     dims, rows = _trailing(input.shape, normalized_shape)
