@@ -286,12 +286,12 @@ def test_explain(device):
 def test_caches_are_bounded(device, monkeypatch):
     from tritonite.engine import pointwise
 
-    monkeypatch.setattr(pointwise, "_PLANS_PER_OPERATOR", 4)
+    monkeypatch.setattr(pointwise, "_ITERATIONS_PER_OPERATOR", 4)
     kernel = tritonite.overloads()["neg"].declaration.kernels[0]
     with tritonite.use_gems(include="neg"):
         for n in range(1, 12):
             assert torch.equal(-torch.ones(n, device=device), torch.full((n,), -1.0, device=device))
-    assert len(kernel._plans) <= 4
+    assert len(kernel._iterations) <= 4
 
 
 def test_interleaved_destinations_are_served(device):

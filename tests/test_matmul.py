@@ -26,8 +26,8 @@ CONFIGS = {
     "four rows, split": Config(4, 32, 32, splits=2),
     "descriptors": Config(32, 64, 32, descriptors=True),
     "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
-    "halves": Config(64, 32, 32, descriptors=True, halves=True),
-    "three parts": Config(64, 64, 32, parts=True),
+    "halves": Config(64, 32, 32, descriptors=True, split_store=True),
+    "three parts": Config(64, 64, 32, bf16x6=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 # Of products whose warps divide the work.
@@ -35,7 +35,7 @@ _SPECIALIZED = Config(128, 128, 64, 8, 4, descriptors=True, warp_specialize=True
 SPECIALIZED = {
     "wide": _SPECIALIZED._replace(BLOCK_N=256, num_stages=3),
     "high": _SPECIALIZED._replace(BLOCK_M=256, GROUP_M=1),
-    "halves": _SPECIALIZED._replace(halves=True, num_stages=6),
+    "halves": _SPECIALIZED._replace(split_store=True, num_stages=6),
     "three groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
 }
 on_sm_90 = pytest.mark.skipif(
@@ -58,12 +58,14 @@ def laid_out(rows, columns, layout, dtype, batches=()):
 @pytest.fixture
 def use(monkeypatch):
     """Makes every product use a config, and tells which could have had tensor descriptors."""
-    described = []
+    descriptors = []
 
     def prepare(config):
-        monkeypatch.setattr(choose, "choose", lambda problem, device, can, divided: described.append(can) or config)
-        monkeypatch.setattr(choose, "choose_described", lambda problem, device: config)
-        return described
+        monkeypatch.setattr(
+            choose, "choose", lambda problem, device, can, warp_specialized: descriptors.append(can) or config
+        )
+        monkeypatch.setattr(choose, "choose_with_descriptors", lambda problem, device: config)
+        return descriptors
 
     return prepare
 
@@ -80,13 +82,13 @@ def check(actual, function, *operands, **keywords):
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "plain")])
 def test_every_kernel_in_every_layout(name, dtype, layouts, use):
     config = CONFIGS[name]
-    described = use(config)
+    descriptors = use(config)
     rows = 1 if config.BLOCK_M == 1 else 72
     a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, 104, layouts[1], dtype)
     if config.descriptors and "strided" in layouts:
         pytest.skip("no descriptor tells of elements apart from each other")
     check(matmul.mm(a, b)[0], torch.mm, a, b)
-    assert described == ["strided" not in layouts]
+    assert descriptors == ["strided" not in layouts]
     a, b = laid_out(rows, 48, layouts[0], dtype, (3,)), laid_out(48, 40, layouts[1], dtype, (3,))
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
 
@@ -351,11 +353,11 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float32), (torch.int8, torch.int32)])
-@pytest.mark.parametrize("described", [True, False])
-def test_the_rule_fits_the_device(case, dtypes, described, monkeypatch):
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_the_rule_fits_the_device(case, dtypes, descriptors, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
     problem, device = Problem(*case, *dtypes, True, True), torch.device("cpu")
-    config = choose.choose(problem, device, described)
+    config = choose.choose(problem, device, descriptors)
     _, M, _, K = case
     assert max(16, 2 * M) >= config.BLOCK_M
     assert (config.BLOCK_M == 1) == (M == 1)
@@ -374,8 +376,8 @@ def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
     half, device = Problem(*case, torch.bfloat16, torch.bfloat16, True, True), torch.device("cpu")
     float8 = half._replace(dtype=torch.float8_e4m3fn, blockwise=True)
 
-    def divided(problem, described=True, can=True):
-        config = choose.fitting(choose.rule(problem, device, described, can), problem, device)
+    def warp_specialized(problem, descriptors=True, can=True):
+        config = choose.fitting(choose.rule(problem, device, descriptors, can), problem, device)
         result = problem.result.itemsize
         assert config.splits == 1 or not config.warp_specialize
         assert (
@@ -384,15 +386,15 @@ def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
         return config.warp_specialize
 
     large = case in CASES[:2]
-    assert not any(map(divided, (half, float8)))
+    assert not any(map(warp_specialized, (half, float8)))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
-    assert divided(half) == (large or case == CASES[5])
-    assert divided(float8) == (large or case == CASES[5])
-    assert not divided(half, can=False)
-    assert not divided(half, described=False)
-    assert not divided(float8._replace(b_inner=False))
-    assert not divided(half._replace(dtype=torch.float32))
-    divided(half._replace(result=torch.float32))
+    assert warp_specialized(half) == (large or case == CASES[5])
+    assert warp_specialized(float8) == (large or case == CASES[5])
+    assert not warp_specialized(half, can=False)
+    assert not warp_specialized(half, descriptors=False)
+    assert not warp_specialized(float8._replace(b_inner=False))
+    assert not warp_specialized(half._replace(dtype=torch.float32))
+    warp_specialized(half._replace(result=torch.float32))
 
 
 @pytest.mark.parametrize("name", ["pointers", "three parts", "four rows"])
@@ -408,12 +410,12 @@ def test_values_that_are_not_numbers(name, use):
 def test_the_rule_for_float32(monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
 
-    def choose(*sizes):
+    def rule(*sizes):
         return choose.rule(Problem(1, *sizes, torch.float32, torch.float32, True, True), torch.device("cpu"), True)
 
-    assert choose(4096, 4096, 4096).parts and choose(1024, 1024, 1024).splits == 2
-    assert not choose(64, 64, 64).parts
-    assert [choose(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 16, 16, 16]
+    assert rule(4096, 4096, 4096).bf16x6 and rule(1024, 1024, 1024).splits == 2
+    assert not rule(64, 64, 64).bf16x6
+    assert [rule(M, 4096, 4096).BLOCK_M for M in (1, 2, 3, 8, 9, 16)] == [1, 2, 4, 16, 16, 16]
 
 
 @pytest.mark.skipif(tritonite.device == "cuda", reason="there ATen has them, and the samples are theirs")

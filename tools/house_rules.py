@@ -38,7 +38,7 @@ def breaches(text: str, name: str) -> Iterator[str]:
             if node.func.id == "print" and package and name not in MAY_PRINT:
                 yield f"{where}: print outside the command line"
         if package and name not in MAY_REGISTER and _is_registration(node):
-            yield f"{where}: only dispatch/override.py and dispatch/library.py register with torch"
+            yield f"{where}: nothing registers with torch but dispatch/override.py and dispatch/library.py"
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:

@@ -146,7 +146,7 @@ class PointwiseFunction:
         try:
             outs: Sequence[torch.Tensor] = ()
             if any(out is not None for out in given):
-                fresh = self._kernel.plan(values).fresh
+                fresh = self._kernel.iteration(values).fresh
                 device = next(out.device for out in given if out is not None)
                 outs = [
                     empty_strided(f.shape, f.strides, f.dtype, device) if out is None else out

@@ -33,7 +33,7 @@ from tritonite.engine.iteration import (
 from tritonite.errors import Decline
 from tritonite.launch import Launch, Specialization, flatten
 
-_PLANS_PER_OPERATOR = 1024
+_ITERATIONS_PER_OPERATOR = 1024
 _VARIANTS = 8192
 
 
@@ -260,7 +260,7 @@ class Fresh(NamedTuple):
     dtype: torch.dtype
 
 
-class Plan:
+class Iteration:
     """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
 
     __slots__ = ("bounds", "device", "extents", "fresh", "launch", "operands", "specialization", "summary")
@@ -314,30 +314,30 @@ class Pointwise:
         self._roles = tuple(parameters.values())
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self._methods = methods or ((deciding, promote),) * len(output_dtypes)
-        self._plans: dict[tuple[object, ...], Plan | str] = {}
+        self._iterations: dict[tuple[object, ...], Iteration | str] = {}
         self._lock = threading.Lock()
 
     def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
-        plan = self.plan(values, outs)
-        if plan.bounds:
-            for position, low, high in plan.bounds:
+        iteration = self.iteration(values, outs)
+        if iteration.bounds:
+            for position, low, high in iteration.bounds:
                 if not low <= value_of(values[position]) <= high:
                     raise Decline("number does not fit the dtype", lasting=False)
         if not outs:
-            device = plan.device
-            outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in plan.fresh])
-        elif plan.extents:
-            self._check_overlap(plan, values, outs)
+            device = iteration.device
+            outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in iteration.fresh])
+        elif iteration.extents:
+            self._check_overlap(iteration, values, outs)
         recorder = call.recorder()
         if recorder is not None and recorder.dry:
-            recorder.promotions.append(plan.summary)
-        if plan.launch is not None:
-            self._launch(plan, values, outs)
+            recorder.promotions.append(iteration.summary)
+        if iteration.launch is not None:
+            self._launch(iteration, values, outs)
         return tuple(outs)
 
-    def plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Plan:
-        """The plan for these arguments, from the cache where one like it has been made. Raises Decline."""
+    def iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Iteration:
+        """The iteration for these arguments, from the cache where one like it has been made. Raises Decline."""
         if call.recorder() is not None:
             # What records keeps plans of its own.
             return self._ready(values, outs)
@@ -352,25 +352,25 @@ class Pointwise:
         for out in outs:
             key += (out.dtype, out.shape, out.stride(), out.data_ptr() & 15, out.device)
         hashed = tuple(key)
-        plan = self._plans.get(hashed)
-        if plan is None:
+        iteration = self._iterations.get(hashed)
+        if iteration is None:
             try:
-                plan = self._ready(values, outs)
+                iteration = self._ready(values, outs)
             except Decline as decline:
                 if not decline.lasting:
                     raise
-                plan = decline.reason
+                iteration = decline.reason
             with self._lock:
-                while len(self._plans) >= _PLANS_PER_OPERATOR:
-                    self._plans.pop(next(iter(self._plans)))
-                self._plans[hashed] = plan
-        if isinstance(plan, str):
-            raise Decline(plan)
-        return plan
+                while len(self._iterations) >= _ITERATIONS_PER_OPERATOR:
+                    self._iterations.pop(next(iter(self._iterations)))
+                self._iterations[hashed] = iteration
+        if isinstance(iteration, str):
+            raise Decline(iteration)
+        return iteration
 
     @staticmethod
-    def _check_overlap(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        for written, position, written_bytes, read_bytes, identical, grain in plan.extents:
+    def _check_overlap(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        for written, position, written_bytes, read_bytes, identical, grain in iteration.extents:
             read = values[position] if position >= 0 else outs[~position]
             a, b = outs[written].data_ptr(), read.data_ptr()
             if a == b and identical:
@@ -382,26 +382,26 @@ class Pointwise:
                     raise Decline("output overlaps an input")
 
     @staticmethod
-    def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        assert plan.launch is not None
+    def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        assert iteration.launch is not None
         recorder, operands = call.recorder(), []
-        for position, how in plan.operands:
+        for position, how in iteration.operands:
             value = values[position]
             if how == "item":
                 value = value.item() if recorder is None else recorder.number(value)
             operands.append(int(value) if type(value) is bool else value)
         if recorder is None:
-            plan.launch(operands, outs)
+            iteration.launch(operands, outs)
             return
-        limits = {position: (low, high) for position, low, high in plan.bounds}
-        bounds = {place: limits[i] for place, (i, _) in enumerate(plan.operands) if i in limits}
-        plan.launch(operands, outs, bounds)
+        limits = {position: (low, high) for position, low, high in iteration.bounds}
+        bounds = {place: limits[i] for place, (i, _) in enumerate(iteration.operands) if i in limits}
+        iteration.launch(operands, outs, bounds)
 
-    def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
-        plan = self._make_plan(values, outs)
-        if plan.specialization is not None:
-            plan.launch = Launch(plan.specialization, plan.device)
-        return plan
+    def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+        iteration = self._make_iteration(values, outs)
+        if iteration.specialization is not None:
+            iteration.launch = Launch(iteration.specialization, iteration.device)
+        return iteration
 
     def promoted(
         self, kinds: Sequence[_Tensor | _Constant | type], default: torch.dtype
@@ -432,10 +432,10 @@ class Pointwise:
         results = tuple(own or result for own, (_, result) in zip(self.output_dtypes, promoted, strict=True))
         return commons[0], promoted[0][0], results
 
-    def _make_plan(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Plan:
-        plan = Plan()
+    def _make_iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+        iteration = Iteration()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        plan.device, scalars = common_device(tensors, outs)
+        iteration.device, scalars = common_device(tensors, outs)
         kinds: list[_Tensor | _Constant | type] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
@@ -449,19 +449,19 @@ class Pointwise:
             else:
                 kinds.append(number_type(value))
         typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
-        plan.operands, plan.bounds = typed.operands, typed.bounds
+        iteration.operands, iteration.bounds = typed.operands, typed.bounds
         every = [*strided.values(), *outs]
         shape = tuple(every[0].shape)
         row_major = contiguous_strides(shape)
-        # Most calls: contiguous tensors of one shape. What follows gives them the same plan, only later.
+        # Most calls: contiguous tensors of one shape. What follows gives them the same iteration, only later.
         plain = not scalars and all([value.shape == shape and value.stride() == row_major for value in every])
         if not plain:
             shape = broadcast_shape([value.shape for value in tensors])
         results = typed.results
-        plan.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
+        iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
 
         if outs:
-            _check_outputs(outs, shape, results, list(strided.items()), plan)
+            _check_outputs(outs, shape, results, list(strided.items()), iteration)
         else:
             if plain and (not typed.with_numbers or 1 not in shape):
                 strides = row_major
@@ -470,14 +470,14 @@ class Pointwise:
             else:
                 layout = [(value.shape, value.stride()) for value in strided.values()]
                 strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
-            plan.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
+            iteration.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
         if 0 in shape:
-            return plan
+            return iteration
 
-        out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in plan.fresh]
+        out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in iteration.fresh]
         n = math.prod(shape)
         if plain and n > 1 and all([own == row_major for own in out_strides]):
-            flat = tuple([(1,) if how == "tensor" else () for _, how in plan.operands])
+            flat = tuple([(1,) if how == "tensor" else () for _, how in iteration.operands])
             space = _Space((n,), flat, ((1,),) * len(out_strides))
         else:
             in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
@@ -485,15 +485,15 @@ class Pointwise:
             merged_of = dict(zip(strided, map(tuple, merged[len(out_strides) :]), strict=True))
             space = _Space(
                 tuple(sizes),
-                tuple([merged_of.get(i, ()) for i, _ in plan.operands]),
+                tuple([merged_of.get(i, ()) for i, _ in iteration.operands]),
                 tuple([tuple(own) for own in merged[: len(out_strides)]]),
             )
         aligned = (
-            [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in plan.operands],
+            [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in iteration.operands],
             [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
         )
-        plan.specialization = _specialize(typed.kernel, space, aligned)
-        return plan
+        iteration.specialization = _specialize(typed.kernel, space, aligned)
+        return iteration
 
 
 class _Tensor(NamedTuple):
@@ -616,7 +616,7 @@ def _check_outputs(
     shape: tuple[int, ...],
     results: tuple[torch.dtype, ...],
     strided: list[tuple[int, torch.Tensor]],
-    plan: Plan,
+    iteration: Iteration,
 ) -> None:
     extents: list[tuple[int, int, int, int, bool, int]] = []
     for j, (out, result) in enumerate(zip(outs, results, strict=True)):
@@ -645,7 +645,7 @@ def _check_outputs(
                 )
             )
             extents.append((j, position, out_bytes, read_bytes, identical, grain))
-    plan.extents = tuple(extents) if 0 not in shape else ()
+    iteration.extents = tuple(extents) if 0 not in shape else ()
 
 
 def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from tritonite import catalog, devices, dtypes
 from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
-from tritonite.engine.gemm.triton import multiply_tiles
+from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.errors import Decline
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
@@ -70,12 +70,12 @@ def specializations(kernel: pointwise.Pointwise, full: bool) -> Iterator[tuple[s
                     values = [v.t() if isinstance(v, torch.Tensor) and i else v for i, v in enumerate(values)]
                 try:
                     with mock.patch.object(pointwise, "Launch", lambda *_: None):
-                        plan = kernel.plan(values)
+                        iteration = kernel.iteration(values)
                 except Decline:
                     continue
                 served += 1
-                if plan.specialization is not None:
-                    yield f"{dtype} {static} {label}", plan.specialization
+                if iteration.specialization is not None:
+                    yield f"{dtype} {static} {label}", iteration.specialization
 
 
 @contextlib.contextmanager
@@ -144,17 +144,19 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them."""
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
-            divided, described = config.warp_specialize, config.descriptors
-            dtype = torch.float8_e4m3fn if divided and size == 1 else _SIZED[size]
+            warp_specialized, descriptors = config.warp_specialize, config.descriptors
+            dtype = torch.float8_e4m3fn if warp_specialized and size == 1 else _SIZED[size]
             # One tile a program and several are written in other ways.
             layouts = ("columns",) if dtype is torch.float8_e4m3fn else ("rows", "columns")
-            for batches, layout in itertools.product((1, 256) if described and not divided else (1,), layouts):
+            for batches, layout in itertools.product(
+                (1, 256) if descriptors and not warp_specialized else (1,), layouts
+            ):
                 a, b = torch.empty(batches, config.BLOCK_M, 512, dtype=dtype), torch.empty(1, 512, 512, dtype=dtype)
                 out = a.new_empty(a.shape, dtype=_RESULTS.get(dtype, dtype))
                 second = (b if layout == "rows" else b.mT).expand(batches, 512, 512)
                 with _noting() as found:
                     product(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
-                chosen = names[: 1 if divided else 2] if described else names
+                chosen = names[: 1 if warp_specialized else 2] if descriptors else names
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
 
 
@@ -201,7 +203,7 @@ def _targets(
 ) -> tuple[str, ...]:
     """Those that a kernel is for; loops and sizes of 1 are the same to every target of a compiler, as are endings."""
     names = tuple(TARGETS)
-    if specialization.kernel is multiply_tiles.jit:
+    if specialization.kernel is multiply_persistent.jit:
         names = ("sm_90", "sm_100")
     elif set(declaration.accepts) <= set(dtypes.FLOAT8_NAMES):
         # Before sm_89 there are no float8 products.

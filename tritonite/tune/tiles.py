@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 class Config(NamedTuple):
     """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
 
-    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `parts`
-    multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `warp_specialize` warps divide the
-    work, of which `num_warps` multiply.
+    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
+    multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `split_store` a tile is written in
+    two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
     """
 
     BLOCK_M: int
@@ -23,9 +23,9 @@ class Config(NamedTuple):
     programs: int = 1
     splits: int = 1
     descriptors: bool = False
-    halves: bool = False
+    split_store: bool = False
     GROUP_M: int = 8
-    parts: bool = False
+    bf16x6: bool = False
     warp_specialize: bool = False
 
     @property
@@ -36,12 +36,12 @@ class Config(NamedTuple):
     def shared(self, size: int, result_size: int) -> int:
         """The bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
         operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * size
-        return operands + self.BLOCK_M * self.BLOCK_N * result_size // (2 if self.halves else 1)
+        return operands + self.BLOCK_M * self.BLOCK_N * result_size // (2 if self.split_store else 1)
 
 
 _DESCRIBED = (
-    Config(128, 256, 64, 8, 4, 1.02, descriptors=True, halves=True, GROUP_M=16, warp_specialize=True),
-    Config(128, 256, 64, 8, 4, 1.0, descriptors=True, halves=True, GROUP_M=16),
+    Config(128, 256, 64, 8, 4, 1.02, descriptors=True, split_store=True, GROUP_M=16, warp_specialize=True),
+    Config(128, 256, 64, 8, 4, 1.0, descriptors=True, split_store=True, GROUP_M=16),
     Config(128, 128, 128, 8, 3, 0.9, descriptors=True),
     Config(64, 128, 128, 4, 4, 0.7, descriptors=True),
     Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
@@ -54,14 +54,14 @@ _HALVES = (
     Config(32, 64, 64, 4, 4, 0.35),
 )
 _FLOATS = (
-    Config(128, 128, 32, 8, 3, 1.0, parts=True),
-    Config(128, 64, 32, 8, 3, 0.9, programs=2, parts=True),
-    Config(64, 64, 32, 4, 3, 0.7, programs=2, parts=True),
+    Config(128, 128, 32, 8, 3, 1.0, bf16x6=True),
+    Config(128, 64, 32, 8, 3, 0.9, programs=2, bf16x6=True),
+    Config(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
     Config(32, 32, 32, 4, 3, 0.3),
 )
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
 _AMD = tuple([config._replace(num_stages=2) for config in _HALVES])
-_AMD_FLOATS = tuple([config._replace(parts=False) for config in _FLOATS])
+_AMD_FLOATS = tuple([config._replace(bf16x6=False) for config in _FLOATS])
 _INTERPRETED = (Config(64, 64, 64),)
 
 _NVIDIA_POINTERS = {1: _HALVES, 2: _HALVES, 4: _FLOATS, 8: _DOUBLES}
@@ -82,8 +82,8 @@ THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
         Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
-        Config(128, 128, 128, 8, 6, 1.25, descriptors=True, halves=True, GROUP_M=32, warp_specialize=True),
-        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, halves=True),
+        Config(128, 128, 128, 8, 6, 1.25, descriptors=True, split_store=True, GROUP_M=32, warp_specialize=True),
+        Config(256, 128, 128, 8, 4, 1.0, descriptors=True, split_store=True),
         Config(64, 128, 128, 4, 4, 0.8, descriptors=True),
         Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
     )
@@ -99,7 +99,7 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     },
     "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
 }
-_FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, parts=True)
+_FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, bf16x6=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
     | {

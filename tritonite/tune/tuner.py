@@ -52,28 +52,32 @@ def candidates(problem: Problem) -> Iterator[Config]:
             if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= a_thread <= 64:
                 yield from _split(problem, Config(rows, columns, inner, warps))
             elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
-                yield from _split(problem, Config(rows, columns, inner, warps, 4, parts=size == 4))
+                yield from _split(problem, Config(rows, columns, inner, warps, 4, bf16x6=size == 4))
         return
     shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
     by_parts = (False, True) if problem.dtype is torch.float32 else (False,)
     blocks = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), by_parts)
-    for (rows, columns), inner, warps, parts in blocks:
+    for (rows, columns), inner, warps, bf16x6 in blocks:
         if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
             continue
-        for stages, described in ((3, True), (4, True), (5, True), (3, False)):
-            halves = described and rows * columns > 16_384
-            config = Config(rows, columns, inner, warps, stages, descriptors=described, halves=halves, parts=parts)
+        for stages, descriptors in ((3, True), (4, True), (5, True), (3, False)):
+            split_store = descriptors and rows * columns > 16_384
+            config = Config(
+                rows, columns, inner, warps, stages, descriptors=descriptors, split_store=split_store, bf16x6=bf16x6
+            )
             if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
                 yield from _split(problem, config)
     if size == 2:
-        for rows, (stages, halves), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
-            config = Config(rows, 32_768 // rows, 64, 8, stages, descriptors=True, halves=halves, GROUP_M=group)
+        for rows, (stages, split_store), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
+            config = Config(
+                rows, 32_768 // rows, 64, 8, stages, descriptors=True, split_store=split_store, GROUP_M=group
+            )
             if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
                 yield config._replace(warp_specialize=True)
 
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:
-    """With K in as many parts as may fill the device."""
+    """With K in as many bf16x6 as may fill the device."""
     tiles = problem.tiles(config)
     for splits in (1, 2, 4, 8, 16):
         if splits == 1 or (tiles * splits <= 1056 and 2 * splits * config.BLOCK_K <= problem.K):

@@ -14,8 +14,8 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
-# The rows and columns that a program takes where parts of products are added.
-PARTS = (8, 256)
+# The rows and columns that a program takes where split-K's partial products are added.
+SPLIT_K_BLOCK = (8, 256)
 
 
 class Problem(NamedTuple):
@@ -47,26 +47,27 @@ class Problem(NamedTuple):
         return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
 
 
-def choose(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
+def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem, stored or by rule.
 
-    `described` where all operands can have tensor descriptors, `divided` where warps may divide the work, too.
+    `descriptors` where all operands can have tensor descriptors, `warp_specialized` where a kernel with specialised
+    warps may take them.
     """
     stored = store.known(devices.name_of(device)).get(problem.key)
-    if stored and (described or not stored.descriptors) and (divided or not stored.warp_specialize):
+    if stored and (descriptors or not stored.descriptors) and (warp_specialized or not stored.warp_specialize):
         return stored
-    return rule(problem, device, described, divided)
+    return rule(problem, device, descriptors, warp_specialized)
 
 
-def rule(problem: Problem, device: torch.device, described: bool, divided: bool = False) -> Config:
+def rule(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem of which nothing is stored."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1:
         config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])
     elif problem.M <= FEW:
         config = _filling(problem, device, FEW_ROWS[kind][problem.b_inner][size])
-    elif described and devices.has_tma(device) and size in THROUGH_DESCRIPTORS[kind]:
-        config = choose_described(problem, device, divided)
+    elif descriptors and devices.has_tma(device) and size in THROUGH_DESCRIPTORS[kind]:
+        config = choose_with_descriptors(problem, device, warp_specialized)
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     # A part of K has 4 blocks at least.
@@ -74,23 +75,25 @@ def rule(problem: Problem, device: torch.device, described: bool, divided: bool 
         config.programs * devices.multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K)
     )
     if splits > 1 and config.warp_specialize:
-        return rule(problem, device, described)
+        return rule(problem, device, descriptors)
     if config.warp_specialize and problem.K < SHORT:
         # A whole tile is on its way out while the next is multiplied.
-        config = config._replace(halves=False, num_stages=3, GROUP_M=4)
+        config = config._replace(split_store=False, num_stages=3, GROUP_M=4)
     return config._replace(splits=max(1, splits))
 
 
-def choose_described(problem: Problem, device: torch.device, divided: bool = False) -> Config:
+def choose_with_descriptors(problem: Problem, device: torch.device, warp_specialized: bool = False) -> Config:
     """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
     if problem.blockwise:
         configs = BLOCKWISE.get(kind, configs)
-    divided &= devices.has_wgmma(device) and problem.dtype.is_floating_point
+    warp_specialized &= devices.has_wgmma(device) and problem.dtype.is_floating_point
     # Of one byte, tensor cores take only what lies along K.
-    divided &= size == 2 or (problem.a_inner and problem.b_inner)
-    return _cheapest(problem, device, tuple([config for config in configs if divided or not config.warp_specialize]))
+    warp_specialized &= size == 2 or (problem.a_inner and problem.b_inner)
+    return _cheapest(
+        problem, device, tuple([config for config in configs if warp_specialized or not config.warp_specialize])
+    )
 
 
 def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
@@ -102,7 +105,7 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
     if config.warp_specialize and config.shared(size, result) > most:
-        config = config._replace(halves=True)
+        config = config._replace(split_store=True)
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         if config.num_stages == 3 and config.BLOCK_K * size > 128:
             config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)

@@ -29,15 +29,15 @@ def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.co
 
 
 @triton.jit
-def finish(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+def epilogue(product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
     """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product, as alpha and beta are.
 
-    A `tile` is its batch, rows and columns, and which of them there are. `ending` is (addend, scales, strides, alpha,
-    beta), where strides are (batch, row, column) of the scales and then of the addend, and KINDS what they vary along.
-    Unless SCALED, alpha is 1.
+    A `tile` is its batch, rows and columns, and which of them there are. `epilogue_arguments` are (addend, scales,
+    strides, alpha, beta), where strides are (batch, row, column) of the scales and then of the addend, and KINDS what
+    they vary along. Unless SCALED, alpha is 1.
     """
     batch, rows, columns, row_mask, column_mask = tile
-    addend, scales, strides, alpha, beta = ending
+    addend, scales, strides, alpha, beta = epilogue_arguments
     COUNT: tl.constexpr = len(scales)
     for i in tl.static_range(COUNT):
         pointer = scales[i] + batch * strides[i][0]
@@ -54,16 +54,18 @@ def finish(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACT
 
 
 @triton.jit
-def finish_in_float64(product, tile, ending, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
+def epilogue_of_float64(
+    product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr
+):
     """The same of numbers as the host gives them, in float64."""
-    addend, scales, strides, alpha, beta = ending
+    addend, scales, strides, alpha, beta = epilogue_arguments
     alpha, beta = tl.full((), alpha, product.dtype), tl.full((), beta, product.dtype)
-    return finish(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    return epilogue(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
 
 
 @triton.jit
 def store(total, out, strides, tile):
-    """Write a tile, as `finish` has it; `strides` are the result's (batch, row, column)."""
+    """Write a tile, as `epilogue` has it; `strides` are the result's (batch, row, column)."""
     batch, rows, columns, row_mask, column_mask = tile
     pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
     tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])

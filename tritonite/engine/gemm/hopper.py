@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite.engine.gemm.epilogue import finish, place
+from tritonite.engine.gemm.epilogue import epilogue, place
 from tritonite.launch import libentry
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _multiply(
     staging,
     buffers,
     sizes,
-    ending,
+    epilogue_arguments,
     ORDER: gl.constexpr,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
@@ -125,12 +125,12 @@ def _multiply(
         if not BLOCKWISE:
             total = warpgroup_mma_wait(0, deps=(total,))
             mbarrier.arrive(free.index((step + STAGES - 1) % STAGES))
-        parts = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
+        subtiles = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
-            rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, parts[i].type.layout))
-            columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, parts[i].type.layout))
+            rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, subtiles[i].type.layout))
+            columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, subtiles[i].type.layout))
             own = batch.to(INDEX), rows, columns, rows < M, columns < N
-            result = finish(parts[i], own, ending, SCALED, KINDS, ACTIVATION)
+            result = epilogue(subtiles[i], own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
             # What was last in these BUFFERS has been read out of shared memory.
             tma.store_wait(pendings=BUFFERS - 1)
             here = staging.index(WHICH * BUFFERS + i % BUFFERS)
@@ -149,7 +149,7 @@ def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
 
 @libentry()
 @gluon.jit(do_not_specialize=["batches", "M", "K", "programs"])
-def multiply_by_groups(
+def multiply_warp_specialized(
     a,
     b,
     out,
@@ -160,7 +160,7 @@ def multiply_by_groups(
     programs,
     addend,
     scales,
-    finish_strides,
+    epilogue_strides,
     alpha: gl.float64,
     beta: gl.float64,
     SCALED: gl.constexpr,
@@ -171,10 +171,10 @@ def multiply_by_groups(
     BUFFERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """As `triton.multiply_tiles`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
+    """As `triton.multiply_persistent`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
     ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
-    (BLOCKWISE); the blocks are the descriptors'. A tile is written in two halves, by way of BUFFERS of them. CUTLASS
+    (BLOCKWISE); the blocks are the descriptors'. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
     has kernels like it for Hopper ("cooperative").
     """
     A_TRANSPOSED: gl.constexpr = ORDER[0]
@@ -195,13 +195,19 @@ def multiply_by_groups(
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS)
     buffers = xs, ys, ready, free
     sizes = M, N, batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
-    ending = addend, scales, finish_strides, alpha.to(gl.float32), beta.to(gl.float32)
+    epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
     # As many of 65,536 registers for each thread; what copies needs few.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                ),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 1],
@@ -210,9 +216,18 @@ def multiply_by_groups(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
-                (_multiply, (out, staging, buffers, sizes, ending, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2)),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                ),
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2),
+                ),
                 (_copy, (a, b, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],

@@ -13,15 +13,15 @@ from tritonite import devices
 from tritonite.dispatch.call import Number, empty, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
-from tritonite.engine.gemm.triton import add_parts, multiply, multiply_groups, multiply_tiles
+from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.tune.tiles import Config
 
 _ROWS, _COLUMNS = 1, 2
 
 
-class _Finish(NamedTuple):
-    """What becomes of a product: the arguments of `finish`, the tensors expanded to the result's shape."""
+class _Epilogue(NamedTuple):
+    """What becomes of a product: the arguments of `epilogue`, the tensors expanded to the result's shape."""
 
     addend: torch.Tensor | None
     scales: tuple[torch.Tensor, ...]
@@ -29,7 +29,7 @@ class _Finish(NamedTuple):
     beta: float | Number
     activation: Any
 
-    def transposed(self) -> _Finish:
+    def transposed(self) -> _Epilogue:
         addend = None if self.addend is None else self.addend.mT
         return self._replace(addend=addend, scales=tuple([scale.mT for scale in self.scales]))
 
@@ -49,7 +49,7 @@ class _Finish(NamedTuple):
         return {
             "addend": self.addend,
             "scales": self.scales,
-            "finish_strides": strides,
+            "epilogue_strides": strides,
             "alpha": self.alpha,
             "beta": self.beta,
             "SCALED": zero_or_one(self.alpha) != 1,
@@ -94,21 +94,21 @@ def product(
         return
     shape = out.shape
     added = None if addend is None else addend.expand(shape)
-    ending = _Finish(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
+    epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
     few = min(shape[1:]) <= choose.FEW
     if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
         # Few columns of a result are few rows of its transpose, which is also what lies in rows.
-        a, b, out, ending = b.mT, a.mT, out.mT, ending.transposed()
+        a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
-    work = _Work(a, b, out, ending, a.shape[0] if summed else 1, ends, precision, blockwise)
+    work = _Work(a, b, out, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
     whole = ends is None and not summed
     if config is None:
-        described = whole and all(map(_describable, (a, b, out)))
+        descriptors = whole and all(map(_has_descriptor, (a, b, out)))
         # Of a long product, what is added to every element is there sooner where all warps wait for it.
-        divided = described and activation is None and (a.shape[2] < choose.SHORT or not ending.bytes)
-        config = choose.choose(work.problem, out.device, described, divided)
-        config = choose.fitting(config, work.problem, out.device, ending.bytes if config.splits == 1 else 0)
+        warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
+        config = choose.choose(work.problem, out.device, descriptors, warp_specialized)
+        config = choose.fitting(config, work.problem, out.device, epilogue.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
 
 
@@ -118,7 +118,7 @@ class _Work(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
-    ending: _Finish
+    epilogue: _Epilogue
     terms: int
     ends: torch.Tensor | None
     precision: str
@@ -138,7 +138,7 @@ class _Work(NamedTuple):
     @property
     def index(self) -> Any:
         """The dtype of elements' offsets."""
-        tensors = (self.a, self.b, self.out, *self.ending.tensors)
+        tensors = (self.a, self.b, self.out, *self.epilogue.tensors)
         wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
         return tl.int64 if wide else tl.int32
 
@@ -146,86 +146,86 @@ class _Work(NamedTuple):
         kinds: dict[str, Any] = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": self.index}
         exact = self.precision == "ieee" and self.a.dtype is torch.float32
         # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
-        parts = config.parts and exact and devices.has_tma(self.a.device) and not devices.current.interpreted
-        kinds |= {"PRECISION": "bf16x6" if parts else self.precision}
+        split = config.bf16x6 and exact and devices.has_tma(self.a.device) and not devices.current.interpreted
+        kinds |= {"PRECISION": "bf16x6" if split else self.precision}
         kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
 
 
 def _run(work: _Work, config: Config) -> None:
-    if config.warp_specialize and config.descriptors and work.ending.activation is None:
-        _run_specialized(work, config)
+    if config.warp_specialize and config.descriptors and work.epilogue.activation is None:
+        _run_warp_specialized(work, config)
         return
     a, b, out = work.a, work.b, work.out
     (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
-    parts = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
-    ending = (work.ending if splits == 1 else _NOTHING).arguments
+    partials = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
+    epilogue = (work.epilogue if splits == 1 else _NOTHING).arguments
     tiles = work.problem.tiles(config)
     sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
     if config.descriptors:
         programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
         # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
         direct = splits * tiles == programs
-        width = config.BLOCK_N // (2 if config.halves else 1)
-        multiply_tiles[(programs,)](
+        width = config.BLOCK_N // (2 if config.split_store else 1)
+        multiply_persistent[(programs,)](
             _descriptor(a, config.BLOCK_M, config.BLOCK_K),
             _descriptor(b, config.BLOCK_K, config.BLOCK_N),
-            parts if direct else _descriptor(parts, config.BLOCK_M, width),
-            parts.stride() if direct else (),
+            partials if direct else _descriptor(partials, config.BLOCK_M, width),
+            partials.stride() if direct else (),
             splits=splits,
             programs=programs,
-            RESULT=TRITON_DTYPES[parts.dtype],
+            RESULT=TRITON_DTYPES[partials.dtype],
             A_TRANSPOSED=a.stride(2) != 1,
             B_TRANSPOSED=b.stride(2) != 1,
-            HALVES=config.halves,
+            SPLIT_STORE=config.split_store,
             **sizes,
-            **ending,
+            **epilogue,
             **constants,
         )
     else:
         multiply[(tiles, splits)](
-            *(a, b, parts, work.ends),
-            strides=(a.stride(), b.stride(), parts.stride()),
+            *(a, b, partials, work.ends),
+            strides=(a.stride(), b.stride(), partials.stride()),
             summed=work.terms,
             EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
             **sizes,
-            **ending,
+            **epilogue,
             **constants,
         )
     if splits > 1:
-        rows, columns = min(power_of_2(M), choose.PARTS[0]), choose.PARTS[1]
-        add_parts[(batches * -(-M // rows) * -(-N // columns),)](
-            *(parts, out),
+        rows, columns = min(power_of_2(M), choose.SPLIT_K_BLOCK[0]), choose.SPLIT_K_BLOCK[1]
+        reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
+            *(partials, out),
             strides=out.stride(),
             batches=batches,
             M=M,
             N=N,
             splits=splits,
-            **work.ending.arguments,
+            **work.epilogue.arguments,
             INDEX=constants["INDEX"],
             BLOCK_M=rows,
             BLOCK_N=columns,
         )
 
 
-def _run_specialized(work: _Work, config: Config) -> None:
+def _run_warp_specialized(work: _Work, config: Config) -> None:
     groups, (batches, M, N) = config.num_warps // 4, work.out.shape
     programs = min(work.problem.tiles(config), devices.multiprocessors(work.out.device))
     rows, whole = config.BLOCK_M // groups, work.a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
-    hopper.multiply_by_groups[(programs,)](
+    hopper.multiply_warp_specialized[(programs,)](
         hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
         hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
         hopper.in_shared_memory(_descriptor(work.out, rows, config.BLOCK_N // 2)),
         *(batches, M, N, work.a.shape[2], programs),
         INDEX=work.index,
         ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups, work.blockwise),
-        BUFFERS=1 if config.halves else 2,
+        BUFFERS=1 if config.split_store else 2,
         STAGES=config.num_stages,
         num_warps=4,
-        **work.ending.arguments,
+        **work.epilogue.arguments,
     )
 
 
@@ -240,7 +240,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         return
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
-    config = choose.fitting(choose.choose_described(usual, out.device), usual, out.device)
+    config = choose.fitting(choose.choose_with_descriptors(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
     programs = min(tiles, devices.multiprocessors(out.device))
@@ -262,10 +262,10 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     )
 
 
-_NOTHING = _Finish(None, (), 1.0, 0.0, None)
+_NOTHING = _Epilogue(None, (), 1.0, 0.0, None)
 
 
-def _describable(tensor: torch.Tensor) -> bool:
+def _has_descriptor(tensor: torch.Tensor) -> bool:
     """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
     inner = 2 if tensor.stride(2) == 1 else 1
     every = 16 // tensor.dtype.itemsize

@@ -2,7 +2,7 @@
 
 A program multiplies tiles of rows and columns. Where the device copies tiles by itself (tensor descriptors), programs
 stay and take tile after tile; for every other layout they load through pointers. Few tiles of a long inner dimension
-are split along it, and a second launch adds the parts, always in the same order.
+are split along it (split-K), and a second launch adds the partial products, always in the same order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.gemm.epilogue import finish_in_float64, place, store
+from tritonite.engine.gemm.epilogue import epilogue_of_float64, place, store
 from tritonite.launch import libentry
 
 # Tensor cores multiply as many rows; fewer are added up one by one.
@@ -38,7 +38,7 @@ def multiply(
     addend,
     scales,
     strides,
-    finish_strides,
+    epilogue_strides,
     batches,
     M,
     N,
@@ -107,19 +107,21 @@ def multiply(
         batch += tl.program_id(1).to(INDEX) * batches
     tile = (batch, rows, columns, row_mask, column_mask)
     if not SPLIT:
-        total = finish_in_float64(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+        total = epilogue_of_float64(
+            total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION
+        )
     store(total, out, strides[2], tile)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "splits"])
-def add_parts(
-    parts,
+def reduce_split_k(
+    partials,
     out,
     addend,
     scales,
     strides,
-    finish_strides,
+    epilogue_strides,
     batches,
     M,
     N,
@@ -133,7 +135,7 @@ def add_parts(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The result from the `splits` parts of every product, which lie one after the other."""
+    """The end of split-K: the sum of `splits` partial products, which lie one after the other, and the epilogue."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
@@ -141,13 +143,13 @@ def add_parts(
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask, column_mask = rows < M, columns < N
     mask = row_mask[:, None] & column_mask[None, :]
-    pointers = parts + (batch * M + rows)[:, None] * N + columns[None, :]
+    pointers = partials + (batch * M + rows)[:, None] * N + columns[None, :]
     apart = batches.to(INDEX) * M * N
     total = tl.load(pointers, mask=mask, other=0)
     for split in range(1, splits):
         total += tl.load(pointers + split * apart, mask=mask, other=0)
     tile = (batch, rows, columns, row_mask, column_mask)
-    total = finish_in_float64(total, tile, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
     store(total, out, strides, tile)
 
 
@@ -162,14 +164,14 @@ def _copy_tile(descriptor, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.c
 
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
-def multiply_tiles(
+def multiply_persistent(
     a,
     b,
     out,
     out_strides,
     addend,
     scales,
-    finish_strides,
+    epilogue_strides,
     batches,
     M,
     N,
@@ -190,17 +192,17 @@ def multiply_tiles(
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     SPLIT: tl.constexpr,
-    HALVES: tl.constexpr,
+    SPLIT_STORE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """Each of `programs` multiplies every so many-th tile; operands are tensor descriptors of 3 dimensions.
+    """A persistent kernel, as in Triton's tutorial: each of `programs` multiplies every so many-th tile.
 
-    As in Triton's tutorial on persistent matrix multiplication. So is the result, unless it has `out_strides`. With
-    SPLIT each of `splits` parts of K, of `steps` blocks, is a result. With HALVES a tile is written in two, by way of
-    half the shared memory.
+    Operands are tensor descriptors of 3 dimensions, and so is the result, unless it has `out_strides`. With SPLIT each
+    of `splits` parts of K, of `steps` blocks, is a result. With SPLIT_STORE a tile is written in two subtiles, by way
+    of half the shared memory.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
@@ -216,18 +218,18 @@ def multiply_tiles(
             x = _copy_tile(a, batch, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
             y = _copy_tile(b, batch, step * BLOCK_K, column, BLOCK_K, BLOCK_N, B_TRANSPOSED)
             total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
-        parts = (total,)
-        if HALVES:
-            parts = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
-        WIDTH: tl.constexpr = BLOCK_N // len(parts)
+        subtiles = (total,)
+        if SPLIT_STORE:
+            subtiles = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        WIDTH: tl.constexpr = BLOCK_N // len(subtiles)
         rows = row.to(INDEX) + tl.arange(0, BLOCK_M)
-        for i in tl.static_range(len(parts)):
+        for i in tl.static_range(len(subtiles)):
             columns = column.to(INDEX) + i * WIDTH + tl.arange(0, WIDTH)
-            result = parts[i]
+            result = subtiles[i]
             if not SPLIT:
                 own = (batch.to(INDEX), rows, columns, rows < M, columns < N)
-                result = finish_in_float64(
-                    result, own, (addend, scales, finish_strides, alpha, beta), SCALED, KINDS, ACTIVATION
+                result = epilogue_of_float64(
+                    result, own, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION
                 )
             if len(out_strides) > 0:
                 store(result, out, out_strides, (written.to(INDEX), rows, columns, rows < M, columns < N))
@@ -270,7 +272,7 @@ def multiply_groups(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """As `multiply_tiles`, where the rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
+    """As `multiply_persistent`, where rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
     begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
     tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):
