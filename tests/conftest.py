@@ -5,14 +5,12 @@ import tritonite  # noqa: I001
 import contextlib
 import dataclasses
 import os
-import warnings
 
 import pytest
 import torch
 
-from tritonite import catalog, devices
-from tritonite.catalog import declare
-from tritonite.dispatch import native, override, python
+from tritonite import devices
+from tritonite.dispatch import native, override
 
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
 
@@ -46,68 +44,6 @@ def path(request):
     """A test that takes it runs twice: with calls through the native dispatcher, and through Python."""
     with calls_through(request.param):
         yield request.param
-
-
-# The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.
-_hosts = {}
-
-
-@contextlib.contextmanager
-def standing_in(overload, host, **settings):
-    """A host function in the place of an ATen overload, declared, recorded and replayed as the catalog's are.
-
-    `host` takes the schema's arguments by position, and outs if there are any, and returns its result or a tuple of
-    them. Yields a list that each run of it, which is each call
-    that is not replayed, makes longer.
-    """
-    runs = []
-
-    def run(*values, outs=()):
-        runs.append(values)
-        result = host(*values, outs=outs) if op.out_names else host(*values)
-        return result if isinstance(result, tuple) else (result,)
-
-    packet = overload.partition(".")[0]
-    schema = dict(catalog.schemas(packet))[overload]
-    names = [argument.name for argument in schema.arguments if not declare.is_out(argument)]
-    first = overload not in _hosts
-    _hosts[overload] = run
-    declared = catalog.Declaration(
-        packets=(packet,),
-        arguments=tuple(names),
-        optional=frozenset(),
-        host=lambda values, outs: _hosts[overload](*values, outs=outs),
-        family="test",
-        kernels=(),
-        accepts=(),
-        promotion="own",
-        method="",
-        **{name: frozenset(value) if isinstance(value, tuple) else value for name, value in settings.items()},
-    )
-    op = declare._overload(declared, overload, schema)
-    key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
-    if dispatcher is not None:
-        if first:
-            override.declare_native(dispatcher, op)
-        dispatcher.clear(overload)
-        dispatcher.install(overload, False)
-        dispatcher.set_active(overload, True)
-        remove = lambda: dispatcher.uninstall(overload)
-    else:
-        kernel = None
-        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{overload}", key):
-            kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{overload}", key)
-        library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            library.impl(overload, key, python.override(op, kernel), False)
-        python.put_in_force(override.installed() | {overload})
-        remove = library.reset
-    try:
-        yield runs
-    finally:
-        remove()
-        python.put_in_force(override.installed())
 
 
 @pytest.fixture

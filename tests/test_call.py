@@ -4,12 +4,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from conftest import standing_in
 
 import tritonite
 from tritonite import devices
 from tritonite.dispatch import call, override
 from tritonite.errors import Decline
+from tritonite.testing.stand_in import standing_in
 
 BLOCK = 64
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from conftest import calls_through, standing_in
+from conftest import calls_through
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
@@ -19,6 +19,7 @@ from tritonite import launch
 from tritonite.dispatch import native, override, plan
 from tritonite.dispatch.call import random_state
 from tritonite.testing.judge import poisoned
+from tritonite.testing.stand_in import standing_in
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,9 @@ import torch
 import tritonite
 from tritonite.bench import timing
 from tritonite.bench.run import python_functions
+from tritonite.errors import Decline
 from tritonite.testing.samples import Sample, calls
+from tritonite.testing.stand_in import standing_in
 
 ROUNDS = 9
 COMMON = ("add.Tensor", "mul.Tensor", "gelu", "where.self", "add_.Tensor", "exp", "div.Tensor", "add.out", "sigmoid")
@@ -192,6 +194,53 @@ def graph() -> float:
     return float((result - chain(x)).abs().max())
 
 
+def scopes() -> dict[str, float]:
+    """Microseconds to enter and leave a scope of all overloads, and of one, after the first."""
+    found = {}
+    for label, include in (("all", None), ("softmax", "softmax")):
+        times = []
+        for _ in range(300):
+            start = time.perf_counter()
+            with tritonite.use_gems(include=include):
+                pass
+            times.append((time.perf_counter() - start) * 1e6)
+        found[label] = statistics.median(times)
+    return found
+
+
+def factors() -> int:
+    """How often 50 calls of addmm with different alpha are recorded."""
+    x = torch.rand(48, 48, device="cuda")
+    tritonite.reset_stats()
+    with tritonite.use_gems(include="addmm"):
+        for i in range(50):
+            torch.addmm(x, x, x, alpha=i + 0.5)
+    return tritonite.stats()["addmm"].launched
+
+
+def unserved_list() -> tuple[float, float]:
+    """Microseconds of host time of `_foreach_add` on 1,500 tensors: by ATen, and declined to it."""
+
+    def decline(tensors: Any, number: Any) -> Any:
+        raise Decline("unserved")
+
+    tensors = [torch.rand(64, device="cuda") for _ in range(1500)]
+
+    def call() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        torch._foreach_add(tensors, 1.0)
+        return (time.perf_counter() - start) * 1e6
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(15):
+        times[0].append(call())
+        with standing_in("_foreach_add.Scalar", decline):
+            call()
+            times[1].append(call())
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="")
@@ -215,6 +264,9 @@ def main() -> None:
         ("new shape, us", new_shapes),
         ("declined, us: ATen, Tritonite", declined),
         ("graph: largest difference", graph),
+        ("scope, us", scopes),
+        ("50 factors of addmm: recorded", factors),
+        ("_foreach_add of 1500 tensors, us: ATen, declined", unserved_list),
         ("threads: wrong results", threads),
         ("many shapes: resident kB after a tenth, after all", lambda: many_shapes(options.shapes)),
     ):

@@ -192,7 +192,8 @@ class Op:
         return self.declaration.host(*self.bind(args, kwargs))
 
 
-def _overload(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
+def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
+    """What a declaration makes of an overload whose arguments are its own."""
     arguments = [argument for argument in schema.arguments if not is_out(argument)]
     names = tuple(argument.name for argument in arguments)
     return Op(
@@ -221,7 +222,7 @@ def overloads() -> dict[str, Op]:
             if name in excluded or name in table:
                 continue
             if name in declaration.cuda_only or has_kernel(name, key):
-                table[name] = _overload(declaration, name, schema)
+                table[name] = overload_of(declaration, name, schema)
         if known and not fitting:
             raise InvalidDeclaration(name=declaration.packets[0], reason="no ATen overload has its arguments")
     return dict(sorted(table.items()))
@@ -451,7 +452,7 @@ def library_operator(
 def library_op(declaration: Declaration) -> Op:
     """The overload of an operator outside ATen, once torch.library has its schema."""
     (name,) = declaration.packets
-    return _overload(declaration, name, torch._C._get_schema(name, ""))
+    return overload_of(declaration, name, torch._C._get_schema(name, ""))
 
 
 def _family(function: Callable[..., Any]) -> str:

@@ -1,0 +1,78 @@
+"""A host function in the place of an ATen overload that the catalog does not have, for tests and measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tritonite import catalog, devices
+from tritonite.catalog import Declaration
+from tritonite.catalog.declare import overload_of
+from tritonite.catalog.schema import is_out
+from tritonite.dispatch import override, python
+
+# The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.
+_hosts: dict[str, Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def standing_in(overload: str, host: Callable[..., Any], **settings: Any) -> Iterator[list[Any]]:
+    """A host function in the place of an ATen overload, declared, recorded and replayed as the catalog's are.
+
+    `host` takes the schema's arguments by position, and outs if there are any, and returns its result or a tuple of
+    them. Yields a list that each run of it, which is each call
+    that is not replayed, makes longer.
+    """
+    runs: list[Any] = []
+
+    def run(*values: Any, outs: Any = ()) -> Any:
+        runs.append(values)
+        result = host(*values, outs=outs) if op.out_names else host(*values)
+        return result if isinstance(result, tuple) else (result,)
+
+    packet = overload.partition(".")[0]
+    schema = dict(catalog.schemas(packet))[overload]
+    names = [argument.name for argument in schema.arguments if not is_out(argument)]
+    first = overload not in _hosts
+    _hosts[overload] = run
+    declared = Declaration(
+        packets=(packet,),
+        arguments=tuple(names),
+        optional=frozenset(),
+        host=lambda values, outs: _hosts[overload](*values, outs=outs),
+        family="test",
+        kernels=(),
+        accepts=(),
+        promotion="own",
+        method="",
+        **{name: frozenset(value) if isinstance(value, tuple) else value for name, value in settings.items()},
+    )
+    op = overload_of(declared, overload, schema)
+    key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
+    if dispatcher is not None:
+        if first:
+            override.declare_native(dispatcher, op)
+        dispatcher.clear(overload)
+        dispatcher.install(overload, False)
+        dispatcher.set_active(overload, True)
+        remove = functools.partial(dispatcher.uninstall, overload)
+    else:
+        kernel = None
+        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{overload}", key):
+            kernel = torch._C._dispatch_get_computed_kernel_for_dispatch_key(f"aten::{overload}", key)
+        library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(overload, key, python.override(op, kernel), False)
+        python.put_in_force(override.installed() | {overload})
+        remove = library.reset
+    try:
+        yield runs
+    finally:
+        remove()
+        python.put_in_force(override.installed())
