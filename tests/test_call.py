@@ -79,7 +79,7 @@ def test_numbers_that_a_host_function_looks_at_are_pinned(device, path):
         return _plus(x, 1.0 if p > 2 else -1.0)
 
     above, below = (x + 1).tolist(), (x - 1).tolist()
-    with standing_in("_pdist_forward", host, pinned=("p",)) as runs:
+    with standing_in("_pdist_forward", host, pin=("p",)) as runs:
         found = [torch.ops.aten._pdist_forward(x, p).tolist() for p in (4.0, 3.0, -2.0, 4.0)]
         assert found == [above, above, below, above]
         assert len(runs) == (3 if path == "native" else 4)
@@ -95,7 +95,7 @@ def test_zero_and_one_may_be_told_apart_without_pinning_a_number(device, path):
     def host(x, value, *rest):
         return _plus(x, {0: 10.0, 1: 20.0, None: value}[call.zero_or_one(value)])
 
-    with standing_in("full_like", host, pinned_zero_or_one=("fill_value",)) as runs:
+    with standing_in("full_like", host, pin_zero_or_one=("fill_value",)) as runs:
         found = [torch.full_like(x, a)[0].item() for a in (0.0, 1.0, 3.0, 4.0, 5.0, 1.0, 0.0)]
         assert found == [10, 20, 3, 4, 5, 20, 10]
         assert len(runs) == (3 if path == "native" else 7)

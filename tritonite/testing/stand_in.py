@@ -21,12 +21,13 @@ _hosts: dict[str, Callable[..., Any]] = {}
 
 
 @contextlib.contextmanager
-def standing_in(overload: str, host: Callable[..., Any], **settings: Any) -> Iterator[list[Any]]:
+def standing_in(
+    overload: str, host: Callable[..., Any], pin: tuple[str, ...] = (), pin_zero_or_one: tuple[str, ...] = ()
+) -> Iterator[list[Any]]:
     """A host function in the place of an ATen overload, declared, recorded and replayed as the catalog's are.
 
     `host` takes the schema's arguments by position, and outs if there are any, and returns its result or a tuple of
-    them. Yields a list that each run of it, which is each call
-    that is not replayed, makes longer.
+    them. Yields a list that each run of it, which is each call that is not replayed, makes longer.
     """
     runs: list[Any] = []
 
@@ -45,12 +46,13 @@ def standing_in(overload: str, host: Callable[..., Any], **settings: Any) -> Ite
         arguments=tuple(names),
         optional=frozenset(),
         host=lambda values, outs: _hosts[overload](*values, outs=outs),
-        family="test",
+        family="stand_in",
         kernels=(),
         accepts=(),
         promotion="own",
         method="",
-        **{name: frozenset(value) if isinstance(value, tuple) else value for name, value in settings.items()},
+        pinned=frozenset(pin),
+        pinned_zero_or_one=frozenset(pin_zero_or_one),
     )
     op = overload_of(declared, overload, schema)
     key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
