@@ -42,7 +42,7 @@ test-gpu:
 		--ignore tests/test_compile.py && \
 		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
 
-# In an environment with a GPU: all of docs/benchmarks and the results in docs/benchmarks.md.
+# In an environment with a GPU: all of docs/benchmarks and the results in docs/performance.md.
 bench:
 	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 5 --measure device --measure host --model bert --model llama \
 		--json docs/benchmarks/results.json --charts docs/benchmarks && PYTHONPATH=. $(PYTHON) tools/benchmark_page.py

@@ -1,4 +1,4 @@
-"""Write the results in docs/benchmarks.md from docs/benchmarks/results.json; with --check, exit with 1 if stale."""
+"""Write the results in docs/performance.md from docs/benchmarks/results.json; with --check, exit with 1 if stale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tritonite.bench.results import ModelResult, Run, summaries
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-FOLDER = PAGE.with_suffix("")
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+FOLDER = PAGE.with_name("benchmarks")
 HEADING = "## Results\n"
 PROVIDER = "tritonite"
 
@@ -59,7 +59,7 @@ def main() -> int:
     new = method + HEADING + "\n" + "\n".join(results(Run.load(FOLDER / "results.json"))) + "\n"
     if "--check" in sys.argv:
         if new != text:
-            print("docs/benchmarks.md is stale: run python tools/benchmark_page.py")
+            print("docs/performance.md is stale: run python tools/benchmark_page.py")
         return int(new != text)
     PAGE.write_text(new)
     return 0

@@ -1,4 +1,4 @@
-"""Products of matrices where warps divide the work, for tensor cores that read shared memory (sm_90), in Gluon.
+"""The warp-specialised kernel for products of matrices, in Gluon, for tensor cores that read shared memory (sm_90).
 
 One warp copies blocks, and groups of four multiply them and write results; barriers tell each when to go on. So no
 group waits for another, nor what is read for what is written.
@@ -176,6 +176,14 @@ def multiply_warp_specialized(
     ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
     (BLOCKWISE); the blocks are the descriptors'. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
     has kernels like it for Hopper ("cooperative").
+
+    float8 without fast accumulation adds each block of K in registers of its own. Where all warps wait for each block
+    they multiply and add in step: 956 us at 8192 cubed, cuBLAS 751. Three groups that wait for nothing but their own
+    blocks multiply while another adds: 771 us. With two groups, tiles of 128x128 read a fifth more of the L2 cache
+    (955), and those of 128x256 spill. For half types a warp that only copies gained 1 to 4 %, most where K is short.
+
+    Triton's own warp specialisation refuses descriptors that the host made. In Gluon a name bound to a loop variable is
+    not carried along, and what a partition is given in a tuple is no constant.
     """
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]

