@@ -5,9 +5,9 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import catalog
 from tritonite.dispatch import library
-from tritonite.fused.gated import silu_and_mul
+from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
 
 library.register(catalog.declarations)
 
-__all__ = ["silu_and_mul", "skip_layer_norm", "skip_rms_norm"]
+__all__ = ["gelu_and_mul", "silu_and_mul", "skip_layer_norm", "skip_rms_norm"]
