@@ -372,10 +372,10 @@ class Pointwise:
             a, b = outs[written].data_ptr(), read.data_ptr()
             if a == b and identical:
                 continue
-            if a < b + read_bytes and b < a + written_bytes:
-                # Interleaved, as real and imaginary parts are, or halves of rows, they share nothing.
-                if not any([own_read <= (a - b) % grain <= grain - own for grain, own, own_read in grains]):
-                    raise Decline("output overlaps an input")
+            # Interleaved, as real and imaginary parts are, or halves of rows, they share nothing.
+            apart = any([own_read <= (a - b) % grain <= grain - own for grain, own, own_read in grains])
+            if a < b + read_bytes and b < a + written_bytes and not apart:
+                raise Decline("output overlaps an input")
 
     @staticmethod
     def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
