@@ -305,6 +305,11 @@ def _check(x: torch.Tensor, residual: torch.Tensor, **parameters: torch.Tensor |
     check_parameters(x, x.shape[-1], **parameters)
 
 
+def _wanted(ctx: Any, argument: int) -> bool:
+    """Whether a gradient is wanted by an argument; the dispatcher leaves out those that have their default."""
+    return argument < len(ctx.needs_input_grad) and ctx.needs_input_grad[argument]
+
+
 def _fake_layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
     _check(x, residual, weight=weight, bias=bias)
     return _fake_outputs(x, 2)
@@ -321,7 +326,7 @@ def _layer_norm_gradient(ctx, grad, grad_total, grad_mean, grad_rstd):
     if grad is None:
         return grad_total, grad_total, None, None, None
     own, by_weight, by_bias = torch.ops.tritonite.skip_layer_norm_backward(
-        grad, grad_total, *ctx.saved_tensors, *ctx.needs_input_grad[2:4]
+        grad, grad_total, *ctx.saved_tensors, _wanted(ctx, 2), _wanted(ctx, 3)
     )
     return own, own, by_weight, by_bias, None
 
@@ -357,9 +362,7 @@ def _save_rms_norm(ctx, inputs, output):
 def _rms_norm_gradient(ctx, grad, grad_total, grad_rstd):
     if grad is None:
         return grad_total, grad_total, None, None
-    own, by_weight = torch.ops.tritonite.skip_rms_norm_backward(
-        grad, grad_total, *ctx.saved_tensors, ctx.needs_input_grad[2]
-    )
+    own, by_weight = torch.ops.tritonite.skip_rms_norm_backward(grad, grad_total, *ctx.saved_tensors, _wanted(ctx, 2))
     return own, own, by_weight, None
 
 
