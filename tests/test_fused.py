@@ -415,6 +415,23 @@ def test_vmap():
             torch.testing.assert_close(own, torch.stack(expected))
 
 
+def test_vmap_of_gradients():
+    x, grads, weight = normal(3, 8, grad=True), normal(4, 3, 8), normal(8, grad=True)
+    normalized, _ = fused.skip_layer_norm(x, x, weight, weight)
+    gradients = lambda grad: torch.autograd.grad(normalized, (x, weight), grad, retain_graph=True)
+    each = [torch.stack(parts) for parts in zip(*map(gradients, grads), strict=True)]
+    for own, expected in zip(torch.vmap(gradients)(grads), each, strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+def test_backward_takes_operands_of_any_stride():
+    grad, total, statistics = normal(6, 8, 2)[..., 0], normal(8, 6).t(), normal(6, 2)
+    given = grad, None, total, statistics[:, 0], statistics[:, 1], None, None, False, False
+    apart = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in given]
+    expected = library.skip_layer_norm_backward(*apart)
+    torch.testing.assert_close(library.skip_layer_norm_backward(*given)[0], expected[0])
+
+
 def test_halves_of_a_gradient_are_written_by_tritonite():
     # They take turns in memory, and share none.
     x, grad = normal(5, 16), normal(5, 8)

@@ -125,6 +125,14 @@ def _blocks(total: torch.Tensor, loaded: int, adds_up: bool) -> _Blocks:
     return _Blocks(programs, splits, constants | device.options)
 
 
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as rows along its last dimension, where no one stride leads from each to the next a copy of it."""
+    try:
+        return tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        return tensor.contiguous().view(-1, tensor.shape[-1])
+
+
 def _index(*tensors: torch.Tensor) -> Any:
     """The type of offsets that reach all elements."""
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in tensors)
@@ -275,9 +283,9 @@ def _forward(
     outs = [empty(x.shape, x.dtype, x.device), empty(x.shape, x.dtype, x.device)]
     if not x.numel():
         return [*outs, *statistics]
-    operands = (x.reshape(-1, n_columns), residual.reshape(-1, n_columns))
-    flat = tuple([each.reshape(-1) for each in statistics])
-    normalized, total = [out.reshape(-1, n_columns) for out in outs]
+    operands = (_rows(x), _rows(residual))
+    flat = tuple([each.view(-1) for each in statistics])
+    normalized, total = [_rows(out) for out in outs]
     parameters = tuple([each.contiguous() for each in (weight, bias) if each is not None])
     blocks = _blocks(total, 2, False)
     if blocks.splits > 1:
@@ -524,8 +532,8 @@ def _backward(
     if not total.numel():
         return [by_total, *(None if each is None else zeros(each.shape, each.dtype, each.device) for each in like)]
     compute, n_columns = opmath(total.dtype), total.shape[-1]
-    grads = tuple([each.reshape(-1, n_columns) for each in (grad, grad_total) if each is not None])
-    total, statistics = total.reshape(-1, n_columns), tuple([each.reshape(-1) for each in statistics])
+    grads = tuple([_rows(each) for each in (grad, grad_total) if each is not None])
+    total, statistics = _rows(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
     outs = [None if each is None else empty(each.shape, each.dtype, each.device) for each in like]
     written = tuple([out for out in outs if out is not None])
     blocks = _blocks(total, len(grads) + 1, bool(written))
