@@ -437,9 +437,9 @@ def norm_backward(
     for block in tl.range(program, tl.cdiv(n_rows, ROWS), programs, num_stages=STAGES):
         row = tl.full((ROWS,), block, INDEX) * ROWS + tl.arange(0, ROWS)
         row_mask = inside(row, n_rows, ROWS == 1)
-        rstd = tl.load(statistics[0] + row, mask=row_mask, other=0)[:, None]
+        rstd = tl.load(statistics[0] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
         if LAYER:
-            mean = tl.load(statistics[1] + row, mask=row_mask, other=0)[:, None]
+            mean = tl.load(statistics[1] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
         values = ()
         products = tl.zeros((ROWS, COLUMNS), COMPUTE)
         shares = tl.zeros((ROWS, COLUMNS), COMPUTE)
