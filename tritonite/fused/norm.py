@@ -107,18 +107,19 @@ def _blocks(total: torch.Tensor, loaded: int, adds_up: bool) -> _Blocks:
     chunks = chunks if splits == 1 else 4
     elements = columns * chunks
     rows = max(1, min(tile // 2 // elements, power_of_2(n_rows)))
-    # As many programs as a multiprocessor has registers for; what each adds up has to be written and read, too.
+    # As many programs as a multiprocessor has registers for, and shared memory for a block of rows that is on its way
+    # while one is computed with, or two; and what each adds up has to be written and read, too.
     each = 4 if rows * elements <= tile // 2 else 1 if adds_up and elements > tile else 2
+    room = (devices.shared_memory(total.device) - 2**12) // (loaded * rows * elements * size)
+    each = max(1, min(each, room))
     programs = max(1, min(each * devices.multiprocessors(total.device) // splits, -(-n_rows // rows)))
-    # Two blocks of rows on their way while one is computed with, where shared memory has room for both.
-    room = devices.shared_memory(total.device) // each - 2**12
     whole = n_columns % (columns if splits == 1 else elements) == 0
     constants = {
         "ROWS": rows,
         "COLUMNS": columns,
         "CHUNKS": chunks,
         "WHOLE": chunks if whole else chunks - 1 if splits == 1 else 0,
-        "STAGES": 3 if 2 * loaded * rows * elements * size <= room else 2,
+        "STAGES": 1 + min(2, room // each),
         "PACKED": device.ptx and size == 2 and elements > 2 * tile,
         "num_warps": 4 if rows * elements <= tile // 2 else 8,
     }
@@ -554,7 +555,8 @@ def _backward(
         **blocks.constants,
     )
     if written:
-        columns = min(power_of_2(n_columns), 32)
+        # At least what memory reads at a time, 32 bytes.
+        columns = min(power_of_2(n_columns), max(8, 2 * devices.current.row_elements // power_of_2(blocks.programs)))
         add_partials[(-(-n_columns // columns), len(written))](
             *(partials, written, blocks.programs, n_columns),
             PROGRAMS=power_of_2(blocks.programs),
