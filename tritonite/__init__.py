@@ -1,5 +1,8 @@
 """Tritonite: PyTorch's operators as Triton kernels, behind the ordinary torch API."""
 
+import importlib as _importlib
+from typing import Any as _Any
+
 from tritonite import devices as _devices
 from tritonite import ops
 from tritonite.catalog import Op, overloads
@@ -22,6 +25,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "fused",
     "libentry",
     "ops",
     "overloads",
@@ -30,3 +34,10 @@ __all__ = [
     "stats",
     "use_gems",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    # Registering operators takes milliseconds that importing the others need not.
+    if name == "fused":
+        return _importlib.import_module("tritonite.fused")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 import tritonite
+from tritonite.bench.fused import PAIRS, Pair
 from tritonite.catalog import Op
 from tritonite.testing.samples import Sample, calls, values
 
@@ -58,6 +61,8 @@ SHAPES |= dict.fromkeys(("bmm", "baddbmm"), ((16, 1024, 1024, 1024), (128, 2048,
 SHAPES |= {"addbmm": ((16, 1024, 1024, 1024),), "_grouped_mm": ((64, 16_384, 4096, 4096), (64, 16_384, 1408, 2048))}
 SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096)))
 SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
+# Of layers: rows of hidden sizes 4096 and 2048, and of the inner size of a feed-forward layer.
+FUSED: tuple[Shape, ...] = ((8192, 4096), (4096, 14_336), (16_384, 2048))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -86,7 +91,7 @@ class Case:
     """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
 
     `operands` makes its tensor arguments from a function of shapes; `given` are further ones by name; `flops` is there
-    only where arithmetic counts.
+    only where arithmetic counts. Of a fused operator there is a `pair`: what it and what ATen calls.
     """
 
     op: str
@@ -98,20 +103,23 @@ class Case:
     measure: str = "device"
     given: dict[str, Any] = field(default_factory=dict)
     flops: int | None = None
+    pair: Pair | None = None
 
     @property
     def packet(self) -> str:
-        """The name by which the operator is overridden."""
-        return tritonite.overloads()[self.overload].packet
+        """The name by which the operator is overridden, "" of one that is not."""
+        return tritonite.overloads()[self.overload].packet if self.pair is None else ""
 
     @property
     def inplace(self) -> bool:
         """Whether the call writes into its arguments."""
-        return tritonite.overloads()[self.overload].inplace
+        return self.pair is None and tritonite.overloads()[self.overload].inplace
 
     def sample(self) -> Sample:
         """The call's arguments, freshly made."""
         make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
+        if self.pair is not None:
+            return Sample(self.label, tuple(self.operands(make)), {})
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(self.operands(make))))
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
@@ -264,6 +272,7 @@ def cases(
                         operands, given, flops = special.operands, special.given, special.flops
                         label = special.label
                         yield Case(packet, op.overload, op.family, label, dtype, operands, measure, given, flops)
+    yield from _fused_cases(quick, measures, ops)
     if "device" in measures and not interpreted:
         for name, (overload, dtype, every) in CLASSICS.items():
             if overload not in tritonite.overloads() or not matches(ops, name):
@@ -272,6 +281,22 @@ def cases(
             for shape in every[:: 3 if quick else 1]:
                 label, flops = str(shape[-1]), _flops(op, shape)
                 yield Case(name, overload, "classic", label, dtype, _alike(op, shape), flops=flops)
+
+
+def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None) -> Iterator[Case]:
+    """Fused operators beside ATen's compositions."""
+    interpreted = tritonite.backend.interpreted
+    for (name, pair), dtype in itertools.product(PAIRS.items(), DTYPES):
+        for measure in measures if matches(ops, name) else ():
+            of_host = (SMALL,) if not interpreted else ()
+            of_device = INTERPRETED if interpreted else FUSED[:: 2 if quick else 1]
+            for shape in of_host if measure == "host" else of_device:
+                operands = functools.partial(_of_pair, pair, shape)
+                yield Case(name, name, "fused", _label(shape), dtype, operands, measure, pair=pair)
+
+
+def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
+    return pair.operands(make, shape)
 
 
 def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:

@@ -18,6 +18,7 @@ import triton
 import tritonite
 from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
+from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
@@ -95,6 +96,8 @@ def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result | 
         anew = case.sample if case.inplace else lambda: sample
         function = function_of(case.overload, anew())
         functions = {each: each.wrap(function) for each in (ATEN, *providers)}
+        if case.pair is not None and TRITONITE in functions:
+            functions[TRITONITE] = case.pair.fused
         try:
             expected = _results(function, anew())
         except NotImplementedError:
@@ -129,10 +132,12 @@ def _disagreement(
     expected: Sequence[torch.Tensor],
 ) -> str:
     """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
-    reference, sample, names = None, anew(), tritonite.overloads()[case.overload].names
-    scanned = sample.args[0].shape[sample.args[names.index("dim")]] if case.family == "scan" else 1
+    reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
+    if case.family == "scan":
+        names = tritonite.overloads()[case.overload].names
+        scanned = sample.args[0].shape[sample.args[names.index("dim")]]
     if any(result.is_floating_point() for result in expected):
-        reference = _results(REFERENCES.get(case.packet, functions[ATEN]), sample.map(to_reference))
+        reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
             continue
@@ -140,8 +145,9 @@ def _disagreement(
             actual = _results(function, anew())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
             exact = None if reference is None else reference[i]
-            roundoff = max(scanned, terms(case.packet, sample.args, aten, exact))
-            verdict = judge(own, aten, exact, compares_zero_sign(case.packet), tritonite.device, roundoff)
+            roundoff = max(scanned, terms(name, sample.args, aten, exact))
+            zero_sign = case.pair is None and compares_zero_sign(name)
+            verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}"
     return ""
@@ -163,7 +169,9 @@ def python_functions(overload: str) -> Iterator[Callable[..., Any]]:
 
 
 def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
-    """The first of those that takes the sample, or else torch.ops' own."""
+    """The first of those that takes the sample, or else torch.ops' own; of a fused operator ATen's composition."""
+    if overload in PAIRS:
+        return PAIRS[overload].composition
     for found in python_functions(overload):
         try:
             found(*sample.args, **sample.kwargs)

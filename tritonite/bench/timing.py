@@ -25,7 +25,10 @@ _GRAPH_CALLS = 20
 
 @dataclass(frozen=True)
 class Provider:
-    """A way to run operators: in what `scope` makes of an operator's name, as functions that `wrap` makes of theirs."""
+    """A way to run operators: in what `scope` makes of an operator's name, as functions that `wrap` makes of theirs.
+
+    The name is "" of what is not overridden.
+    """
 
     name: str
     scope: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
@@ -33,7 +36,7 @@ class Provider:
 
 
 ATEN = Provider("aten")
-TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op))
+TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op or ()))
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
 
 

@@ -33,14 +33,17 @@ class HostFunction(Protocol):
 class LibraryFormulas:
     """What torch.library wants of an operator that ATen does not have.
 
-    `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them. `save` and
-    `gradient` are torch.library.register_autograd's `setup_context` and `backward`; None where it has no gradient.
+    `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them, or raises Decline
+    where the host function would. `save` and `gradient` are torch.library.register_autograd's `setup_context` and
+    `backward`; None where it has no gradient. The `leading` arguments may have any more dimensions before their others,
+    and results have them then, too.
     """
 
     schema: str
     fake: Callable[..., Any]
     save: Callable[..., None] | None = None
     gradient: Callable[..., Any] | None = None
+    leading: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -412,6 +415,7 @@ def library_operator(
     accepts: tuple[torch.dtype, ...],
     save: Callable[..., None] | None = None,
     gradient: Callable[..., Any] | None = None,
+    leading: tuple[str, ...] = (),
     pin: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as an operator outside ATen, `torch.ops.tritonite.<name>`.
@@ -422,10 +426,12 @@ def library_operator(
 
     Args:
         schema: in PyTorch's language, such as "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor".
-        fake: from the same arguments to tensors like the results, with nothing computed.
+        fake: from the same arguments to tensors like the results, with nothing computed; it declines what the function
+            does for shapes and dtypes.
         accepts: the dtypes it serves.
         save: `setup_context(ctx, inputs, output)` of torch.library.register_autograd.
         gradient: its `backward(ctx, *grads)`, which calls operators only.
+        leading: tensors that may have any more dimensions before their others, which all results have then, too.
         pin: as in `operator`.
     """
 
@@ -440,7 +446,7 @@ def library_operator(
                 promotion="own",
                 method=_first_line(function),
                 pinned=frozenset(pin),
-                library=LibraryFormulas(schema, fake, save, gradient),
+                library=LibraryFormulas(schema, fake, save, gradient, leading),
                 **_arguments(function),
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from tritonite import catalog, devices
 from tritonite.catalog import Declaration, Op
 from tritonite.dispatch import override, python
+from tritonite.errors import Decline, Unsupported
 
 _lock = threading.Lock()
 _registered: dict[str, Op] = {}
@@ -40,9 +41,13 @@ def _register(declaration: Declaration) -> Op:
     assert formulas is not None
     library.define(formulas.schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = catalog.library_op(declaration)
-    torch.library.register_fake(name, formulas.fake, lib=library)
-    if formulas.gradient is not None:
+    torch.library.register_fake(name, _refusing(name, formulas.fake), lib=library)
+    if any(argument.alias_info is not None for argument in op.schema.arguments):
+        library.impl(op.qualified.partition("::")[2], _without_gradient(name), "Autograd", with_keyset=True)
+    else:
+        # Without a formula, a gradient that is asked for raises an error that says so.
         torch.library.register_autograd(name, formulas.gradient, setup_context=formulas.save, lib=library)
+        torch.library.register_vmap(name, _vmapped(op), lib=library)
     key = devices.current.dispatch_key
     if key:
         dispatcher = override.native_dispatcher()
@@ -52,3 +57,67 @@ def _register(declaration: Declaration) -> Op:
             override.declare_native(dispatcher, op)
             dispatcher.install(op.overload, False)
     return op
+
+
+def _packet(name: str) -> Any:
+    namespace, _, own = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), own)
+
+
+def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake that raises what a call does where it declines."""
+
+    @functools.wraps(fake)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fake(*args, **kwargs)
+        except Decline as decline:
+            raise Unsupported(name=name, reason=decline.reason) from None
+
+    return call
+
+
+def _without_gradient(name: str) -> Callable[..., Any]:
+    """The kernel at the key of autograd of an operator that writes into its arguments."""
+
+    def call(keys: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            reason = "it writes into its arguments and has no gradient; take the functional form, or torch.no_grad()"
+            raise Unsupported(name=name, reason=reason)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _packet(name).default.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+    return call
+
+
+def _vmapped(op: Op) -> Callable[..., Any]:
+    """The operator's rule for torch.vmap: one call where only its leading arguments differ, or else one for each."""
+    formulas = op.declaration.library
+    assert formulas is not None
+    leading = formulas.leading
+
+    def call(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        function, size = _packet(op.qualified), info.batch_size
+        if all(dim is None or name in leading for name, dim in zip(op.names, in_dims, strict=False)):
+            values = [
+                arg
+                if name not in leading or arg is None
+                else arg.expand(size, *arg.shape)
+                if dim is None
+                else arg.movedim(dim, 0)
+                for name, dim, arg in zip(op.names, in_dims, args, strict=False)
+            ]
+            results = function(*values)
+        else:
+            every = [
+                function(*[arg if dim is None else arg.select(dim, i) for dim, arg in zip(in_dims, args, strict=True)])
+                for i in range(size)
+            ]
+            several = isinstance(every[0], tuple)
+            columns = zip(*every, strict=True) if several else [every]
+            stacked = [None if column[0] is None else torch.stack(column) for column in map(tuple, columns)]
+            results = tuple(stacked) if several else stacked[0]
+        dims = tuple([None if each is None else 0 for each in results]) if isinstance(results, tuple) else 0
+        return results, dims
+
+    return call

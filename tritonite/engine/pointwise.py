@@ -272,7 +272,7 @@ class Iteration:
         self.specialization: Specialization | None = None
         self.operands: tuple[tuple[int, str], ...] = ()
         self.bounds: tuple[tuple[int, int, int], ...] = ()
-        self.extents: tuple[tuple[int, int, int, int, bool, int], ...] = ()
+        self.extents: tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...] = ()
         self.summary: dict[str, Any] = {}
 
 
@@ -370,16 +370,15 @@ class Pointwise:
 
     @staticmethod
     def _check_overlap(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        for written, position, written_bytes, read_bytes, identical, grain in iteration.extents:
+        for written, position, written_bytes, read_bytes, identical, grains in iteration.extents:
             read = values[position] if position >= 0 else outs[~position]
             a, b = outs[written].data_ptr(), read.data_ptr()
             if a == b and identical:
                 continue
-            if a < b + read_bytes and b < a + written_bytes:
-                # Interleaved, as real and imaginary parts are, they share nothing.
-                apart = (a - b) % grain if grain else 0
-                if not read.dtype.itemsize <= apart <= grain - outs[written].dtype.itemsize:
-                    raise Decline("output overlaps an input")
+            # Interleaved, as real and imaginary parts are, or halves of rows, they share nothing.
+            apart = any([own_read <= (a - b) % grain <= grain - own for grain, own, own_read in grains])
+            if a < b + read_bytes and b < a + written_bytes and not apart:
+                raise Decline("output overlaps an input")
 
     @staticmethod
     def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
@@ -618,7 +617,7 @@ def _check_outputs(
     strided: list[tuple[int, torch.Tensor]],
     iteration: Iteration,
 ) -> None:
-    extents: list[tuple[int, int, int, int, bool, int]] = []
+    extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
     for j, (out, result) in enumerate(zip(outs, results, strict=True)):
         if tuple(out.shape) != shape:
             raise Decline("output has another shape")
@@ -636,16 +635,26 @@ def _check_outputs(
             )
             out_bytes = span(out.shape, out.stride()) * out.dtype.itemsize
             read_bytes = span(read.shape, read.stride()) * read.dtype.itemsize
-            grain = math.gcd(
-                *(
-                    stride * tensor.dtype.itemsize
-                    for tensor in (out, read)
-                    for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-                    if size > 1
-                )
-            )
-            extents.append((j, position, out_bytes, read_bytes, identical, grain))
+            extents.append((j, position, out_bytes, read_bytes, identical, _grains(out, read)))
     iteration.extents = tuple(extents) if 0 not in shape else ()
+
+
+def _grains(written: torch.Tensor, read: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """Ways to see that tensors do not share memory: both repeat after so many bytes, of which each has so many."""
+    sides = [
+        [(size, stride * x.dtype.itemsize) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+        for x in (written, read)
+    ]
+    found = []
+    for least in sorted({stride for side in sides for _, stride in side}):
+        grain = math.gcd(*(stride for side in sides for _, stride in side if stride >= least))
+        own = [
+            x.dtype.itemsize + sum((size - 1) * stride for size, stride in side if stride < least)
+            for x, side in zip((written, read), sides, strict=True)
+        ]
+        if sum(own) <= grain:
+            found.append((grain, *own))
+    return tuple(found)
 
 
 def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:

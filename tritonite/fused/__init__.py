@@ -5,8 +5,17 @@ They run on tensors of the device, record gradients, and are known to torch.comp
 
 from tritonite import catalog
 from tritonite.dispatch import library
-from tritonite.fused.gated import silu_and_mul
+from tritonite.fused.gated import gelu_and_mul, silu_and_mul
+from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
+from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
 
 library.register(catalog.declarations)
 
-__all__ = ["silu_and_mul"]
+__all__ = [
+    "gelu_and_mul",
+    "rotary_embedding",
+    "rotary_embedding_",
+    "silu_and_mul",
+    "skip_layer_norm",
+    "skip_rms_norm",
+]

@@ -1,44 +1,205 @@
-"""Gated activations, which the feed-forward layers of transformers have: an activation of one half times the other."""
+"""Gated activations, which the feed-forward layers of transformers have: an activation of one half times the other.
+
+The gradient by the half that is activated is g y f'(x), by the other one g f(x): both from one pass over g, x and y.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-import triton.language as tl
 
 from tritonite.catalog import library_operator, scalar_kernel
+from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS
 from tritonite.errors import Decline
-from tritonite.language.math import true_divide
+from tritonite.fused.check import check_alike, check_device, check_shape
+from tritonite.language.math import sigmoid
+from tritonite.ops.activation import gelu, gelu_backward, silu
+
+_gelu, _gelu_gradient, _silu = gelu.formula, gelu_backward.formula, silu.formula
+
+
+def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: str = "none") -> torch.Tensor:
+    """gelu(x) * y, or, of one tensor, gelu of the first half of its last dimension times the second half.
+
+    It is computed in float32 of half types and rounded once; forward and backward each read and write every tensor
+    once, and the gradient of one tensor is one tensor.
+
+    Args:
+        x: (..., N) of float16, bfloat16, float32 or float64, of any strides; without y, N is even.
+        y: None, or of x's shape and dtype.
+        approximate: "none" for the normal distribution's, "tanh" for its approximation, as of torch.nn.functional.gelu.
+
+    Returns a contiguous tensor of x's dtype and shape, or, of one tensor, with half its last dimension.
+
+    Raises errors.Unsupported for other shapes or dtypes, another `approximate`, and for tensors on several devices.
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", its GEGLU.
+    """
+    result: torch.Tensor = torch.ops.tritonite.gelu_and_mul(x, y, approximate)
+    return result
 
 
 def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(x) * y, or, of one tensor, silu of the first half of its last dimension times the second half."""
-    return torch.ops.tritonite.silu_and_mul(x, y)
+    """silu(x) * y, or, of one tensor, silu of the first half of its last dimension times the second half.
+
+    It is computed in float32 of half types and rounded once; forward and backward each read and write every tensor
+    once, and the gradient of one tensor is one tensor.
+
+    Args:
+        x: (..., N) of float16, bfloat16, float32 or float64, of any strides; without y, N is even.
+        y: None, or of x's shape and dtype.
+
+    Returns a contiguous tensor of x's dtype and shape, or, of one tensor, with half its last dimension.
+
+    Raises errors.Unsupported for other shapes or dtypes, and for tensors on several devices.
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", its SwiGLU.
+    """
+    result: torch.Tensor = torch.ops.tritonite.silu_and_mul(x, y)
+    return result
 
 
-@scalar_kernel(accepts=FLOATS)
+@scalar_kernel(accepts=FLOATS, static=("approximate",), contiguous=True)
+def _gelu_and_mul(x, y, approximate):
+    return _gelu(x, approximate) * y
+
+
+@scalar_kernel(accepts=FLOATS, static=("approximate",), output_dtypes=(None, None), contiguous=True)
+def _gelu_and_mul_gradients(grad, x, y, approximate):
+    return _gelu_gradient(grad * y, x, approximate), grad * _gelu(x, approximate)
+
+
+@scalar_kernel(accepts=FLOATS, contiguous=True)
 def _silu_and_mul(x, y):
-    return true_divide(x, 1.0 + tl.exp(-x)) * y
+    return _silu(x) * y
 
 
-def _halves(x, y):
-    if y is None:
-        if not x.dim() or x.shape[-1] % 2:
-            raise Decline("a last dimension that has no halves")
-        return x.chunk(2, dim=-1)
-    return x, y
+@scalar_kernel(accepts=FLOATS, output_dtypes=(None, None), contiguous=True)
+def _silu_and_mul_gradients(grad, x, y):
+    gate = sigmoid(x)
+    return grad * y * gate * (1.0 + x * (1.0 - gate)), grad * x * gate
 
 
-def _gated_shape(x, y):
-    return x.shape if y is not None else (*x.shape[:-1], x.shape[-1] // 2)
+def _shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
+    """The result's shape; declines for operands that have none."""
+    check_alike(x=x, y=y)
+    if y is not None:
+        return tuple(x.shape)
+    if x.shape[-1] % 2:
+        raise Decline(f"x has the shape {tuple(x.shape)}: its last dimension must be even, or y be given")
+    return (*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    size = x.shape[-1] // 2
+    return x.narrow(-1, 0, size), x.narrow(-1, size, size)
+
+
+def _check_approximate(approximate: str) -> None:
+    if approximate not in ("none", "tanh"):
+        raise Decline(f'approximate is {approximate!r}: it may be "none" or "tanh"')
+
+
+def _check_grad(grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> None:
+    check_shape("grad", grad, _shape(x, y), "that of the result")
+    if grad.dtype is not x.dtype:
+        raise Decline(f"grad is {grad.dtype} and x {x.dtype}: give both one dtype")
+    check_device("grad", grad, "x", x)
+
+
+def _run(kernel: Any, x: torch.Tensor, y: torch.Tensor | None, *statics: str) -> Sequence[torch.Tensor]:
+    _shape(x, y)
+    results: Sequence[torch.Tensor] = kernel.run((*((x, y) if y is not None else _halves(x)), *statics))
+    return results
+
+
+def _run_gradients(
+    kernel: Any, grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None, *statics: str
+) -> Sequence[torch.Tensor | None]:
+    _check_grad(grad, x, y)
+    if y is not None:
+        results: Sequence[torch.Tensor] = kernel.run((grad, x, y, *statics))
+        return results
+    by_x = empty(x.shape, x.dtype, x.device)
+    kernel.run((grad, *_halves(x), *statics), _halves(by_x))
+    return by_x, None
+
+
+def _fake(x, y=None):
+    return x.new_empty(_shape(x, y))
+
+
+def _fake_gradients(grad, x, y=None):
+    _check_grad(grad, x, y)
+    return x.new_empty(x.shape), None if y is None else y.new_empty(y.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.statics = inputs[2:]
+
+
+def _fake_gelu(x, y=None, approximate="none"):
+    _check_approximate(approximate)
+    return _fake(x, y)
+
+
+def _fake_gelu_gradients(grad, x, y=None, approximate="none"):
+    _check_approximate(approximate)
+    return _fake_gradients(grad, x, y)
+
+
+@library_operator(
+    'gelu_and_mul(Tensor x, Tensor? y=None, str approximate="none") -> Tensor',
+    fake=_fake_gelu,
+    accepts=FLOATS,
+    save=_save,
+    gradient=lambda ctx, grad: (
+        *torch.ops.tritonite.gelu_and_mul_backward(grad, *ctx.saved_tensors, *ctx.statics),
+        None,
+    ),
+    leading=("x", "y"),
+)
+def gelu_and_mul_host(x, y=None, approximate="none"):
+    """gelu(x) * y, of two tensors or of two halves of one: Shazeer 2020."""
+    _check_approximate(approximate)
+    return _run(_gelu_and_mul, x, y, approximate)
+
+
+@library_operator(
+    'gelu_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None, str approximate="none") -> (Tensor, Tensor)',
+    fake=_fake_gelu_gradients,
+    accepts=FLOATS,
+    leading=("grad", "x", "y"),
+)
+def gelu_and_mul_backward_host(grad, x, y=None, approximate="none"):
+    """The gradients of gelu_and_mul by x and by y, which is None where there is no y."""
+    _check_approximate(approximate)
+    return _run_gradients(_gelu_and_mul_gradients, grad, x, y, approximate)
 
 
 @library_operator(
     "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor",
-    fake=lambda x, y=None: torch.empty_like(
-        x if y is not None else x.chunk(2, dim=-1)[0], memory_format=torch.contiguous_format
-    ),
+    fake=_fake,
     accepts=FLOATS,
+    save=_save,
+    gradient=lambda ctx, grad: torch.ops.tritonite.silu_and_mul_backward(grad, *ctx.saved_tensors),
+    leading=("x", "y"),
 )
 def silu_and_mul_host(x, y=None):
-    return _silu_and_mul.run(_halves(x, y))
+    """silu(x) * y, of two tensors or of two halves of one: Shazeer 2020."""
+    return _run(_silu_and_mul, x, y)
+
+
+@library_operator(
+    "silu_and_mul_backward(Tensor grad, Tensor x, Tensor? y=None) -> (Tensor, Tensor)",
+    fake=_fake_gradients,
+    accepts=FLOATS,
+    leading=("grad", "x", "y"),
+)
+def silu_and_mul_backward_host(grad, x, y=None):
+    """The gradients of silu_and_mul by x and by y, which is None where there is no y."""
+    return _run_gradients(_silu_and_mul_gradients, grad, x, y)

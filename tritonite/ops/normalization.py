@@ -93,7 +93,7 @@ def _gradient_weight(grad, x, mean, rstd, weight, mean_grad, mean_product):
     return rstd * (grad * weight - mean_grad - (x - mean) * rstd * mean_product)
 
 
-_BACKWARD = {
+BACKWARD = {
     False: RowTransform(Reduction((0.0, 0.0), _projections, add_pairs, _both_means, (None, None), 2), gradient),
     True: RowTransform(
         Reduction((0.0, 0.0), _projections_weight, add_pairs, _both_means, (None, None), 2), _gradient_weight
@@ -139,7 +139,7 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
     """Write those gradients that are not None, of operands of one shape; by weight and bias over `parameter_dims`."""
     compute, (own, by_weight, by_bias) = opmath(input.dtype), results
     if own is not None:
-        _BACKWARD[weight is not None].run(present(grad, input, mean, rstd, weight), dims, (own,), compute)
+        BACKWARD[weight is not None].run(present(grad, input, mean, rstd, weight), dims, (own,), compute)
     if by_weight is not None and by_bias is not None:
         _WEIGHT_AND_BIAS.run((grad, input, mean, rstd), parameter_dims, (by_weight, by_bias), compute)
     elif by_weight is not None:
@@ -234,7 +234,7 @@ def _scaled_gradient_weight(grad, x, rstd, weight, mean_product):
     return rstd * (grad * weight - x * rstd * mean_product)
 
 
-_RMS_BACKWARD = {
+RMS_BACKWARD = {
     False: RowTransform(Reduction((0.0,), _scaled_product, add_states, over_count), _scaled_gradient),
     True: RowTransform(Reduction((0.0,), _scaled_product_weight, add_states, over_count), _scaled_gradient_weight),
 }
@@ -267,7 +267,7 @@ def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, ou
     own, by_weight = asked_for(every, (input.shape, normalized_shape), wanted, outs)
     operands = (grad_out, input, *present(*expanded(input.shape, rstd, weight)))
     if own is not None:
-        _RMS_BACKWARD[weight is not None].run(operands, dims, (own,), compute)
+        RMS_BACKWARD[weight is not None].run(operands, dims, (own,), compute)
     if by_weight is not None:
         _RMS_WEIGHT.run(operands[:3], tuple(range(dims[0])), (by_weight,), compute)
     return own, by_weight

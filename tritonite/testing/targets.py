@@ -21,7 +21,9 @@ from triton.backends.amd.compiler import HIPOptions
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
 
+import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
+from tritonite.dispatch import library
 from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
@@ -185,6 +187,36 @@ def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
             yield f"{name} of shared rows", specialization, names
 
 
+def fused_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Fused operators, on rows of which a program takes several, on two that it holds, and on those it has parts of."""
+    for dtype, width in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16,),
+        (64, 1000, 4096, 14_336, 2**16),
+    ):
+        x, rows = torch.empty(4, width, dtype=dtype), torch.empty(4, dtype=dtypes.opmath(dtype))
+        weight, half = x[0].clone(), x[:, : width // 2].contiguous()
+        heads, pairs = x.view(4, -1, 8), rows.new_empty(4, 4)
+        arguments: list[tuple[str, tuple[Any, ...]]] = [
+            ("skip_layer_norm", (x, x, weight, weight, 1e-5)),
+            ("skip_layer_norm_backward", (x, x, x, rows, rows, weight, weight, True, True)),
+            ("skip_rms_norm", (x, x, weight, 1e-6)),
+            ("skip_rms_norm_backward", (x, None, x, rows, weight, True)),
+            ("rotary_embedding", (heads, heads, pairs, pairs, False, False)),
+            ("rotary_embedding_", (heads, None, pairs[:, :3], pairs[:, :3], True)),
+            ("silu_and_mul", (x, x)),
+            ("silu_and_mul_backward", (half, x)),
+            *(("gelu_and_mul", (x, None, approximate)) for approximate in ("none", "tanh")),
+            *(("gelu_and_mul_backward", (half, x, None, approximate)) for approximate in ("none", "tanh")),
+        ]
+        for name, given in arguments:
+            with _noting() as found:
+                library.registered()[f"tritonite::{name}"](*given)
+            for specialization in found:
+                # Halves that stay packed are NVIDIA's assembly.
+                names = [target for target in TARGETS if target.startswith("sm") or width < 2**13]
+                yield f"{name} {dtype} of {width}", specialization, tuple(names if full else names[1:2])
+
+
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     catalog.overloads()
     index, parts = part
@@ -196,6 +228,8 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
         yield from itertools.islice(tiles(full), index, None, parts)
     if not names or "rows" in names:
         yield from itertools.islice(shared_rows(full), index, None, parts)
+    if not names or "fused" in names:
+        yield from itertools.islice(fused_rows(full), index, None, parts)
 
 
 def _targets(
@@ -215,8 +249,8 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles, "rows" for rows that programs share. Unless `full`, what is
-    alike to all targets of a compiler is compiled for one of them.
+    "tiles" stands for products by all tables of tiles, "rows" for rows that programs share, "fused" for operators
+    outside ATen. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
