@@ -306,6 +306,16 @@ def test_interleaved_destinations_are_served(device):
     assert served("neg.out") and served("polar") and not tritonite.stats()["polar"].declined
 
 
+@pytest.mark.parametrize(("begin", "serves"), [(0, True), (1, False), (9, False), (10, True), (12, True)])
+def test_a_part_of_each_row_may_be_the_destination_of_another(device, begin, serves):
+    x = torch.rand(4, 3, 22, device=device)[:, 1:]
+    expected = -x[..., :10]
+    with tritonite.use_gems(include="neg"):
+        torch.neg(x[..., :10], out=x[..., begin : begin + 10])
+    assert bool(served("neg.out")) == serves
+    assert not serves or torch.equal(x[..., begin : begin + 10], expected)
+
+
 @pytest.mark.skipif(tritonite.device != "cuda", reason="gigabytes of elements take minutes in the interpreter")
 def test_more_elements_than_32_bits_count(device):
     x = torch.zeros(2**31 + 64, dtype=torch.int8, device=device)

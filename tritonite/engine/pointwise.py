@@ -271,7 +271,7 @@ class Plan:
         self.specialization: Specialization | None = None
         self.operands: tuple[tuple[int, str], ...] = ()
         self.bounds: tuple[tuple[int, int, int], ...] = ()
-        self.extents: tuple[tuple[int, int, int, int, bool, int], ...] = ()
+        self.extents: tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...] = ()
         self.summary: dict[str, Any] = {}
 
 
@@ -366,16 +366,16 @@ class Pointwise:
 
     @staticmethod
     def _check_overlap(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        for written, position, written_bytes, read_bytes, identical, grain in plan.extents:
+        for written, position, written_bytes, read_bytes, identical, pieces in plan.extents:
             read = values[position] if position >= 0 else outs[~position]
             a, b = outs[written].data_ptr(), read.data_ptr()
             if a == b and identical:
                 continue
-            if a < b + read_bytes and b < a + written_bytes:
-                # Interleaved, as real and imaginary parts are, they share nothing.
-                apart = (a - b) % grain if grain else 0
-                if not read.dtype.itemsize <= apart <= grain - outs[written].dtype.itemsize:
-                    raise Decline("output overlaps an input")
+            # Interleaved, as real and imaginary parts or the halves of rows are, they share nothing.
+            if (a < b + read_bytes and b < a + written_bytes) and not any(
+                others <= (a - b) % grain <= grain - own for grain, own, others in pieces
+            ):
+                raise Decline("output overlaps an input")
 
     @staticmethod
     def _launch(plan: Plan, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
@@ -618,7 +618,7 @@ def _check_outputs(
     strided: list[tuple[int, torch.Tensor]],
     plan: Plan,
 ) -> None:
-    extents: list[tuple[int, int, int, int, bool, int]] = []
+    extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
     for j, (out, result) in enumerate(zip(outs, results, strict=True)):
         if tuple(out.shape) != shape:
             raise Decline("output has another shape")
@@ -636,16 +636,29 @@ def _check_outputs(
             )
             out_bytes = span(out.shape, out.stride()) * out.dtype.itemsize
             read_bytes = span(read.shape, read.stride()) * read.dtype.itemsize
-            grain = math.gcd(
-                *(
-                    stride * tensor.dtype.itemsize
-                    for tensor in (out, read)
-                    for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-                    if size > 1
-                )
-            )
-            extents.append((j, position, out_bytes, read_bytes, identical, grain))
+            extents.append((j, position, out_bytes, read_bytes, identical, _pieces(out, read)))
     plan.extents = tuple(extents) if 0 not in shape else ()
+
+
+def _pieces(out: torch.Tensor, read: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """Each (grain, bytes of a piece of `out`, of `read`) so that both lie in pieces at multiples of the grain.
+
+    Only those with room for a piece of each, which share nothing if the one begins where the other has ended.
+    """
+    dims = [
+        [(stride * tensor.dtype.itemsize, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        for tensor in (out, read)
+    ]
+    found, grain = [], 0
+    for step in sorted({step for own in dims for step, size in own if size > 1}, reverse=True):
+        grain = math.gcd(grain, step)
+        own, others = [
+            tensor.dtype.itemsize + sum((size - 1) * inner for inner, size in sizes if inner < step)
+            for tensor, sizes in zip((out, read), dims, strict=True)
+        ]
+        if own + others <= grain:
+            found.append((grain, own, others))
+    return tuple(found)
 
 
 def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int] | None:
