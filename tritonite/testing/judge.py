@@ -42,10 +42,11 @@ def judge(
 
     Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
     the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own error in
-    it, or twice ATen's largest relative error in elements of its magnitude (a power of two, or one of the next two); a
-    zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are the elements that went into each of the result: their roundoff grows with the
-    square root of their number. Where a result `cancels`, within twice ATen's largest error is near enough. It is
-    computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the device.
+    it, or twice ATen's largest relative error in elements of its magnitude (a power of two, or one of the next two). A
+    zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are the elements that
+    went into each of the result: their roundoff grows with the square root of their number. Where a result `cancels`,
+    within twice ATen's largest error is near enough. It is computed on `device`: small tensors on the CPU, because on a
+    GPU every step would wait for the device.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):

@@ -11,6 +11,7 @@ import importlib
 from tritonite.testing.samples.facts import (
     DEVICE_DEFINED,
     MAY_DECLINE,
+    NOT_REACHED,
     REFERENCES,
     MayDecline,
     compares_zero_sign,
@@ -40,6 +41,7 @@ for _family in (
 __all__ = [
     "DEVICE_DEFINED",
     "MAY_DECLINE",
+    "NOT_REACHED",
     "REFERENCES",
     "MayDecline",
     "Sample",

@@ -45,3 +45,31 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
         rstd = (variance.double() + 1e-5).rsqrt().to(kept)
         given |= {"save_mean": mean, "save_invstd": rstd, "save_var": rstd}
     return given
+
+
+facts.may_decline(
+    ("_batch_norm_*", "_native_batch_norm_*", "batch_norm_backward", "native_batch_norm*"),
+    ("channels_last*",),
+    "channels last",
+    "its channels lie next to each other, for which ATen has kernels of their own",
+)
+facts.may_decline(
+    ("_native_batch_norm_legit_functional",),
+    ("* False",),
+    "copies of the running statistics",
+    "in evaluation ATen returns copies of what it was given",
+)
+facts.may_decline(
+    ("_batch_norm_with_update*", "batch_norm_backward"),
+    ("*",),
+    "*cuDNN*",
+    "ATen has cuDNN do it, which keeps for the gradient what only cuDNN reads",
+    device="cuda",
+)
+facts.may_decline(
+    ("nn.functional.batch_norm*",),
+    ("*",),
+    facts.NOT_REACHED,
+    "ATen has cuDNN do it, by an operator of its own",
+    device="cuda",
+)

@@ -43,14 +43,14 @@ DEVICE_DEFINED: set[str] = set()
 
 @dataclass(frozen=True)
 class MayDecline:
-    """Samples that ATen takes and that a kernel leaves to it: the exceptions to the rule that it serves them all.
+    """Samples that ATen takes and that a kernel leaves to it: an exception to the rule that it serves them all.
 
-    `overloads`, `labels` and the decline's own `reason` are globs, of which each of the first two matches something
-    that does decline; `why` says what makes that right. Without `dtypes` they are of every dtype, without `device`
-    on every kind of device.
+    `names` of overloads, or of functions of OpInfo, `labels` and the decline's own `reason` are globs, and all that
+    match the first two decline somewhere; `why` says what makes that right. Without `dtypes` it is about all of them,
+    without `device` about every kind.
     """
 
-    overloads: tuple[str, ...]
+    names: tuple[str, ...]
     labels: tuple[str, ...]
     reason: str
     why: str
@@ -61,11 +61,11 @@ class MayDecline:
         """Whether it is about the device in use."""
         return self.device in ("", devices.current.type)
 
-    def covers(self, overload: str, label: str, dtype: torch.dtype, reason: str) -> bool:
+    def covers(self, name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
         """Whether it is about such a decline."""
         return (
             self.here()
-            and any(fnmatch.fnmatchcase(overload, glob) for glob in self.overloads)
+            and any(fnmatch.fnmatchcase(name, glob) for glob in self.names)
             and any(fnmatch.fnmatchcase(label, glob) for glob in self.labels)
             and (not self.dtypes or dtype in self.dtypes)
             and fnmatch.fnmatchcase(reason, self.reason)
@@ -73,6 +73,21 @@ class MayDecline:
 
 
 MAY_DECLINE: list[MayDecline] = []
+# The reason of a decline where ATen asked no kernel of the catalog.
+NOT_REACHED = "no overload of the catalog was reached"
+
+
+def may_decline(
+    names: tuple[str, ...],
+    labels: tuple[str, ...],
+    reason: str,
+    why: str,
+    *,
+    dtypes: tuple[torch.dtype, ...] = (),
+    device: str = "",
+) -> None:
+    """Register an exception."""
+    MAY_DECLINE.append(MayDecline(names, labels, reason, why, dtypes, device))
 
 
 def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:

@@ -71,3 +71,25 @@ def _weight_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     _, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
     given = {"grad_w": v.flip(0), "saved_v": v, "saved_g": g, "saved_norms": norms}
     return {"v": v, "g": g, "dim": 0} | given
+
+
+facts.may_decline(
+    ("native_group_norm", "native_group_norm.out"),
+    ("channels_last",),
+    "*channels that are not apart",
+    "a group's channels lie between another's, which ATen's kernel for CPUs takes and the one for GPUs refuses",
+    device="cpu",
+)
+facts.may_decline(
+    ("native_group_norm_backward*",),
+    ("channels_last", "sliced"),
+    "*channels that are not apart",
+    "a gradient with gaps, which ATen's kernel for CPUs takes and the one for GPUs refuses",
+    device="cpu",
+)
+facts.may_decline(
+    ("native_group_norm_backward*",),
+    ("empty",),
+    "no elements*",
+    "of no elements there are no groups",
+)

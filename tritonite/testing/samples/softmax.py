@@ -40,3 +40,17 @@ def _masked(tensors: facts.Tensors) -> dict[str, Any]:
     if x.is_floating_point() and x.dim():
         other = other.softmax(-1).masked_fill(mask, 0)
     return {"self": x, "grad_output": x, "output": other, "mask": mask, "mask_type": 2}
+
+
+facts.may_decline(
+    ("_masked_softmax*",),
+    ("zero_dim",),
+    "*of no dimensions",
+    "a number is no row",
+)
+facts.may_decline(
+    ("log_softmax.with_dtype", "softmax.with_dtype"),
+    ("out=",),
+    "*int_out: conversion to another dtype",
+    "ATen converts the input first, and asks for softmax of what it has made",
+)
