@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["approximate"] = ("none", "tanh")
@@ -34,7 +33,7 @@ facts.may_decline(
     ("functional",),
     "*: floating-point number for integer tensors",
     "ATen cuts the fractions off the bounds of integers",
-    dtypes=(torch.int32,),
+    dtypes=INTS[1:],
 )
 facts.may_decline(
     ("nn.functional.logsigmoid",),

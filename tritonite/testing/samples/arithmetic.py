@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["rounding_mode"] = (None, "trunc", "floor")
@@ -13,7 +14,7 @@ facts.may_decline(
     ("* None",),
     "rounding_mode None for integers",
     "the result is of floating point only where the mode is None, and a kernel's dtype depends on no such value",
-    dtypes=(torch.int32,),
+    dtypes=INTS,
 )
 facts.may_decline(
     ("polar",),
