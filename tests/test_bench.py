@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import time
 import types
 
 import pytest
@@ -116,11 +115,19 @@ def test_providers_take_turns(kind, device, monkeypatch):
     assert order == ["a", "b"] * (1 if kind == "graph" else 4)
 
 
-def test_slow_is_slow(device):
-    x = torch.zeros(4, device=device)
+def test_times_are_in_microseconds_by_the_clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def lasting(seconds):
+        def call():
+            now[0] += seconds
+
+        return call
+
     slow = timing.Provider("slow")
-    times = timing.measure({timing.ATEN: x.exp, slow: lambda: time.sleep(0.002)}, "exp", "host", rounds=1)
-    assert 2000 < times["slow"].median < 20_000 and times["aten"].median < 1000
+    times = timing.measure({timing.ATEN: lasting(1e-4), slow: lasting(2e-3)}, "exp", "host", rounds=1)
+    assert times["aten"].median == pytest.approx(100) and times["slow"].median == pytest.approx(2000)
 
 
 @contextlib.contextmanager

@@ -65,24 +65,44 @@ def read_native(dispatcher: Any) -> None:
     _native[:] = [dispatcher]
 
 
+def counts(overload: str) -> Counts:
+    """Counts of one overload since the process began or `reset_stats()`."""
+    counter = counts_of(overload)
+    replayed, declined = 0, Counter[str]()
+    for dispatcher in _native:
+        more, reasons, _ = dispatcher.counts(overload)
+        replayed += more
+        declined.update(reasons)
+    with _lock:
+        declined.update(counter.declined)
+        return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
+
+
 def stats() -> dict[str, Counts]:
     """Counts of every overload called since the process began or `reset_stats()`."""
     with _lock:
         names = sorted(_counters)
-    found = {}
-    for name in names:
-        replayed, declined = 0, Counter[str]()
-        for dispatcher in _native:
+    found = {name: counts(name) for name in names}
+    return {name: entry for name, entry in found.items() if entry != Counts()}
+
+
+def totals() -> Counts:
+    """Counts of all overloads together, each reason behind the overload that gave it."""
+    replayed, launched = 0, 0
+    declined, unrecordable = Counter[str](), Counter[str]()
+    with _lock:
+        names = list(_counters)
+        for name, counter in _counters.items():
+            launched += counter.launched
+            for reasons, into in ((counter.declined, declined), (counter.unrecordable, unrecordable)):
+                if reasons:
+                    into.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+    for dispatcher in _native:
+        for name in names:
             more, reasons, _ = dispatcher.counts(name)
             replayed += more
-            declined.update(reasons)
-        with _lock:
-            counter = _counters[name]
-            declined.update(counter.declined)
-            entry = Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
-        if entry != Counts():
-            found[name] = entry
-    return found
+            declined.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+    return Counts(replayed, launched, dict(declined), dict(unrecordable))
 
 
 def reset_stats() -> None:

@@ -310,7 +310,8 @@ def glu(self, dim, outs=()):
 @scalar_kernel(accepts=FLOATS, output_dtypes=(None, None))
 def _glu_gradients(grad_output, a, b):
     gate = sigmoid(b)
-    return grad_output * gate, grad_output * a * gate * (1.0 - gate)
+    # In this order, as ATen's: where the gate is wide open or shut, nothing large is left of the gradient.
+    return grad_output * gate, (1.0 - gate) * gate * a * grad_output
 
 
 @operator("glu_backward", kernels=(_glu_gradients,))

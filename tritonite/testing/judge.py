@@ -42,10 +42,11 @@ def judge(
 
     Shape, dtype and every stride that tells where an element is must be ATen's. An element passes when it is ATen's to
     the bit (nan for nan, -0.0 for -0.0), or within `atol + rtol * |reference|`, or within twice ATen's own error in
-    it, or twice its largest relative error; a zero has the sign that ATen and the reference agree on, unless
-    `zero_sign` is false. `terms` are the elements that went into each of the result: their roundoff grows with the
-    square root of their number. Where a result `cancels`, within twice ATen's largest error is near enough. It is
-    computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the device.
+    it, or twice ATen's largest relative error in elements of its magnitude (a power of two, or one of the next two). A
+    zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are the elements that
+    went into each of the result: their roundoff grows with the square root of their number. Where a result `cancels`,
+    within twice ATen's largest error is near enough. It is computed on `device`: small tensors on the CPU, because on a
+    GPU every step would wait for the device.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):
@@ -68,9 +69,10 @@ def judge(
     error, aten_error = (wide - exact).abs(), (wide_aten - exact).abs()
     scale = exact.abs().clamp_min(torch.finfo(dtype).tiny)
     finite = exact.isfinite() & wide_aten.isfinite()
-    aten_relative = (aten_error / scale)[finite]
+    aten_relative = (aten_error / scale).where(finite, 0)
     aten_worst = float(aten_relative.max()) if aten_relative.numel() else 0.0
-    allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype] * terms**0.5, 2 * aten_worst * exact.abs())
+    excused = 2 * _worst_of_magnitude(aten_relative, exact) * exact.abs()
+    allowed = torch.maximum(RTOL[dtype] * exact.abs() + ATOL[dtype] * terms**0.5, excused)
     own_error = aten_error.where(finite, 0)
     allowed = torch.maximum(allowed, 2 * (own_error.max() if cancels and own_error.numel() else own_error))
     signed = (not zero_sign) | (wide != 0) | (wide_aten != 0) | (exact != 0) | (aten.signbit() != exact.signbit())
@@ -140,6 +142,20 @@ def to_reference(value: Any, integers: bool = False, device: str | None = None) 
     if value.is_floating_point() or (integers and value.dtype is not torch.bool and not value.is_complex()):
         return value.double()
     return value.to(torch.complex128) if value.is_complex() else value
+
+
+# The exponents of float64 by `frexp` are from -1073 to 1024: a place for each, and one at either end.
+_LOWEST, _MAGNITUDES = -1074, 2100
+
+
+def _worst_of_magnitude(relative: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """For each element the largest of the errors `relative` to those with its exponent in `exact`, or the next two."""
+    place = (torch.frexp(exact).exponent.long() - _LOWEST).clamp_(1, _MAGNITUDES - 2)
+    # The exponent of 0 is that of 1; and what has no size has no relative error.
+    counted = relative.where(exact != 0, 0)
+    worst = relative.new_zeros(_MAGNITUDES).scatter_reduce_(0, place.flatten(), counted.flatten(), "amax")
+    worst[1:-1] = torch.maximum(torch.maximum(worst[:-2], worst[2:]), worst[1:-1])
+    return worst[place]
 
 
 def _identical(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +18,18 @@ from tritonite import devices
 from tritonite.catalog import Op, overloads
 from tritonite.dispatch.override import select, use_gems
 from tritonite.engine.iteration import never_overlaps_itself
-from tritonite.stats import stats
+from tritonite.stats import Counts, counts, totals
 from tritonite.testing import opinfo
 from tritonite.testing.judge import cancelling, judge, poisoned, terms, to_reference
-from tritonite.testing.samples import DEVICE_DEFINED, REFERENCES, Sample, compares_zero_sign, samples
+from tritonite.testing.samples import (
+    DEVICE_DEFINED,
+    MAY_DECLINE,
+    NOT_REACHED,
+    REFERENCES,
+    Sample,
+    compares_zero_sign,
+    samples,
+)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
@@ -29,7 +39,11 @@ _OUT_DTYPES |= dict.fromkeys(("out3", "reserve"), torch.uint8)
 
 @dataclass
 class Report:
-    """What became of an operator's samples in one dtype; errors in eps of the dtype, ours and ATen's own."""
+    """What became of an operator's samples in one dtype; errors in eps of the dtype, ours and ATen's own.
+
+    `served` counts the samples that a kernel ran for; `declined` are (label, reason) of those that were left to ATen,
+    which are among the `failures` too where a kernel had to serve them.
+    """
 
     op: str
     dtype: torch.dtype
@@ -37,7 +51,8 @@ class Report:
     failures: list[str] = field(default_factory=list)
     error: float = 0.0
     aten_error: float = 0.0
-    declined: int = 0
+    served: int = 0
+    declined: list[tuple[str, str]] = field(default_factory=list)
 
 
 def verify(
@@ -65,16 +80,19 @@ def verify(
 
 
 def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None = None) -> Report:
-    """Run an overload on the samples of its schema, outputs and in-place destinations included."""
+    """Run an overload on the samples of its schema, outputs and in-place destinations included.
+
+    A sample that ATen takes, of a dtype that the declaration accepts, has to be served unless its family excuses it.
+    With `labels`, which are globs, only samples labelled so.
+    """
     report = Report(op.overload, dtype)
     packet, _, name = op.overload.partition(".")
     function = getattr(getattr(torch.ops.aten, packet), name or "default")
-    wanted = set(labels) if labels is not None else None
+    wanted = None if labels is None else tuple(labels)
     runs = []
     for sample in samples(op, dtype, devices.current.type):
-        if wanted is not None and sample.label.split()[0] not in wanted:
+        if wanted is not None and not any(fnmatch.fnmatchcase(sample.label, glob) for glob in wanted):
             continue
-
         template = _quietly(lambda: _functional(function, op, sample)) if op.out_names else ()
         if isinstance(template, Exception):
             continue
@@ -94,13 +112,38 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
                 ),
             )
         runs.append((sample, template, expected, reference))
-    before = _declines()
+    results = []
     with use_gems(), poisoned():
-        results = [_quietly(lambda: _call(function, op, sample, template)) for sample, template, *_ in runs]
-    report.declined = _declines() - before
-    for (sample, _, expected, reference), actual in zip(runs, results, strict=True):
+        for sample, template, *_ in runs:
+            before = counts(op.overload)
+            result = _quietly(lambda: _call(function, op, sample, template))
+            results.append((result, _became(before, counts(op.overload))))
+    for (sample, _, expected, reference), (actual, (ran, reasons)) in zip(runs, results, strict=True):
+        if ran and not reasons:
+            report.served += 1
+        for reason in reasons if ran or reasons else [NOT_REACHED]:
+            report.declined.append((sample.label, reason))
+            if _accepts(op, dtype, sample) and not excused(op.overload, sample.label, dtype, reason):
+                report.failures.append(f"{sample.label}: declined: {op.overload}: {reason}")
         _record(report, op.packet, sample.label, (sample.args, sample.kwargs), actual, expected, reference)
     return report
+
+
+def _became(before: Counts, after: Counts) -> tuple[int, list[str]]:
+    """(how often a kernel ran, the reasons of declines) between two readings of an overload's counts."""
+    ran = after.launched + after.replayed - before.launched - before.replayed
+    return ran, list((Counter(after.declined) - Counter(before.declined)).elements())
+
+
+def _accepts(op: Op, dtype: torch.dtype, sample: Sample) -> bool:
+    """Whether the kernel is for a sample's dtype: the one drawn, or the one that the family made of it."""
+    tensors = [x for x in pytree.tree_leaves((sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
+    return any(kind in op.declaration.accepts for kind in (dtype, *(x.dtype for x in tensors[:1])))
+
+
+def excused(name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
+    """Whether a family says that such a decline is right."""
+    return any(exception.covers(name, label, dtype, reason) for exception in MAY_DECLINE)
 
 
 def _without_conversion(op: Op, sample: Sample) -> Sample:
@@ -122,21 +165,43 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
 
 
 def _functional(function: Any, op: Op, sample: Any) -> Any:
-    """ATen's result for an out= overload, from empty outputs that it resizes."""
+    """ATen's result for an out= overload, from empty outputs that it resizes.
+
+    Where it leaves them as they are, or refuses them, it is the result of the functional form.
+    """
     dtype = next((v.dtype for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, torch.Tensor)), None)
     others = (torch.float32, torch.bool, torch.int32, torch.int64, torch.float64, torch.complex64)
+    form, given = _functional_form(op), sample.map(_clone)
+    returned = None if form is None else _quietly(lambda: form(*given.args, **given.kwargs))
+    expected = None if isinstance(returned, Exception) else returned
     for candidate in (dtype, *others):
         outs = {name: torch.empty(0, dtype=candidate, device=devices.current.type) for name in op.out_names}
         outs |= {name: outs[name].to(_OUT_DTYPES[name]) for name in op.out_names if name in _OUT_DTYPES}
         copied = sample.map(_clone)
         result = _quietly(lambda: function(*copied.args, **copied.kwargs, **outs))
         if not isinstance(result, Exception):
-            return result
-    return result
+            return result if expected is None or _shapes(result) == _shapes(expected) else expected
+    return result if expected is None else expected
+
+
+def _functional_form(op: Op) -> Any:
+    """ATen's overload that allocates what an out= overload writes, if the catalog has it."""
+    for other in overloads().values():
+        if other.packet == op.packet and other.names == op.names and not (other.out_names or other.inplace):
+            return getattr(getattr(torch.ops.aten, op.packet), other.overload.partition(".")[2] or "default")
+    return None
+
+
+def _shapes(results: Any) -> list[torch.Size]:
+    return [result.shape for result in pytree.tree_leaves(results)]
 
 
 def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None) -> Report:
-    """Run a function on OpInfo's samples: functional, in place, out= and, where it has one, its gradient."""
+    """Run a function on OpInfo's samples: functional, in place, out= and, where it has one, its gradient.
+
+    Of each of these ways one sample at least has to be served, by kernels alone, unless none of them is for the dtype
+    or a family excuses it.
+    """
     report = Report(name, dtype)
     unsure = dtype is torch.float64 and opinfo.packet(info) in opinfo.UNSURE_GRADIENTS
     differentiable = info.supports_autograd and dtype.is_floating_point and not unsure
@@ -161,12 +226,26 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             reference = _quietly(wide_run)
             exact = None if isinstance(reference, Exception) else reference
             runs.append(("gradient", (sample.input, sample.args), run, expected, exact))
-    before = _declines()
+    results, after = [], totals()
     with use_gems(), poisoned():
-        results = [_quietly(run) for _, _, run, _, _ in runs]
-    report.declined = _declines() - before
-    for (label, operands, _, expected, reference), actual in zip(runs, results, strict=True):
+        for _, _, run, _, _ in runs:
+            before, result, after = after, _quietly(run), totals()
+            results.append((result, _became(before, after)))
+    served, declined = set[str](), list[tuple[str, str]]()
+    for (label, operands, _, expected, reference), (actual, (ran, reasons)) in zip(runs, results, strict=True):
+        if ran and not reasons:
+            report.served += 1
+            served.add(label)
+        else:
+            declined += [(label, reason) for reason in reasons or [NOT_REACHED]]
         _record(report, opinfo.packet(info), label, operands, actual, expected, reference)
+    report.declined = declined
+    for label, reason in dict.fromkeys(declined):
+        # A reason begins with the overload that gave it.
+        op = overloads().get(reason.partition(":")[0])
+        accepted = op is None or dtype in op.declaration.accepts
+        if accepted and label not in served and not excused(name, label, dtype, reason):
+            report.failures.append(f"{label}: declined: {reason}")
     return report
 
 
@@ -279,10 +358,6 @@ def _clone(value: Any) -> Any:
     storage = value.detach().untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
-
-
-def _declines() -> int:
-    return sum(sum(counts.declined.values()) for counts in stats().values())
 
 
 def _quietly(run: Callable[[], Any]) -> Any:

@@ -1,0 +1,141 @@
+"""The samples and what excuses a decline on one: the floor under which no kernel may fall."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import functools
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.catalog import Op
+from tritonite.errors import Decline
+from tritonite.testing import opinfo, verify
+from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, MayDecline, samples
+
+
+def _exceptions():
+    """Those of the device in use; where none is named, the CPU is where they are looked for."""
+    for exception in MAY_DECLINE:
+        if (exception.device or "cpu") == tritonite.device:
+            yield pytest.param(exception, id=f"{exception.names[0]}-{exception.labels[0]}")
+
+
+WAYS = {"functional", "in-place", "out=", "gradient"}
+
+
+def _named(exception):
+    """The functions of OpInfo that an exception names, if its labels are ways to call one, or else the overloads."""
+    names = opinfo.infos() if WAYS.issuperset(exception.labels) else {**tritonite.overloads(), **opinfo.infos()}
+    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in exception.names)]
+
+
+def _check(name, exception, dtype):
+    if name in tritonite.overloads() and not WAYS.issuperset(exception.labels):
+        return verify.check_overload(tritonite.overloads()[name], dtype, labels=exception.labels)
+    return verify.check_opinfo(name, opinfo.infos()[name], dtype, limit=6)
+
+
+@pytest.mark.parametrize("exception", list(_exceptions()))
+def test_an_exception_is_needed(exception, monkeypatch):
+    """Without it, whatever it names fails in every dtype that it names, and each of its labels is of a failure."""
+    monkeypatch.setattr(verify, "MAY_DECLINE", [])
+    found, labels = set(), set()
+    for name in _named(exception):
+        for dtype in exception.dtypes or (torch.float32,):
+            report = _check(name, exception, dtype)
+            failed = {failure.partition(": declined: ")[0] for failure in report.failures if ": declined: " in failure}
+            excused = [x for x in report.declined if x[0] in failed and exception.covers(name, x[0], dtype, x[1])]
+            assert excused, f"nothing of {name} in {dtype} needs it"
+            labels.update(label for label, _ in excused)
+            found.add(name)
+    assert all(fnmatch.filter(found, glob) for glob in exception.names)
+    assert all(fnmatch.filter(labels, glob) for glob in exception.labels)
+    assert exception.why
+
+
+@pytest.mark.parametrize("exception", MAY_DECLINE, ids=lambda exception: exception.names[0])
+def test_an_exception_names_what_exists(exception):
+    """That of another device too."""
+    assert all(fnmatch.filter(_named(exception), glob) for glob in exception.names)
+
+
+def test_exceptions_are_few():
+    assert len(MAY_DECLINE) <= 20
+
+
+@pytest.fixture
+def declining(monkeypatch):
+    """Makes kernels decline what a condition on their arguments asks for."""
+
+    def decline(condition):
+        results = Op.results
+
+        def whimsical(op, args, kwargs):
+            if condition(*args):
+                raise Decline("a whim")
+            return results(op, args, kwargs)
+
+        monkeypatch.setattr(Op, "results", whimsical)
+
+    return decline
+
+
+@pytest.mark.parametrize("name", ["add.Tensor", "exp.out", "neg_", "sum.dim_IntList"])
+def test_a_decline_fails(name, declining):
+    declining(lambda x, *_: x.shape == (6, 10))
+    report = verify.check_overload(tritonite.overloads()[name], torch.float32, labels=("transposed*", "zero_dim*"))
+    declined = {label for label, _ in report.declined}
+    assert report.served and declined and all(label.startswith("transposed") for label in declined)
+    assert {f"{label}: declined: {name}: a whim" for label in declined} == set(report.failures)
+
+
+def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
+    declining(lambda *_: True)
+    report = verify.check_overload(tritonite.overloads()["mm"], torch.int32, labels=("transposed",))
+    assert report.samples == len(report.declined) == 1 and not report.served and not report.failures
+
+
+def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
+    excuse = MayDecline(("exp",), ("zero_dim",), "a whim", "for a test")
+    monkeypatch.setattr(verify, "MAY_DECLINE", [excuse])
+    declining(lambda *_: True)
+    check = functools.partial(verify.check_overload, tritonite.overloads()["exp"], torch.float32)
+    assert not check(labels=("zero_dim",)).failures
+    assert check(labels=("transposed",)).failures
+    monkeypatch.setattr(verify, "MAY_DECLINE", [dataclasses.replace(excuse, reason="a reason")])
+    assert check(labels=("zero_dim",)).failures
+    monkeypatch.setattr(verify, "MAY_DECLINE", [dataclasses.replace(excuse, device="tpu")])
+    assert check(labels=("zero_dim",)).failures
+
+
+def test_a_function_of_which_all_samples_decline_fails(declining):
+    info = opinfo.infos()["exp"]
+    declining(lambda *_: True)
+    report = verify.check_opinfo("exp", info, torch.float32, limit=2)
+    assert not report.served
+    assert {failure.partition(":")[0] for failure in report.failures} == {"functional", "in-place", "out=", "gradient"}
+
+
+def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
+    op = tritonite.overloads()["exp"]
+    monkeypatch.setattr(verify, "use_gems", contextlib.nullcontext)
+    report = verify.check_overload(op, torch.float32, labels=("zero_dim",))
+    assert report.failures == [f"zero_dim: declined: exp: {NOT_REACHED}"]
+
+
+@pytest.mark.parametrize("name", ["add.Tensor", "native_layer_norm", "mm", "nll_loss_forward", "glu_backward"])
+def test_samples_are_the_same_each_time(name):
+    op = tritonite.overloads()[name]
+    for once, again in zip(samples(op, torch.float32), samples(op, torch.float32), strict=True):
+        assert once.label == again.label
+        torch.testing.assert_close((once.args, once.kwargs), (again.args, again.kwargs), equal_nan=True)
+
+
+def test_labels_name_every_layout_choice_and_flag():
+    labels = [sample.label for sample in samples(tritonite.overloads()["gelu"], torch.float32)]
+    assert "contiguous none" in labels and "extreme tanh" in labels and len(set(labels)) == len(labels)
+    for name in ("add.Tensor", "sum.dim_IntList", "div.Tensor_mode", "native_batch_norm"):
+        labels = [sample.label for sample in samples(tritonite.overloads()[name], torch.float32)]
+        assert len(set(labels)) == len(labels)

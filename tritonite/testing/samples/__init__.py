@@ -1,0 +1,52 @@
+"""Inputs for every overload: made from its schema, and from what its family says besides.
+
+`generate` makes them; `facts` holds what schemas do not tell; a module named after a family of operators adds that
+family's, and is the one to open for a new operator of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tritonite.testing.samples.facts import (
+    DEVICE_DEFINED,
+    MAY_DECLINE,
+    NOT_REACHED,
+    REFERENCES,
+    MayDecline,
+    compares_zero_sign,
+)
+from tritonite.testing.samples.generate import Sample, calls, samples, values
+
+# A family adds what it needs when it is imported.
+for _family in (
+    "activation",
+    "arithmetic",
+    "batch_norm",
+    "conditional",
+    "elementary",
+    "gamma",
+    "loss",
+    "matmul",
+    "nll_loss",
+    "normalization",
+    "polynomial",
+    "reduction",
+    "rounding",
+    "scan",
+    "softmax",
+):
+    importlib.import_module(f"tritonite.testing.samples.{_family}")
+
+__all__ = [
+    "DEVICE_DEFINED",
+    "MAY_DECLINE",
+    "NOT_REACHED",
+    "REFERENCES",
+    "MayDecline",
+    "Sample",
+    "calls",
+    "compares_zero_sign",
+    "samples",
+    "values",
+]

@@ -1,0 +1,44 @@
+"""Activations and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonite.dtypes import INTS
+from tritonite.testing.samples import facts
+
+facts.CHOICES["approximate"] = ("none", "tanh")
+facts.NAN_UNDEFINED |= {
+    "elu_backward",
+    "hardshrink_backward",
+    "hardswish_backward",
+    "hardtanh_backward",
+    "softshrink_backward",
+}
+facts.ZERO_SIGN_UNDEFINED |= {"hardtanh", "log_sigmoid_backward", "relu", "softshrink"}
+
+
+@facts.arguments("glu_backward")
+def _halves(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """An input of two halves, and a gradient of the shape of one."""
+    x, gradient = tensors[0], tensors[1].expand(tensors[0].shape)
+    if not x.dim():
+        return None
+    half = x.shape[-1] // 2
+    return {"self": x[..., : 2 * half], "grad_output": gradient[..., half : 2 * half]}
+
+
+facts.may_decline(
+    ("nn.functional.hardtanh",),
+    ("functional",),
+    "*: floating-point number for integer tensors",
+    "ATen cuts the fractions off the bounds of integers",
+    dtypes=INTS[1:],
+)
+facts.may_decline(
+    ("nn.functional.logsigmoid",),
+    ("out=",),
+    "log_sigmoid_forward.output: output has another shape",
+    "ATen hands itself a buffer without elements, to be resized",
+    device="cpu",
+)

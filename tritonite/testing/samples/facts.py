@@ -1,0 +1,117 @@
+"""What no schema tells of operators: the modules of the families add what theirs need."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from tritonite import devices
+from tritonite.catalog import Op
+
+Tensors = list[torch.Tensor]
+Arguments = Callable[[Tensors], dict[str, Any] | None]
+Operands = Callable[[Op, Tensors, Any], Tensors | None]
+_Arguments = TypeVar("_Arguments", bound=Arguments)
+
+# By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
+ARGUMENTS: dict[str, Arguments] = {}
+# By operator: the tensor arguments in order, where a common shape is not enough; None leaves the call out.
+OPERANDS: dict[str, Operands] = {}
+# By an argument's name: what is made of the tensor that it would be.
+TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+# By an argument's name: the values that a string or an enumeration is tried with, and the one that an integer has.
+CHOICES: dict[str, tuple[Any, ...]] = {}
+INTEGERS: dict[str, int] = {"dim": -1}
+# By overload: the values that its flags are tried with, where they are not both.
+FLAGS: dict[str, tuple[bool, ...]] = {}
+# By operator: a function for the float64 result that ATen does not give.
+REFERENCES: dict[str, Callable[..., Any]] = {}
+# Operators of which ATen does not say what they do with nan on a CPU: its loops over vectors and over single elements
+# differ, or return what an uninitialised variable held. Samples there are without nan.
+NAN_UNDEFINED: set[str] = set()
+# Operators whose zeros have a sign that depends on ATen's loop on a CPU, where it is not compared.
+ZERO_SIGN_UNDEFINED: set[str] = set()
+# Operators whose zeros are terms that cancel: roundoff gives them a sign, which is compared nowhere.
+ZERO_SIGN_OF_ROUNDOFF: set[str] = set()
+# Operators that write other outputs on a CPU than on a GPU.
+DEVICE_DEFINED: set[str] = set()
+
+
+@dataclass(frozen=True)
+class MayDecline:
+    """Samples that ATen takes and that a kernel leaves to it: an exception to the rule that it serves them all.
+
+    `names` of overloads, or of functions of OpInfo, `labels` and the decline's own `reason` are globs, and all that
+    match the first two decline somewhere; `why` says what makes that right. Without `dtypes` it is about all of them,
+    without `device` about every kind.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    reason: str
+    why: str
+    dtypes: tuple[torch.dtype, ...] = ()
+    device: str = ""
+
+    def here(self) -> bool:
+        """Whether it is about the device in use."""
+        return self.device in ("", devices.current.type)
+
+    def covers(self, name: str, label: str, dtype: torch.dtype, reason: str) -> bool:
+        """Whether it is about such a decline."""
+        return (
+            self.here()
+            and any(fnmatch.fnmatchcase(name, glob) for glob in self.names)
+            and any(fnmatch.fnmatchcase(label, glob) for glob in self.labels)
+            and (not self.dtypes or dtype in self.dtypes)
+            and fnmatch.fnmatchcase(reason, self.reason)
+        )
+
+
+MAY_DECLINE: list[MayDecline] = []
+# The reason of a decline where ATen asked no kernel of the catalog.
+NOT_REACHED = "no overload of the catalog was reached"
+
+
+def may_decline(
+    names: tuple[str, ...],
+    labels: tuple[str, ...],
+    reason: str,
+    why: str,
+    *,
+    dtypes: tuple[torch.dtype, ...] = (),
+    device: str = "",
+) -> None:
+    """Register an exception."""
+    MAY_DECLINE.append(MayDecline(names, labels, reason, why, dtypes, device))
+
+
+def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:
+    """Register what makes arguments of operators by name."""
+
+    def register(make: _Arguments) -> _Arguments:
+        ARGUMENTS.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
+
+
+def operands(*packets: str) -> Callable[[Operands], Operands]:
+    """Register what makes the tensor arguments of operators in order."""
+
+    def register(make: Operands) -> Operands:
+        OPERANDS.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
+
+
+def compares_zero_sign(packet: str | None) -> bool:
+    """Whether the sign that an operator gives a zero is ATen's."""
+    if packet in ZERO_SIGN_OF_ROUNDOFF:
+        return False
+    return devices.current.type != "cpu" or packet not in ZERO_SIGN_UNDEFINED

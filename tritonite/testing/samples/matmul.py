@@ -1,0 +1,111 @@
+"""Products of matrices, of batches of them and of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+
+def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
+    """A view of `rank` dimensions, 2 or 3: a vector is cut in pairs, a batch repeated."""
+    x = x[None, None] if x.dim() == 0 else x.unflatten(0, (-1, 2)) if x.dim() == 1 else x
+    while x.dim() > rank:
+        x = x[0] if len(x) else x.flatten(0, 1)
+    return x if x.dim() == rank else x.expand(2, *x.shape)
+
+
+def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
+    """Two matrices that fit, vectors that fit each, and what may be added to their product."""
+    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    b = b.mT if b.shape[1] == a.shape[1] else a.mT
+    row = b[0] if len(b) else b.flatten()
+    return {"mat1": a, "mat": a, "mat2": b, "vec1": a.sum(1), "vec2": row, "vec": b.sum(1), "self": a[:, :1] + b[:1]}
+
+
+def _batches(tensors: facts.Tensors) -> dict[str, Any]:
+    """Two batches of matrices that fit, and what may be added to their products."""
+    a, b = (_of_rank(tensor, 3) for tensor in tensors[:2])
+    b = b.mT if b.shape[::2] == a.shape[::2] else a.mT
+    added = a[..., :1] + b[:, :1]
+    return {"batch1": a, "batch2": b, "mat2": b, "self": added, "added": added[0]}
+
+
+def _aligned(tensors: facts.Tensors) -> dict[str, Any]:
+    """Matrices of sizes and layouts that ATen's kernels for GPUs take, in bytes and in groups, too."""
+    a, b = tensors[:2]
+    if a.dim() == 2 and a.shape[-1] == b.shape[-1] and a.shape[-1] % 16 == 0:
+        return {"self": a, "mat2": b.mT}
+    values = a.flatten() if a.numel() else a.new_zeros(1)
+    a, b = (values.repeat(size // len(values) + 1)[:size] for size in (32 * 16, 48 * 16))
+    return {"self": a.view(32, 16), "mat2": b.view(48, 16).mT}
+
+
+def _scaled(tensors: facts.Tensors) -> dict[str, Any]:
+    given = _aligned([x if x.dtype.itemsize == 1 else x.float().nan_to_num(1, 1, 1) for x in tensors[:2]])
+    given = {name: x.to(torch.float8_e4m3fn) for name, x in given.items()}
+    one = torch.ones((), device=tensors[0].device)
+    return given | {"scale_a": one / 2, "scale_b": one, "bias": None, "scale_result": None, "out_dtype": torch.bfloat16}
+
+
+def _grouped(tensors: facts.Tensors) -> dict[str, Any]:
+    """Rows in groups of uneven sizes, the first of which is empty."""
+    given = _aligned(tensors)
+    if given["mat2"].dim() == 2:
+        given["mat2"] = given["mat2"].mT.view(3, 16, 16)
+    rows, groups = len(given["self"]), len(given["mat2"])
+    ends = torch.arange(groups, device=tensors[0].device) ** 2 * rows // (groups - 1) ** 2
+    return given | {"offs": ends.int(), "bias": None, "out_dtype": None}
+
+
+def _scaled_product(
+    self: torch.Tensor, mat2: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
+    return self @ mat2 * scale_a * scale_b
+
+
+def _grouped_product(self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    ends = [0, *map(int, offs)]
+    parts = zip(ends, ends[1:], mat2, strict=False)
+    return torch.cat([self[begin:end] @ matrix for begin, end, matrix in parts])
+
+
+facts.REFERENCES |= {"_scaled_mm": _scaled_product, "_grouped_mm": _grouped_product}
+
+
+def _first(make: Any, name: str) -> Any:
+    """Where `self` is the operand that others call `name`."""
+
+    def made(tensors: facts.Tensors) -> dict[str, Any]:
+        given = make(tensors)
+        return given | {"self": given[name]}
+
+    return made
+
+
+def _vectors(tensors: facts.Tensors) -> dict[str, Any]:
+    if tensors[0].dim() == 1:
+        return {"self": tensors[0], "tensor": tensors[1], "other": tensors[1]}
+    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    other = b[:, 0] if b.shape == a.shape else a[:, -1:].flatten()
+    return {"self": a[:, :1].flatten(), "tensor": other, "other": other}
+
+
+facts.ARGUMENTS |= {
+    "mm": _first(_matrices, "mat1"),
+    "mv": _first(_matrices, "mat1"),
+    "bmm": _first(_batches, "batch1"),
+    "addmm": _matrices,
+    "_addmm_activation": _matrices,
+    "addmv": _first(_matrices, "vec1"),
+    "addr": _matrices,
+    "baddbmm": _batches,
+    "addbmm": _first(_batches, "added"),
+    "dot": _vectors,
+    "vdot": _vectors,
+    "_int_mm": _aligned,
+    "_scaled_mm": _scaled,
+    "_grouped_mm": _grouped,
+}

@@ -1,0 +1,95 @@
+"""Layer, group and root-mean-square normalisation, and weights of unit length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+# ATen's sums start from 0 on a GPU, and on a CPU from the first element.
+facts.ZERO_SIGN_UNDEFINED.add("native_layer_norm_backward")
+facts.ZERO_SIGN_OF_ROUNDOFF |= {"_weight_norm_interface_backward", "native_group_norm_backward"}
+
+
+@facts.arguments("native_layer_norm", "native_layer_norm_backward")
+def _layer_norm(tensors: facts.Tensors) -> dict[str, Any]:
+    """Weight and bias for the last dimension, and what the forward pass hands to the backward pass."""
+    x = tensors[0]
+    size, weight = list(x.shape[-1:]), x[(0,) * (x.dim() - 1)] if x.numel() else x
+    given = {"input": x.flip(0) if x.dim() else x, "normalized_shape": size, "weight": weight, "bias": weight}
+    given |= {"grad_out": x, "output_mask": [True, True, True], "eps": 1e-5}
+    if x.is_floating_point() and x.numel() and x.dim():
+        given |= dict(
+            zip(("mean", "rstd"), torch.native_layer_norm(given["input"], size, None, None, 1e-5)[1:], strict=True)
+        )
+    return given
+
+
+@facts.arguments("native_group_norm", "native_group_norm_backward")
+def _group_norm(tensors: facts.Tensors) -> dict[str, Any]:
+    """Weight and bias for the second dimension, in one group or two: gradients of small rows are but roundoff."""
+    x = tensors[0]
+    if x.dim() < 2 or not x.numel():
+        return {"N": 0, "C": 0, "HxW": 0, "group": 1, "output_mask": [True, True, True]}
+    rows, channels = x.shape[:2]
+    # ATen reads them as contiguous whatever they are.
+    weight = x.select(0, 0).reshape(channels, -1)[:, 0].clone(memory_format=torch.contiguous_format)
+    group = 2 if channels % 2 == 0 else 1
+    sizes = (rows, channels, x.numel() // (rows * channels), group)
+    given = dict(zip(("N", "C", "HxW", "group"), sizes, strict=True))
+    given |= {"input": x.flip(0), "weight": weight, "bias": weight, "grad_out": x, "eps": 1e-5}
+    if x.is_floating_point():
+        # On a GPU ATen takes no other layout; such a sample is left out when it refuses the call.
+        _, mean, rstd = torch.native_group_norm(given["input"].contiguous(), None, None, *sizes, 1e-5)
+        given |= {"mean": mean, "rstd": rstd, "output_mask": [True, True, True]}
+    return given
+
+
+@facts.arguments("_fused_rms_norm", "_fused_rms_norm_backward")
+def _rms_norm(tensors: facts.Tensors) -> dict[str, Any]:
+    """Layer normalisation's, with the inverse of the root mean square for its gradient."""
+    given = _layer_norm(tensors) | {"output_mask": [True, True]}
+    x = given["input"]
+    if x.is_floating_point() and x.numel() and x.dim():
+        # Whether ATen has 0 or nan next to an infinite element depends on how long a row is.
+        x = given["input"] = torch.where(x.isinf(), 2.0, x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        given["rstd"] = wide.square().mean(-1, keepdim=True).add(1e-5).rsqrt()
+    return given
+
+
+@facts.arguments("_weight_norm_interface", "_weight_norm_interface_backward")
+def _weight_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""
+    v = tensors[0].clone(memory_format=torch.contiguous_format)
+    if not (v.dim() and v.numel() and v.is_floating_point()):
+        # Along dimension -1 ATen's kernel for GPUs writes nothing; of no elements its kernel for CPUs divides by 0.
+        return None
+    g = v.flatten(1)[:, 0].clone().reshape(-1, *[1] * (v.dim() - 1)) if v.dim() > 1 else v.clone()
+    _, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
+    given = {"grad_w": v.flip(0), "saved_v": v, "saved_g": g, "saved_norms": norms}
+    return {"v": v, "g": g, "dim": 0} | given
+
+
+facts.may_decline(
+    ("native_group_norm", "native_group_norm.out"),
+    ("channels_last",),
+    "*channels that are not apart",
+    "a group's channels lie between another's, which ATen's kernel for CPUs takes and the one for GPUs refuses",
+    device="cpu",
+)
+facts.may_decline(
+    ("native_group_norm_backward*",),
+    ("channels_last", "sliced"),
+    "*channels that are not apart",
+    "a gradient with gaps, which ATen's kernel for CPUs takes and the one for GPUs refuses",
+    device="cpu",
+)
+facts.may_decline(
+    ("native_group_norm_backward*",),
+    ("empty",),
+    "no elements*",
+    "of no elements there are no groups",
+)

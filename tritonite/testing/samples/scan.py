@@ -1,0 +1,25 @@
+"""Scans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+
+@facts.arguments("_cummax_helper", "_cummin_helper")
+def _along_the_last(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Parts of others, which hand them a dimension from 0 and no tensor without dimensions or elements."""
+    x = tensors[0]
+    return {"dim": x.dim() - 1} if x.dim() and x.numel() else None
+
+
+facts.may_decline(
+    ("cumprod.out", "cumprod_", "cumsum.out", "cumsum_"),
+    ("empty", "zero_dim"),
+    "torch.bool in torch.bool",
+    "ATen has no such scan of bools, but looks for it only where there are two elements or more",
+    dtypes=(torch.bool,),
+)
