@@ -39,6 +39,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return empty_strided(tuple(shape), strides[::-1], dtype, device)
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor of zeros: scratch that a kernel counts in, or that its programs tell each other by."""
+    return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+
 def _fill_bits(tensor: torch.Tensor) -> None:
     storage = tensor.untyped_storage()
     if tensor.device.type == "cpu":
