@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 import tritonite
 from tritonite import devices, ops, tune
-from tritonite.engine.rows import blocks, cooperative, declare, kernels
+from tritonite.engine.rows import blocks, cooperative, declare, facts
 from tritonite.testing.judge import assert_close
 from tritonite.tune.rows import Cooperative
 
@@ -247,7 +247,7 @@ def test_facts_are_known_by_their_functions_source():
 
     def known_by(leaf="x", combine="x + y", in_stage="x", **more):
         stage = declare.Stage(0.0, Function(in_stage), Function("x + y"), Function("x"))
-        return str(kernels.Facts(Function(leaf), Function(combine), None, None, (0.0,), stages=(stage,), **more))
+        return str(facts.Facts(Function(leaf), Function(combine), None, None, (0.0,), stages=(stage,), **more))
 
     assert known_by() == known_by()
     others = [{"leaf": "2 * x"}, {"combine": "x * y"}, {"in_stage": "2 * x"}, {"once": True}, {"block": (1, 4)}]

@@ -127,13 +127,13 @@ def scan(
     if len(partial) > 0:
         chunks = tl.program_id(1)
         span = (start * 0, tl.cdiv(chunks, PARTIAL.block[1]), chunks)
-        carried, _ = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL)
+        carried, _ = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
     elif not FACTS.once:
         for i in tl.static_range(len(FACTS.init)):
             carried = carried + (tl.full((FACTS.block[0],), FACTS.init[i], FACTS.states[i]),)
     scanned = start + tl.arange(0, FACTS.block[1])
     scanned_mask = scanned < n_scanned
-    values = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1)
+    values = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
     if FACTS.once:
         _scan_block(values, outs, carried, rows, start, n_scanned, FACTS)
     else:
@@ -141,7 +141,7 @@ def scan(
             # The next block is on its way while one is scanned.
             scanned += FACTS.block[1]
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1)
+            coming = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
             states = _scan_block(values, outs, carried, rows, start + step * FACTS.block[1], n_scanned, FACTS)
             values = coming
             carried = ()

@@ -28,9 +28,9 @@ def scratch(n_rows: int, states: int, sharing: int, device: torch.device) -> tor
 @triton.jit
 def take_ticket(scratch, SHARING: tl.constexpr, INDEX: tl.constexpr):
     """(row, share): which of the rows, and which of its SHARING shares, is the program's."""
-    ticket = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
-    ticket = tl.max(tl.full((32,), ticket, tl.int32), 0).to(INDEX)
-    return ticket // SHARING, ticket % SHARING
+    # Without a sign, because a division of one with a sign takes registers that two programs need to fit.
+    ticket = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.uint32)
+    return (ticket // SHARING).to(INDEX), (ticket % SHARING).to(INDEX)
 
 
 @triton.jit

@@ -22,8 +22,9 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, never_overlaps_itself, span
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
-from tritonite.engine.rows.blocks import Blocks, Space
-from tritonite.engine.rows.kernels import REDUCED, Facts, reduce, transform_rows
+from tritonite.engine.rows.blocks import Blocks, Space, Traits
+from tritonite.engine.rows.facts import REDUCED, Facts
+from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.errors import Decline
 from tritonite.tune.rows import ROWS
 
@@ -217,8 +218,9 @@ class RowTransform:
         space = Space.of(inputs, dims, outs, row_outs, False)
         if not space.n_kept:
             return
-        itemsize, staged, device = inputs[0].dtype.itemsize, bool(reduction.stages), inputs[0].device
-        blocks = choice.for_transform(space, itemsize, staged, compute)
+        device = inputs[0].device
+        traits = Traits(inputs[0].dtype.itemsize, bool(reduction.stages), folded, compute)
+        blocks = choice.for_transform(space, traits)
         given: tuple[torch.Tensor, ...] = ()
         scratch: tuple[torch.Tensor, ...] = ()
         if blocks.sharing > 1:
@@ -240,7 +242,7 @@ class RowTransform:
             results=reduction.results,
             applied=self.applied or reduction.results,
             written=tuple(written),
-            unrolled=choice.unrolled(space, blocks, itemsize, staged, folded),
+            unrolled=choice.unrolled(space, traits, blocks),
             common=".cg" if common * space.n_reduced >= ROWS[devices.current.kind].common_bytes else "",
         )
         transform_rows[blocks.grid](

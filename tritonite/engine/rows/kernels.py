@@ -5,86 +5,20 @@ two-dimensional, kept elements by reduced ones, and a program takes some blocks 
 travel `rows`, which are (the indices of kept elements, which of them there are, shapes, strides), and a `span` of each
 row, which is (its start, the number of its blocks, the length of a whole row). `strides` are those of the inputs over
 kept and over reduced dimensions, of the outputs over both, of tensors with an element for each row over the kept
-dimensions, and of an element's index over the reduced ones. All else is known when a kernel is compiled: `Facts`.
+dimensions, and of an element's index over the reduced ones. All else is known when a kernel is compiled: FACTS.
 """
 
 from __future__ import annotations
-
-import dataclasses
-import functools
-import hashlib
-from dataclasses import dataclass
-from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
+from tritonite.engine.rows.facts import KEPT, REDUCED
 from tritonite.language.folds import fold
 from tritonite.launch import libentry
 
-# Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
-KEPT, REDUCED, BOTH = 1, 2, 3
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Everything that a kernel over rows is compiled for.
-
-    Of the functions `Reduction` and `RowTransform` tell; without a `leaf` the inputs are states, and without `project`
-    states are what is written. Triton knows functions within an object by name alone: `__repr__`, which its caches ask,
-    has their source in it.
-    """
-
-    # The functions, how many of the call's numbers `leaf` and the others take, and `init`, `combine`'s identity.
-    leaf: Any
-    combine: Any
-    follow: Any
-    project: Any
-    init: tuple[Any, ...]
-    apply: Any = None
-    stages: tuple[Any, ...] = ()
-    gather: Any = None
-    leaf_numbers: int = 0
-    numbers: int = 0
-    # The dtypes of states, the operands' kinds and the dtypes that they are read as, and how many `leaf` takes.
-    states: tuple[Any, ...] = ()
-    kinds: tuple[int, ...] = ()
-    dtypes: tuple[Any, ...] = ()
-    folded: int = 1
-    # How many results a row has, how many of them `apply` takes, and which are written.
-    results: int = 0
-    applied: int = 0
-    written: tuple[int, ...] = ()
-    # `Space.aligned`, and the integers that offsets are computed in.
-    aligned: int = 1
-    index: Any = tl.int32
-    # A block, in which of its dimensions no block goes beyond the end, and whether a program has one block of a row.
-    block: tuple[int, int] = (1, 1)
-    whole: tuple[bool, bool] = (False, False)
-    once: bool = False
-    # How many programs share a row; how many blocks all of them have, if loops over those are unrolled; and the cache
-    # modifier for what is the same in every row.
-    sharing: int = 1
-    unrolled: int = 0
-    common: str = ""
-
-    def of_states(self, **changes: Any) -> Facts:
-        """The same reduction for rows of states that other programs have left."""
-        count = len(self.states)
-        operands = {"kinds": (BOTH,) * count, "dtypes": self.states, "folded": count, "aligned": 1}
-        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None}
-        return dataclasses.replace(self, **{**operands, **functions, **changes})
-
-    @functools.cached_property
-    def _digest(self) -> str:
-        fields = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        nested = [value for stage in self.stages for value in vars(stage).values()]
-        sources = [getattr(value, "cache_key", "") for value in (*fields, *nested)]
-        return hashlib.sha256(repr((fields, sources)).encode()).hexdigest()[:24]
-
-    def __repr__(self) -> str:
-        return f"Facts_{self._digest}"
+_KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
 
 
 @triton.jit
@@ -130,8 +64,8 @@ def load(
     FACTS: tl.constexpr,
     BEGIN: tl.constexpr,
     END: tl.constexpr,
-    EVICTION: tl.constexpr = "",
-    COMMON: tl.constexpr = "",
+    EVICTION: tl.constexpr,
+    COMMON: tl.constexpr,
 ):
     """The values in a block of the operands from BEGIN to END; COMMON is the cache modifier of what rows share.
 
@@ -141,14 +75,14 @@ def load(
     kept, kept_mask, shapes, strides = rows
     values = ()
     for i in tl.static_range(BEGIN, END):
-        if FACTS.kinds[i] == 1:
+        if FACTS.kinds[i] == _KEPT:
             # Two-dimensional pointers would have a thread load its row's value once for each of its elements.
             offset = strided_offset(kept, shapes[0], strides[0][i])
             value = tl.load(inputs[i] + offset, mask=kept_mask, other=0)[:, None]
-        elif FACTS.kinds[i] == 2 and kept.shape[0] >= 16:
+        elif FACTS.kinds[i] == _REDUCED and kept.shape[0] >= 16:
             offset = strided_offset(reduced, shapes[1], strides[1][i])
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
-        elif FACTS.kinds[i] == 2:
+        elif FACTS.kinds[i] == _REDUCED:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
             if not FACTS.aligned:
                 offset = tl.max_contiguous(offset, [1, 1])
@@ -278,7 +212,7 @@ def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr = ""):
+def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """The state of each row's span, and the only block's values if there is one.
 
     Only the last block may go beyond the row's end. It comes after the loop, which has no masks: what a block has for
@@ -295,7 +229,7 @@ def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.c
     STAGED: tl.constexpr = len(FACTS.stages) > 0
     reduced = start + tl.arange(0, COLUMNS)
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION)
+    values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
     if FACTS.once and STAGED:
         count = tl.minimum(n_reduced - start, COLUMNS).to(tl.float64)
         both_masks = rows[1][:, None] & mask[None, :]
@@ -304,14 +238,14 @@ def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.c
         if not FACTS.once:
             reduced += COLUMNS
             mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION)
+            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
         states = _states_of_block(values, rows, span, numbers, FACTS, GROUP, WHOLE)
     if not FACTS.once:
         for step in range(1, steps - 1):
             values = coming
             reduced += COLUMNS
             mask = inside(reduced, n_reduced, WHOLE)
-            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION)
+            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
             own = (start + step * COLUMNS, steps, n_reduced)
             more = _states_of_block(values, rows, own, numbers, FACTS, GROUP, True)
             states = combine_states(states, more, FACTS.follow, FACTS)
@@ -381,7 +315,7 @@ def reduce(
     start = tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1]
     span = (start, _steps_before(start, steps, n_reduced, FACTS.block[1]), n_reduced)
     leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
-    states, _ = fold_blocks(inputs, (kept, kept_mask, shapes, strides), span, leaf_numbers, FACTS)
+    states, _ = fold_blocks(inputs, (kept, kept_mask, shapes, strides), span, leaf_numbers, FACTS, "")
     if FACTS.project is None:
         for i in tl.static_range(len(outs)):
             tl.store(outs[i] + tl.program_id(1).to(FACTS.index) * n_kept + kept, states[i], mask=kept_mask)
@@ -463,7 +397,7 @@ def transform_rows(
         reduced = start + tl.arange(0, FACTS.block[1])
         reduced_mask = inside(reduced, n_reduced, FACTS.whole[1])
         if ONCE:
-            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds))
+            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds), "", "")
         leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
         span = (start, steps, n_reduced)
         states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
