@@ -209,8 +209,8 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles, "rows" for long rows. Unless `full`, what is
-    alike to all targets of a compiler is compiled for one of them.
+    "tiles" stands for products by all tables of tiles, "rows" for long rows. Unless `full`, what is alike to all
+    targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
