@@ -12,7 +12,7 @@ import torch
 from triton.runtime import interpreter
 
 import tritonite
-from tritonite import devices, ops, tune
+from tritonite import devices, launch, ops, tune
 from tritonite.engine.rows import blocks, cooperative, declare, facts
 from tritonite.testing.judge import assert_close
 from tritonite.tune.rows import Cooperative
@@ -236,6 +236,16 @@ def test_shared_rows_on_streams_and_in_graphs(device, cooperative_launches):
         x.copy_(rows)
         graph.replay()
         assert torch.equal(y, results)
+
+
+def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
+    number, launches = object(), []
+    monkeypatch.setattr(launch.LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
+    x, sums = torch.ones(4, 8, device=device), torch.empty(4, device=device)
+    reduction = declare.Reduction((0.0,), None, None, None)
+    reduction.run((x,), (1,), (sums,), torch.float32, (number,))
+    declare.RowTransform(reduction, None).run((x,), (1,), (x,), torch.float32, (number,))
+    assert len(launches) == 2 and all(any(value is number for value in args) for args in launches)
 
 
 def test_facts_are_known_by_their_functions_source():

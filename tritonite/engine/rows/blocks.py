@@ -97,18 +97,20 @@ class Space(NamedTuple):
         n, n_reduced = len(inputs), math.prod(reduced_sizes)
         apart = [own if kind == BOTH else [] for own, kind in zip(kept_strides, kinds, strict=False)]
         return cls(
-            math.prod(kept_sizes),
-            n_reduced,
-            (tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
-            tuple(
-                [tuple(map(tuple, part)) for part in (kept_strides[:n], kept_strides[n:every], kept_strides[every:])]
-            ),
-            tuple([tuple(map(tuple, part)) for part in (reduced_strides[:n], reduced_strides[n:every])]),
-            tuple(reduced_strides[every]) if indexed else (),
-            kinds[:n],
-            tl.int64 if wide else tl.int32,
-            _alignment([x.dtype.itemsize for x in inputs], apart, n_reduced),
+            n_kept=math.prod(kept_sizes),
+            n_reduced=n_reduced,
+            shapes=(tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
+            kept=(_tuples(kept_strides[:n]), _tuples(kept_strides[n:every]), _tuples(kept_strides[every:])),
+            reduced=(_tuples(reduced_strides[:n]), _tuples(reduced_strides[n:every])),
+            index_strides=tuple(reduced_strides[every]) if indexed else (),
+            kinds=kinds[:n],
+            integer=tl.int64 if wide else tl.int32,
+            aligned=_alignment([x.dtype.itemsize for x in inputs], apart, n_reduced),
         )
+
+
+def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(own) for own in strides])
 
 
 def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], n_reduced: int) -> int:
@@ -307,3 +309,9 @@ def unrolled(space: Space, traits: Traits, blocks: Blocks) -> int:
     whole = space.inner and space.n_reduced % blocks.columns == 0
     few = blocks.steps == _MOST_UNROLLED or not traits.staged
     return blocks.steps if whole and few and traits.itemsize < 4 and space.full_operands == 1 else 0
+
+
+def modifier_of_common(space: Space, inputs: Sequence[torch.Tensor]) -> str:
+    """The cache modifier for what is the same in every row, when it is read with a row for the second time."""
+    itemsizes = [x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == REDUCED]
+    return ".cg" if sum(itemsizes) * space.n_reduced >= ROWS[devices.current.kind].common_bytes else ""

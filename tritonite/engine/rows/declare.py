@@ -23,10 +23,9 @@ from tritonite.engine.iteration import common_device, never_overlaps_itself, spa
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
 from tritonite.engine.rows.blocks import Blocks, Space, Traits
-from tritonite.engine.rows.facts import REDUCED, Facts
+from tritonite.engine.rows.facts import Facts
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.errors import Decline
-from tritonite.tune.rows import ROWS
 
 # The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
 INDEX = "index"
@@ -159,30 +158,29 @@ class Reduction:
         compute: torch.dtype,
         numbers: Sequence[float],
         read: Sequence[torch.dtype],
-        **more: Any,
     ) -> Facts:
         """What kernels over a space are compiled for, whose operands are read as the dtypes `read`."""
         init = self.init(compute) if callable(self.init) else self.init
         states = self._dtypes(space, compute)
-        fields = {
-            "leaf": self.leaf,
-            "combine": self.combine,
+        return Facts(
+            leaf=self.leaf,
+            combine=self.combine,
             # Where elements lie in the order of their indices.
-            "follow": self.follow if self.follow and space.index_strides == (1,) else self.combine,
-            "project": self.project,
-            "init": (*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
-            "stages": tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
-            "gather": self.gather if space.inner else None,
-            "leaf_numbers": len(numbers) if self.parametric else 0,
-            "numbers": len(numbers),
-            "states": tuple([TRITON_DTYPES[dtype] for dtype in states]),
-            "kinds": space.kinds,
-            "dtypes": tuple([TRITON_DTYPES[dtype] for dtype in read]),
-            "folded": len(space.kinds),
-            "aligned": space.aligned or int(not space.inner),
-            "index": space.integer,
-        }
-        return Facts(**{**fields, **blocks.facts(space), **more})
+            follow=self.follow if self.follow and space.index_strides == (1,) else self.combine,
+            project=self.project,
+            init=(*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
+            stages=tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
+            gather=self.gather if space.inner else None,
+            leaf_numbers=len(numbers) if self.parametric else 0,
+            numbers=len(numbers),
+            states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
+            kinds=space.kinds,
+            dtypes=tuple([TRITON_DTYPES[dtype] for dtype in read]),
+            folded=len(space.kinds),
+            aligned=space.aligned or int(not space.inner),
+            index=space.integer,
+            **blocks.facts(space),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,20 +228,15 @@ class RowTransform:
             given = tuple([empty(shape, compute, device) for _ in range(reduction.results)])
             reduction.run(inputs[:folded], dims, given, compute, numbers)
             space = Space.of(inputs, dims, outs, (*row_outs, *given), False)
-        common = sum([x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == REDUCED])
-        facts = reduction.facts(
-            space,
-            blocks,
-            compute,
-            numbers,
-            [compute] * len(inputs),
+        facts = dataclasses.replace(
+            reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
             apply=self.apply,
             folded=folded,
             results=reduction.results,
             applied=self.applied or reduction.results,
             written=tuple(written),
             unrolled=choice.unrolled(space, traits, blocks),
-            common=".cg" if common * space.n_reduced >= ROWS[devices.current.kind].common_bytes else "",
+            common=choice.modifier_of_common(space, inputs),
         )
         transform_rows[blocks.grid](
             *(inputs, outs, (row_outs, given, scratch), space.shapes, space.strides, space.sizes, blocks.steps),
