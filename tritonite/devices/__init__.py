@@ -23,9 +23,8 @@ class Device:
     reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
     largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `options` what
-    its compiler is told besides, and `flushing` what else where subnormals may be 0. Programs of a device that is
-    `waiting` start in order, and may wait for those that are a few places behind them; one that runs `ptx` takes
-    NVIDIA's assembly.
+    its compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a
+    program that runs keeps running while others wait for it.
     """
 
     kind: str
@@ -43,8 +42,7 @@ class Device:
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False
-    waiting: bool = False
-    ptx: bool = False
+    forward_progress: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     flushing: dict[str, Any] = field(default_factory=dict)
 

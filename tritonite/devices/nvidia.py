@@ -22,8 +22,7 @@ RECORD = Device(
     most_warps=32,
     small_elements=2**18,
     small_block=512,
-    waiting=True,
-    ptx=True,
+    forward_progress=True,
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -7,6 +7,7 @@ every program starts from those of the chunks before its own (Blelloch 1990, "Pr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,25 +18,17 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from tritonite import devices
-from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.reduction import (
-    BOTH,
-    INDEX,
-    Blocks,
-    Reduction,
-    Space,
+from tritonite.engine.rows.blocks import Blocks, Space, cut, tile_elements
+from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
+from tritonite.engine.rows.kernels import (
+    aligned_to,
     combine_states,
-    cut,
-    dimensions,
     fold_blocks,
     leaves,
     load,
-    outputs,
     project_states,
     strided_pointers,
-    tile_elements,
-    told,
 )
 from tritonite.launch import libentry
 
@@ -59,7 +52,9 @@ def _scan_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ..
 
 @tl.core.builtin
 def _scan_in_compiler(states, combine, _semantic=None, _generator=None):
-    found = tl.associative_scan(tuple(states.values), 1, combine.value, _semantic=_semantic, _generator=_generator)
+    found = tl.associative_scan(
+        tuple(states.values), 1, getattr(combine, "value", combine), _semantic=_semantic, _generator=_generator
+    )
     return tl.tuple(found)
 
 
@@ -86,38 +81,20 @@ _last = _last_in_interpreter if devices.current.interpreted else _last_in_compil
 
 
 @triton.jit
-def _scan_block(
-    values,
-    outs,
-    carried,
-    rows,
-    begin,
-    n_scanned,
-    index_strides,
-    LEAF: tl.constexpr,
-    COMBINE: tl.constexpr,
-    PROJECT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    INIT: tl.constexpr,
-    STATES: tl.constexpr,
-    KEPT: tl.constexpr,
-    SCANNED: tl.constexpr,
-):
+def _scan_block(values, outs, carried, rows, begin, n_scanned, FACTS: tl.constexpr):
     """Write the results of the `values` from `begin` on in each row, after the states `carried`; returns theirs."""
-    kept, kept_mask, shapes, strides = rows
-    SHAPE: tl.constexpr = (KEPT, SCANNED)
-    scanned = begin + tl.arange(0, SCANNED)
-    scanned_mask = scanned < n_scanned
-    mask = kept_mask[:, None] & scanned_mask[None, :]
-    states = _scan(leaves(values, scanned, shapes, index_strides, (), mask, LEAF, INIT, STATES, SHAPE), COMBINE)
+    kept_mask, strides = rows[1], rows[3]
+    scanned = begin + tl.arange(0, FACTS.block[1])
+    mask = kept_mask[:, None] & (scanned < n_scanned)[None, :]
+    states = _scan(leaves(values, rows, scanned, mask, (), FACTS), FACTS.combine)
     if len(carried) > 0:
         before = ()
         for i in tl.static_range(len(carried)):
-            before = before + (tl.broadcast_to(carried[i][:, None], SHAPE),)
-        states = combine_states(before, states, COMBINE, STATES)
-    results = project_states(states, ((scanned + 1).to(tl.float64)[None, :],), PROJECT, len(outs))
+            before = before + (tl.broadcast_to(carried[i][:, None], FACTS.block),)
+        states = combine_states(before, states, FACTS.combine, FACTS)
+    results = project_states(states, (scanned + 1).to(tl.float64)[None, :], (), FACTS, len(outs))
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], kept, scanned, shapes, strides[2][i], strides[3][i], ALIGNED)
+        pointers = strided_pointers(outs[i], rows, scanned, strides[2][i], strides[3][i], FACTS.aligned)
         tl.store(pointers, results[i].to(outs[i].dtype.element_ty), mask=mask)
     return states
 
@@ -130,111 +107,45 @@ def scan(
     partial,
     shapes,
     strides,
-    index_strides,
-    n_kept,
-    n_scanned,
+    partial_strides,
+    sizes,
     steps,
-    LEAF: tl.constexpr,
-    COMBINE: tl.constexpr,
-    PROJECT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    INIT: tl.constexpr,
-    KINDS: tl.constexpr,
-    PARTIAL_KINDS: tl.constexpr,
-    DTYPES: tl.constexpr,
-    STATES: tl.constexpr,
-    INDEX: tl.constexpr,
-    KEPT: tl.constexpr,
-    SCANNED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ONCE: tl.constexpr,
+    FACTS: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
-    """A program scans `steps` blocks of each of KEPT rows, after the chunks before, whose states are `partial`.
+    """A program scans `steps` blocks of each of its rows, after the chunks before, whose states are `partial`.
 
-    It reads a block before it writes it, and no other program does, so that an input may be an output.
+    It reads a block before it writes it, and no other program does, so that an input may be an output. PARTIAL are the
+    facts by which the states of chunks are folded.
     """
-    n_scanned = told(n_scanned, ALIGNED)
-    kept = tl.program_id(0).to(INDEX) * KEPT + tl.arange(0, KEPT)
+    n_kept, n_scanned = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = kept < n_kept
     rows = (kept, kept_mask, shapes, strides)
-    start = tl.program_id(1).to(INDEX) * steps * SCANNED
+    start = tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1]
     carried = ()
     if len(partial) > 0:
-        carried, _ = fold_blocks(
-            partial,
-            (kept, kept_mask, ((), ()), (strides[4], strides[5])),
-            start * 0,
-            tl.cdiv(tl.program_id(1), SPLITS),
-            tl.program_id(1),
-            (),
-            (),
-            None,
-            COMBINE,
-            COMBINE,
-            (),
-            None,
-            True,
-            INIT,
-            PARTIAL_KINDS,
-            STATES,
-            len(STATES),
-            STATES,
-            KEPT,
-            SPLITS,
-            False,
-            False,
-            "",
-        )
-    elif not ONCE:
-        for i in tl.static_range(len(INIT)):
-            carried = carried + (tl.full((KEPT,), INIT[i], STATES[i]),)
-    scanned = start + tl.arange(0, SCANNED)
+        chunks = tl.program_id(1)
+        span = (start * 0, tl.cdiv(chunks, PARTIAL.block[1]), chunks)
+        carried, _ = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
+    elif not FACTS.once:
+        for i in tl.static_range(len(FACTS.init)):
+            carried = carried + (tl.full((FACTS.block[0],), FACTS.init[i], FACTS.states[i]),)
+    scanned = start + tl.arange(0, FACTS.block[1])
     scanned_mask = scanned < n_scanned
-    values = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, ALIGNED, "", "")
-    if ONCE:
-        _scan_block(
-            values,
-            outs,
-            carried,
-            rows,
-            start,
-            n_scanned,
-            index_strides,
-            LEAF,
-            COMBINE,
-            PROJECT,
-            ALIGNED,
-            INIT,
-            STATES,
-            KEPT,
-            SCANNED,
-        )
+    values = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
+    if FACTS.once:
+        _scan_block(values, outs, carried, rows, start, n_scanned, FACTS)
     else:
         for step in range(steps):
             # The next block is on its way while one is scanned.
-            scanned += SCANNED
+            scanned += FACTS.block[1]
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, rows, scanned, scanned_mask, KINDS, DTYPES, 0, 1, ALIGNED, "", "")
-            states = _scan_block(
-                values,
-                outs,
-                carried,
-                rows,
-                start + step * SCANNED,
-                n_scanned,
-                index_strides,
-                LEAF,
-                COMBINE,
-                PROJECT,
-                ALIGNED,
-                INIT,
-                STATES,
-                KEPT,
-                SCANNED,
-            )
+            coming = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
+            states = _scan_block(values, outs, carried, rows, start + step * FACTS.block[1], n_scanned, FACTS)
             values = coming
             carried = ()
-            for i in tl.static_range(len(STATES)):
+            for i in tl.static_range(len(FACTS.states)):
                 carried = carried + (_last(states[i]),)
 
 
@@ -285,31 +196,19 @@ def _launch(
     # Across the grain of an operand it takes tiles, as it does where operands differ.
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
-    sizes = {name: size for name, size in blocks.sizes.items() if name not in ("REDUCED", "WHOLE")}
+    facts = reduction.facts(space, blocks, compute, (), [compute])
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
-        constants = reduction.constants(space, compute, ()) | blocks.sizes | {"DTYPES": (TRITON_DTYPES[compute],)}
-        partial = reduction.states_of_chunks((self,), space, blocks, compute, constants)
+        partial = reduction.states_of_splits((self,), space, blocks, compute, facts, (0.0, 0.0))
     several = len(partial)
-    scan[(blocks.programs, blocks.splits)](
-        *((self,), outs, partial, space.shapes),
-        (
-            space.kept[0],
-            space.reduced[0],
-            space.kept[1],
-            space.reduced[1],
-            ((1,),) * several,
-            ((space.n_kept,),) * several,
-        ),
-        *(space.index_strides, space.n_kept, space.n_reduced, blocks.steps),
-        LEAF=reduction.leaf,
-        PROJECT=reduction.project,
-        ALIGNED=space.aligned,
-        KINDS=space.kinds,
-        PARTIAL_KINDS=(BOTH,) * several,
-        DTYPES=(TRITON_DTYPES[compute],),
-        SPLITS=min(power_of_2(blocks.splits), max(1, blocks.sizes["REDUCED"] // 4)),
-        SCANNED=blocks.sizes["REDUCED"],
-        **reduction.of_states(space, compute),
-        **sizes,
+    columns = min(power_of_2(blocks.splits), max(1, blocks.columns // 4))
+    chunks = facts.of_states(block=(blocks.rows, columns), whole=(False, False), once=False)
+    scan[blocks.grid](
+        *((self,), outs, partial, space.shapes, space.strides),
+        (((1,),) * several, ((space.n_kept,),) * several, (), (), (), ()),
+        *(space.sizes, blocks.steps),
+        # Elements are scanned by their leaves, whatever a reduction's stages would do.
+        FACTS=dataclasses.replace(facts, stages=(), gather=None, follow=reduction.combine, whole=(False, False)),
+        PARTIAL=chunks if partial else None,
+        **blocks.options,
     )

@@ -18,7 +18,8 @@ from tritonite.catalog import library_operator
 from tritonite.dispatch.call import empty, zeros
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
-from tritonite.engine.reduction import Reduction, inside
+from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.launch import libentry

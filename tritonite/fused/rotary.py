@@ -24,7 +24,7 @@ from tritonite.engine.iteration import (
     power_of_2,
     span,
 )
-from tritonite.engine.reduction import strided_offset
+from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline, Unsupported
 from tritonite.fused.check import check_device, check_floats, check_shape
 from tritonite.launch import libentry

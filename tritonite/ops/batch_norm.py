@@ -10,7 +10,7 @@ import triton.language as tl
 from tritonite.catalog import operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.reduction import Reduction, RowTransform, outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (

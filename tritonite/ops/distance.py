@@ -8,7 +8,7 @@ import triton.language as tl
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs, reduced
+from tritonite.engine.rows.declare import Reduction, RowTransform, dimensions, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
 from tritonite.ops.reduction import add_states, check_floats, inverse_power, only, power, root

@@ -17,7 +17,7 @@ from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.engine.pointwise import Pointwise
-from tritonite.engine.reduction import Reduction, outputs, reduced
+from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide

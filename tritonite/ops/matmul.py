@@ -10,7 +10,7 @@ from tritonite.dispatch.call import empty_strided, number_type, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.reduction import Reduction, outputs, reduced
+from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
 from tritonite.ops.activation import gelu

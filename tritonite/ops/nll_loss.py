@@ -16,7 +16,8 @@ from tritonite.catalog import operator
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import INT32_LIMIT, collapse, contiguous_strides, output_strides, power_of_2, span
-from tritonite.engine.reduction import Reduction, outputs, strided_offset
+from tritonite.engine.rows.declare import Reduction, outputs
+from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.launch import libentry

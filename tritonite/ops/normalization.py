@@ -9,7 +9,7 @@ import triton
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.reduction import Reduction, RowTransform, outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.reduction import (

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
-from tritonite.engine.reduction import INDEX, Reduction
+from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
 from tritonite.ops.reduction import (

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.reduction import Reduction, RowTransform, dimensions, outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform, dimensions, outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse

@@ -162,8 +162,8 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
 
 
-def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Row operators on rows that programs share, or take turns at, for which no sample is long enough."""
+def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Row operators on rows for which no sample is long enough: cooperative ones, and those of unrolled loops."""
     x, weight = torch.empty(2, 2**17), torch.empty(2**17)
     arguments: list[tuple[str, tuple[Any, ...]]] = [
         ("_softmax", (x, 1, False)),
@@ -175,16 +175,12 @@ def shared_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
     for dtype in (torch.float16, torch.bfloat16):
         x, weight = torch.empty(4, 2**16, dtype=dtype), torch.empty(2**16, dtype=dtype)
         arguments.append(("native_layer_norm", (x, weight.shape, weight, weight, 1e-5)))
-    targets = {True: ("sm_90", "sm_100"), False: ("sm_80",)} if full else {True: ("sm_90",)}
-    for (early, names), (name, given) in itertools.product(targets.items(), arguments):
-        with (
-            _noting() as found,
-            mock.patch.object(devices, "current", dataclasses.replace(devices.current, programs=1)),
-            mock.patch.object(devices, "has_tma", lambda device, early=early: early),
-        ):
+    for name, given in arguments:
+        record = dataclasses.replace(devices.current, programs=1)
+        with _noting() as found, mock.patch.object(devices, "current", record):
             catalog.overloads()[name](*given)
         for specialization in found:
-            yield f"{name} of shared rows", specialization, names
+            yield f"{name} of long rows", specialization, ("sm_80", "sm_90", "sm_100") if full else ("sm_90",)
 
 
 def fused_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -227,7 +223,7 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
     if not names or "tiles" in names:
         yield from itertools.islice(tiles(full), index, None, parts)
     if not names or "rows" in names:
-        yield from itertools.islice(shared_rows(full), index, None, parts)
+        yield from itertools.islice(long_rows(full), index, None, parts)
     if not names or "fused" in names:
         yield from itertools.islice(fused_rows(full), index, None, parts)
 
@@ -249,7 +245,7 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles, "rows" for rows that programs share, "fused" for operators
+    "tiles" stands for products by all tables of tiles, "rows" for long rows, "fused" for operators
     outside ATen. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):

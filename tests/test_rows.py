@@ -1,16 +1,21 @@
 """Reductions and row operators where small samples do not reach: several blocks, split rows, 64-bit offsets."""
 
 import dataclasses
+import inspect
 import itertools
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 
 import tritonite
-from tritonite import devices
-from tritonite.engine import reduction
+from tritonite import devices, launch, ops, tune
+from tritonite.engine.rows import blocks, cooperative, declare, facts
 from tritonite.testing.judge import assert_close
+from tritonite.tune.rows import Cooperative
 
 SHAPES = [(5, 70), (3, 4, 10), (2, 72)]
 
@@ -23,7 +28,7 @@ def cut(request, monkeypatch):
         tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
         monkeypatch.setattr(devices, "current", tiny)
     if request.param == "64-bit offsets":
-        monkeypatch.setattr(reduction, "INT32_LIMIT", 4)
+        monkeypatch.setattr(blocks, "INT32_LIMIT", 4)
 
 
 def values(shape, device, transposed=False):
@@ -91,43 +96,86 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
 
 
 @pytest.fixture
-def shared(monkeypatch):
-    """How rows that programs share were cut; few are enough."""
-    monkeypatch.setattr(
-        devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=1, waiting=True)
-    )
-    found, share = [], reduction._shared
+def cooperative_launches(monkeypatch):
+    """The scratch of every launch whose programs share rows; few rows are enough for them to do so."""
+    record = dataclasses.replace(devices.current, row_elements=4096, programs=1, forward_progress=True)
+    monkeypatch.setattr(devices, "current", record)
+    found, scratch = [], cooperative.scratch
 
     def note(*args):
-        found.append(share(*args))
+        found.append(scratch(*args))
         return found[-1]
 
-    monkeypatch.setattr(reduction, "_shared", note)
+    monkeypatch.setattr(cooperative, "scratch", note)
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("staged", [False, True])
-def test_parts_of_shared_rows(size, staged, shared):
-    for n in (96 * 1024 * 2 // size + 8, 128_256, 262_144, 500_000, 10_000_000):
-        x = torch.empty(2, n, dtype={2: torch.float16, 4: torch.float32}[size], device="meta")
-        space = reduction.Space.of((x, x), (1,), (), (), False)
-        blocks = reduction._blocks_transformed(space, (x, x), staged, torch.float32)
-        part = blocks.steps * blocks.sizes["REDUCED"]
-        assert shared.pop() is blocks and 1 < blocks.parts <= 8 and blocks.programs == 2 * blocks.parts
-        assert (blocks.parts - 1) * part < n <= blocks.parts * part
-        for other in (space._replace(aligned=0), space._replace(n_reduced=1024)):
-            assert reduction._blocks_transformed(other, (x, x), staged, torch.float32).parts == 1
-        assert reduction._blocks_transformed(space, (x, x), staged, torch.float64).parts == 1
-    assert not shared
+@pytest.fixture
+def in_threads(monkeypatch):
+    """The interpreter runs eight programs of a launch at a time, and says none which it is."""
+    if not devices.current.interpreted:
+        pytest.skip("programs of the interpreter")
+
+    def run(self, *args, **kwargs):
+        names = inspect.getfullargspec(self.fn).args
+        bound = inspect.getcallargs(self.fn, *args, **{name: kwargs[name] for name in names if name in kwargs})
+        bound |= {name: interpreter._implicit_cvt(bound[name]) for name in names if name not in self.constexprs}
+        programs, failed = iter(range(math.prod(self.grid))), []
+
+        def work():
+            with np.errstate(all="ignore"):
+                for _ in programs:
+                    try:
+                        self.fn(**bound)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the test fails by it
+                        failed.append(error)
+
+        scope = interpreter._patch_lang(self.fn)
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=300)
+        scope.restore()
+        assert not failed and not any(thread.is_alive() for thread in threads)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run)
 
 
-in_order = pytest.mark.skipif(
-    not devices.current.waiting or devices.current.type == "cpu", reason="no program may wait for one that runs later"
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launches, in_threads, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32))
+    few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
+    table = tune.rows.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
+    monkeypatch.setitem(tune.rows.ROWS, devices.current.kind, table)
+    x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))
+    x[1] *= 40
+    functions = [
+        (lambda x: ops.softmax._softmax_(x, 1, False), lambda x: x.softmax(1), (x,)),
+        (lambda x: ops.softmax._log_softmax_(x, 1, False), lambda x: x.log_softmax(1), (x,)),
+    ]
+    # Of half types, rows of several operands that are folded are no cooperative ones.
+    for name in ("_log_softmax_backward_data", "_softmax_backward_data")[: dtype.itemsize // 2]:
+        ours, aten = getattr(ops.softmax, name), getattr(torch, name)
+        operands = grad, x.log_softmax(1) if "log" in name else x.softmax(1)
+        functions.append((*[lambda g, y, f=f: f(g, y, 1, g.dtype) for f in (ours, aten)], operands))
+    for ours, aten, operands in functions:
+        (result,) = ours(*operands)
+        assert_close(result + 0.0, aten(*operands) + 0.0, aten(*[value.double() for value in operands]))
+        words = cooperative_launches.pop()
+        tickets, states = int(words[0]), words[words != 0][1:]
+        # Every program had a ticket, and left each of its row's states.
+        assert tickets > 4 and tickets % 4 == 0 and len(states) % tickets == 0 and (states % 2 == 1).all()
+    assert not cooperative_launches
+
+
+on_a_gpu = pytest.mark.skipif(
+    not devices.current.forward_progress or devices.current.type == "cpu", reason="programs that run at the same time"
 )
 
 
-@in_order
+@on_a_gpu
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("n", "dtype"),
@@ -135,7 +183,7 @@ in_order = pytest.mark.skipif(
     + [(n, torch.float32) for n in (49_160, 65_536)],
     ids=str,
 )
-def test_rows_that_programs_share(n, dtype, device, shared):
+def test_rows_that_programs_share(n, dtype, device, cooperative_launches):
     x, grad = (torch.randn(3, n, device=device).to(dtype) for _ in range(2))
     weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
     x[1] *= 40
@@ -150,7 +198,7 @@ def test_rows_that_programs_share(n, dtype, device, shared):
         "native_layer_norm": (lambda *args: torch.native_layer_norm(args[0], (n,), *args[1:], 1e-5), (x, weight, bias)),
     }
     for name, (function, operands) in functions.items():
-        shared.clear()
+        cooperative_launches.clear()
         with tritonite.use_gems():
             ours = [function(*operands) for _ in range(3)]
         exact = function(*[value.double() for value in operands])
@@ -160,16 +208,16 @@ def test_rows_that_programs_share(n, dtype, device, shared):
             # Without the sign of zeros, which ATen makes by another formula.
             assert_close(all_of_one[0] + 0.0, *[y + 0.0 for y in all_of_one[3:]])
             assert all(torch.equal(all_of_one[0], again) for again in all_of_one[1:3])
-        alone = name == "native_layer_norm" and dtype.itemsize < 4 and n * dtype.itemsize < 2**19
-        assert bool(shared) is not alone and served(name)
+        alone = dtype.itemsize < 4 and name in ("native_layer_norm", "_softmax_backward_data")
+        assert bool(cooperative_launches) is not alone and served(name)
     x[2, n - 1], x[0, 5] = math.nan, -math.inf
     with tritonite.use_gems():
         y = x.softmax(1)
     assert y[2].isnan().all() and not y[:2].isnan().any() and y[0, 5] == 0
 
 
-@in_order
-def test_shared_rows_on_streams_and_in_graphs(device, shared):
+@on_a_gpu
+def test_shared_rows_on_streams_and_in_graphs(device, cooperative_launches):
     x = torch.randn(600, 128_256, device=device, dtype=torch.float16)
     with tritonite.use_gems():
         expected, transposed = x.softmax(1), x.flip(0).softmax(1)
@@ -180,7 +228,7 @@ def test_shared_rows_on_streams_and_in_graphs(device, shared):
             with torch.cuda.stream(streams[i % 2]):
                 found.append(x.softmax(1))
         torch.cuda.synchronize()
-        assert shared and all(torch.equal(y, expected) for y in found)
+        assert cooperative_launches and all(torch.equal(y, expected) for y in found)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = x.softmax(1)
@@ -190,51 +238,30 @@ def test_shared_rows_on_streams_and_in_graphs(device, shared):
         assert torch.equal(y, results)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_which_rows_are_transformed_in_turns(dtype, monkeypatch):
-    now = dataclasses.replace(devices.current, row_elements=4096, programs=32, waiting=True, ptx=True)
-    monkeypatch.setattr(devices, "current", now)
-
-    def turns(rows, n, dtype, weights=2):
-        x = torch.empty(rows, n, dtype=dtype, device="meta")
-        weight = torch.empty(n, dtype=dtype, device="meta").expand(rows, n)
-        space = reduction.Space.of((x, *[weight] * weights), (1,), (x,), (), False)
-        return reduction._blocks_transformed(space, (x,), True, torch.float32).turns
-
-    assert turns(64, 65_536, dtype) == (8, 5041) and turns(17, 50_000, dtype)
-    assert not any([turns(16, 65_536, dtype), turns(64, 49_152, dtype), turns(64, 65_552, dtype)])
-    assert not any([turns(64, 65_536, dtype, 1), turns(64, 65_536, torch.float32), turns(64, 65_535, dtype)])
+def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
+    number, launches = object(), []
+    monkeypatch.setattr(launch.LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
+    x, sums = torch.ones(4, 8, device=device), torch.empty(4, device=device)
+    reduction = declare.Reduction((0.0,), None, None, None)
+    reduction.run((x,), (1,), (sums,), torch.float32, (number,))
+    declare.RowTransform(reduction, None).run((x,), (1,), (x,), torch.float32, (number,))
+    assert len(launches) == 2 and all(any(value is number for value in args) for args in launches)
 
 
-@pytest.mark.skipif(not devices.current.ptx or devices.current.type == "cpu", reason="a GPU that runs PTX takes turns")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", [65_536, 50_008])
-def test_rows_in_turns(n, dtype, device):
-    x = torch.randn(4 * devices.multiprocessors(torch.device(device, 0)) + 1, n, device=device).to(dtype)
-    weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
-    x[1] *= 40
-    with tritonite.use_gems():
-        ours = [torch.native_layer_norm(x, (n,), weight, bias, 1e-5) for _ in range(2)]
-    aten = torch.native_layer_norm(x, (n,), weight, bias, 1e-5)
-    exact = torch.native_layer_norm(x.double(), (n,), weight.double(), bias.double(), 1e-5)
-    for y, again, theirs, true in zip(*ours, aten, exact, strict=True):
-        assert_close(y, theirs, true)
-        assert torch.equal(y, again)
-
-
-def test_stages_are_known_by_their_functions_source():
+def test_facts_are_known_by_their_functions_source():
     class Function:
         __repr__ = lambda _: "function"
 
         def __init__(self, cache_key):
             self.cache_key = cache_key
 
-    def known_by(leaf, finish):
-        stage = reduction.Stage(0.0, Function(leaf), Function("x + y"), Function(finish))
-        return str(stage.constants(torch.float32))
+    def known_by(leaf="x", combine="x + y", in_stage="x", **more):
+        stage = declare.Stage(0.0, Function(in_stage), Function("x + y"), Function("x"))
+        return str(facts.Facts(Function(leaf), Function(combine), None, None, (0.0,), stages=(stage,), **more))
 
-    assert known_by("x", "x") == known_by("x", "x")
-    assert len({known_by("x", "x"), known_by("2 * x", "x"), known_by("x", "2 * x")}) == 3
+    assert known_by() == known_by()
+    others = [{"leaf": "2 * x"}, {"combine": "x * y"}, {"in_stage": "2 * x"}, {"once": True}, {"block": (1, 4)}]
+    assert len({known_by(), *[known_by(**other) for other in others]}) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -282,7 +309,7 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
 
 
 def test_a_wide_row_has_64_bit_places(device, monkeypatch):
-    monkeypatch.setattr(reduction, "INT32_LIMIT", 4)
+    monkeypatch.setattr(blocks, "INT32_LIMIT", 4)
     x = torch.arange(40.0, device=device).flip(0)
     with tritonite.use_gems():
         assert x.argmin() == 39 and x.argmax() == 0

@@ -1,0 +1,317 @@
+"""A space of rows, how its dimensions collapse, and the blocks that it is cut into: a rule over `tune.rows`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
+from tritonite.engine.rows.facts import BOTH, KEPT, REDUCED
+from tritonite.tune.rows import ROWS, Cooperative, Regime
+
+# Loops over at most so many blocks are unrolled.
+_MOST_UNROLLED = 4
+
+
+class Space(NamedTuple):
+    """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
+
+    `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
+    alone; `shapes` leave out the slowest dimension of each. Rows of inputs that are `aligned` start at 16 bytes; where
+    it is above 1 it divides their length and all strides between them, as 16 does not.
+    """
+
+    n_kept: int
+    n_reduced: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    kept: tuple[tuple[tuple[int, ...], ...], ...]
+    reduced: tuple[tuple[tuple[int, ...], ...], ...]
+    index_strides: tuple[int, ...]
+    kinds: tuple[int, ...]
+    integer: Any
+    aligned: int
+
+    @property
+    def inner(self) -> bool:
+        """Whether elements that are reduced, and not those that are kept, are next to each other."""
+        full = next((i for i, kind in enumerate(self.kinds) if kind == BOTH), None)
+        if full is None:
+            return True
+        return self.n_kept == 1 or self.reduced[0][full][0] <= self.kept[0][full][0]
+
+    @property
+    def full_operands(self) -> int:
+        """How many operands have an element for every place."""
+        return self.kinds.count(BOTH)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether an operand is the same for every row."""
+        return REDUCED in self.kinds
+
+    @property
+    def strides(self) -> tuple[Any, ...]:
+        """As the kernels take them."""
+        return (self.kept[0], self.reduced[0], self.kept[1], self.reduced[1], self.kept[2], self.index_strides)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.n_kept, self.n_reduced
+
+    @classmethod
+    def of(
+        cls,
+        inputs: tuple[torch.Tensor, ...],
+        dims: tuple[int, ...],
+        outs: tuple[torch.Tensor, ...],
+        kept_outs: tuple[torch.Tensor, ...],
+        indexed: bool,
+    ) -> Space:
+        """The space of inputs and outputs of one shape that is reduced over `dims`.
+
+        `kept_outs` have the other dimensions, or all with size 1. If `indexed`, elements have an index in their row.
+        """
+        shape = inputs[0].shape
+        kept = [d for d in range(len(shape)) if d not in dims]
+        full = [tensor.stride() for tensor in (*inputs, *outs)]
+        small = [[out.stride(d) for d in kept] if out.dim() == len(shape) else list(out.stride()) for out in kept_outs]
+        kept_sizes, kept_strides = collapse([shape[d] for d in kept], [[own[d] for d in kept] for own in full] + small)
+        sizes = [shape[d] for d in dims]
+        places = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        reduced_sizes, reduced_strides = collapse(
+            sizes, [[own[d] for d in dims] for own in full] + ([places] if indexed else [])
+        )
+        every = len(full)
+        kinds = tuple([KEPT * any(kept_strides[i]) + REDUCED * any(reduced_strides[i]) or KEPT for i in range(every)])
+        wide = math.prod(shape) >= INT32_LIMIT or any(
+            [
+                span((*kept_sizes, *reduced_sizes), (*kept_strides[i], *reduced_strides[i])) >= INT32_LIMIT
+                for i in range(every)
+            ]
+        )
+        n, n_reduced = len(inputs), math.prod(reduced_sizes)
+        apart = [own if kind == BOTH else [] for own, kind in zip(kept_strides, kinds, strict=False)]
+        return cls(
+            n_kept=math.prod(kept_sizes),
+            n_reduced=n_reduced,
+            shapes=(tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
+            kept=(_tuples(kept_strides[:n]), _tuples(kept_strides[n:every]), _tuples(kept_strides[every:])),
+            reduced=(_tuples(reduced_strides[:n]), _tuples(reduced_strides[n:every])),
+            index_strides=tuple(reduced_strides[every]) if indexed else (),
+            kinds=kinds[:n],
+            integer=tl.int64 if wide else tl.int32,
+            aligned=_alignment([x.dtype.itemsize for x in inputs], apart, n_reduced),
+        )
+
+
+def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(own) for own in strides])
+
+
+def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], n_reduced: int) -> int:
+    """`Space.aligned`, of inputs of elements of these `sizes`, and of all operands' strides between rows."""
+    if any(step * size % 16 for size, own in zip(sizes, strides, strict=False) for step in own):
+        return 0
+    common = math.gcd(16, n_reduced, *[step for own in strides for step in own])
+    return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
+
+
+class Blocks(NamedTuple):
+    """How a space is cut: a program takes `steps` blocks of `rows` rows, `columns` elements of each at a time.
+
+    Where rows are `splits` for several programs each leaves its state, and another launch combines those. Programs that
+    are `sharing` a row wait for each other.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    programs: int
+    steps: int
+    splits: int = 1
+    sharing: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.programs, self.splits
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told."""
+        return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options}
+
+    def facts(self, space: Space) -> dict[str, Any]:
+        """The fields of `Facts`."""
+        whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
+        return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, "sharing": self.sharing}
+
+
+class Traits(NamedTuple):
+    """What the blocks of a row operator depend on besides the space.
+
+    It reduces `folded` operands, the first with elements of `itemsize` bytes, in the dtype `compute`, and is `staged`
+    where the reduction has stages.
+    """
+
+    itemsize: int
+    staged: bool
+    folded: int
+    compute: torch.dtype
+
+
+def tile_elements(space: Space) -> int:
+    """What a program takes at a time: of small spaces a quarter, so that more of the device works."""
+    tile = devices.current.row_elements
+    return tile // 4 if space.n_kept * space.n_reduced <= 64 * tile else tile
+
+
+def cut(space: Space, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8) -> Blocks:
+    """Blocks of this shape, by `warps` or as many as a program has.
+
+    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split.
+    """
+    device = devices.current
+    programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
+    if scarcity * programs <= device.programs and steps >= least:
+        each = -(-steps // min(-(-device.programs // programs), steps))
+        splits, steps = -(-steps // each), each
+    return Blocks(rows, columns, warps, programs, steps, splits)
+
+
+def tiled(space: Space, rows: int, columns: int, **scarcity: int) -> Blocks:
+    """The same by as many warps as that many elements want."""
+    return cut(space, rows, columns, max(4, rows * columns // 1024), **scarcity)
+
+
+def for_reduction(space: Space, states: int) -> Blocks:
+    """The blocks of a reduction to so many states."""
+    device, tile = devices.current, tile_elements(space)
+    if not space.inner:
+        rows = min(power_of_2(space.n_kept), device.row_columns)
+        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
+    columns = min(power_of_2(space.n_reduced), tile)
+    long = space.n_reduced > tile == device.row_elements
+    if not long or (space.aligned and states > 1):
+        return tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
+    warps = ROWS[device.kind].reduced_warps
+    while not space.aligned and columns > 1024 and 4 * (-space.n_reduced % columns) > space.n_reduced:
+        # Element by element a program loads as long for those that there are not.
+        warps, columns = warps // 2, columns // 2
+    return cut(space, 1, columns, max(4, warps))
+
+
+def for_states(space: Space) -> Blocks:
+    """The blocks of the reduction that combines the states of programs, which lie in columns."""
+    rows = min(power_of_2(space.n_kept), 32)
+    columns = min(power_of_2(space.n_reduced), max(1, devices.current.row_elements // rows))
+    return Blocks(rows, columns, 4, -(-space.n_kept // rows), -(-space.n_reduced // columns))
+
+
+def for_transform(space: Space, traits: Traits) -> Blocks:
+    """The blocks of a row operator."""
+    device, tile, regimes = devices.current, tile_elements(space), ROWS[devices.current.kind]
+    if not space.inner:
+        return _columns(space, traits.itemsize)
+    if space.n_reduced > regimes.held_tiles * device.row_elements:
+        return _long_rows(space, traits)
+    columns = power_of_2(space.n_reduced)
+    short = int(regimes.short.tiles * tile)
+    if space.full_operands == 1 and tile == device.row_elements and columns <= short:
+        # Half types want two rows.
+        return cut(
+            space,
+            min(power_of_2(space.n_kept), max(short // columns, 4 // traits.itemsize)),
+            columns,
+            regimes.short.warps,
+        )
+    rows = min(power_of_2(space.n_kept), max(1, tile // columns))
+    blocks = tiled(space, rows, columns)
+    if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
+        blocks = blocks._replace(warps=2 * blocks.warps)
+    return blocks
+
+
+def _columns(space: Space, itemsize: int) -> Blocks:
+    """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
+    device, tile = devices.current, tile_elements(space)
+    rows = min(power_of_2(space.n_kept), device.row_columns // 4)
+    blocks = tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
+    if blocks.splits > 1:
+        # A reduction finds their results before: what counts is how many elements next to each other a program takes.
+        rows = min(power_of_2(space.n_kept), 4 * device.row_columns // itemsize)
+        blocks = cut(space, rows, max(1, tile // rows), 4)
+    return blocks
+
+
+def _long_rows(space: Space, traits: Traits) -> Blocks:
+    """Rows that no program holds in registers."""
+    device, regimes = devices.current, ROWS[devices.current.kind]
+    tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
+    if 2 * space.n_kept <= device.programs:
+        return _regime(space, regimes.split)
+    if not space.aligned:
+        return _regime(space, regimes.twice_narrow)
+    if device.forward_progress and _gains_by_sharing(space, traits):
+        return _shared(space, itemsize, regimes.cooperative_staged if staged else regimes.cooperative)
+    if staged and itemsize < 4 and tiles <= regimes.halves_tiles:
+        return _regime(space, regimes.twice_halves)
+    if staged and itemsize <= 4 and tiles > regimes.twice_staged.tiles:
+        return _regime(space, regimes.twice_staged)
+    return _regime(space, regimes.twice_narrow if not staged and len(space.kinds) > 2 else regimes.twice)
+
+
+def _regime(space: Space, regime: Regime) -> Blocks:
+    return cut(space, 1, int(regime.tiles * devices.current.row_elements), regime.warps)
+
+
+def _gains_by_sharing(space: Space, traits: Traits) -> bool:
+    """Whether no cache holds a row, and nothing outweighs that it is read from memory once.
+
+    A word holds a state of 32 bits. Weights come from a cache for every row, and of half types they are a third of what
+    is read: layer norm loses up to 13 %. Several operands of half types that are folded take 84 registers, so that a
+    multiprocessor has one program, and is idle while that waits.
+    """
+    row_bytes = space.n_reduced * traits.itemsize
+    if row_bytes <= ROWS[devices.current.kind].cooperative_bytes or space.shapes != ((), ()):
+        return False
+    if traits.compute is not torch.float32:
+        return False
+    if traits.itemsize < 4 and (space.has_weights or (traits.folded > 1 and not traits.staged)):
+        return False
+    return traits.staged or (space.full_operands > 1 and not space.has_weights)
+
+
+def _shared(space: Space, itemsize: int, regime: Cooperative) -> Blocks:
+    columns = regime.block_bytes // itemsize
+    blocks = -(-space.n_reduced // columns)
+    steps = max(regime.blocks, -(-blocks // regime.most))
+    sharing = -(-blocks // steps)
+    return Blocks(1, columns, regime.warps, space.n_kept * sharing, steps, sharing=sharing)
+
+
+def unrolled(space: Space, traits: Traits, blocks: Blocks) -> int:
+    """How many blocks of a row each program has, where a loop over them is better unrolled, or 0.
+
+    That is where operands besides the folded ones come in for the second reading. Root mean square norm of half types
+    needs 32 registers in place of 51, so that a multiprocessor has two programs, and went from 79 to 90 % of copy
+    bandwidth; elsewhere unrolling spills.
+    """
+    even = -(-space.n_reduced // blocks.columns) == blocks.steps * blocks.splits * blocks.sharing
+    if not even or not 1 < blocks.steps <= _MOST_UNROLLED or blocks.splits > 1 or traits.folded == len(space.kinds):
+        return 0
+    if blocks.sharing > 1:
+        return 0 if traits.staged else blocks.steps
+    whole = space.inner and space.n_reduced % blocks.columns == 0
+    few = blocks.steps == _MOST_UNROLLED or not traits.staged
+    return blocks.steps if whole and few and traits.itemsize < 4 and space.full_operands == 1 else 0
+
+
+def modifier_of_common(space: Space, inputs: Sequence[torch.Tensor]) -> str:
+    """The cache modifier for what is the same in every row, when it is read with a row for the second time."""
+    itemsizes = [x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == REDUCED]
+    return ".cg" if sum(itemsizes) * space.n_reduced >= ROWS[devices.current.kind].common_bytes else ""

@@ -1,0 +1,339 @@
+"""What a reduction and a row operator are, and the host functions that operators call.
+
+A reduction is declared as `leaf / combine / project`: what each element contributes to a state, how two states become
+one, and what results the last one has. A row operator applies a formula to every element and its row's results, as
+softmax does: its `run` finds the `Space` of a call, cuts it into `Blocks`, and launches a kernel with the `Facts` that
+it is compiled for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.iteration import common_device, never_overlaps_itself, span
+from tritonite.engine.rows import blocks as choice
+from tritonite.engine.rows import cooperative
+from tritonite.engine.rows.blocks import Blocks, Space, Traits
+from tritonite.engine.rows.facts import Facts
+from tritonite.engine.rows.kernels import reduce, transform_rows
+from tritonite.errors import Decline
+
+# The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A fold of a block's rows: `leaf(*values, *results, count)`, `combine` and `finish(folded, *results)`, if any.
+
+    One that is `refining` makes the result before it more exact, which a sum of what adds up without rounding need not.
+    """
+
+    init: float | Callable[[torch.dtype], float]
+    leaf: Any
+    combine: Any
+    finish: Any = None
+    refining: bool = False
+
+    def computed_in(self, compute: torch.dtype) -> Stage:
+        """The stage as kernels take it, with a number for `init`."""
+        return dataclasses.replace(self, init=self.init(compute)) if callable(self.init) else self
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """How a set of elements becomes results, in functions of `triton.jit`.
+
+    Args:
+        init: the identity of `combine`, a number for each of the state's values but the index; or a function from the
+            dtype computed in to them.
+        leaf: the state of one element, from the operands' values, its index where the state has one, and, if
+            `parametric`, the call's numbers.
+        combine: (*state, *state) -> state, associative and commutative.
+        follow: the same where all elements of the second state come after those of the first, if that costs less.
+        project: the results, from the state, the count of elements and the numbers; both are float64.
+        states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
+        results: how many results there are.
+        parametric: whether `leaf` takes the numbers.
+        stages: a cheaper way to the state of a block of elements next to each other, a fold each.
+        gather: the state, from the results of the stages and the count of elements in the block.
+    """
+
+    init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
+    leaf: Any
+    combine: Any
+    project: Any
+    states: tuple[torch.dtype | str | None, ...] = (None,)
+    results: int = 1
+    parametric: bool = False
+    stages: tuple[Stage, ...] = ()
+    gather: Any = None
+    follow: Any = None
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        outs: Sequence[torch.Tensor],
+        compute: torch.dtype,
+        numbers: Sequence[float] = (),
+        read: Sequence[torch.dtype] | None = None,
+    ) -> None:
+        """Reduce `inputs`, of one shape, over `dims` into `outs`, which have the other dimensions, or all with size 1.
+
+        Values are read as `compute` or as the dtypes `read`.
+        """
+        inputs, outs = tuple(inputs), tuple(outs)
+        space = Space.of(inputs, tuple(dims), (), outs, INDEX in self.states)
+        if not space.n_kept:
+            return
+        blocks = choice.for_reduction(space, len(self.states))
+        facts = self.facts(space, blocks, compute, numbers, read or [compute] * len(inputs))
+        count, padded = float(space.n_reduced), _padded(numbers)
+        if blocks.splits == 1:
+            self._launch(inputs, outs, space, blocks, facts, count, padded)
+            return
+        partial = self.states_of_splits(inputs, space, blocks, compute, facts, padded)
+        # The states of all splits, in rows of their own.
+        strides = (((1,),) * len(partial), ((space.n_kept,),) * len(partial))
+        of_states = space._replace(
+            n_reduced=blocks.splits,
+            shapes=(space.shapes[0], ()),
+            kept=(strides[0], (), space.kept[2]),
+            reduced=(strides[1], ()),
+            index_strides=(),
+        )
+        last = choice.for_states(of_states)
+        self._launch(partial, outs, of_states, last, facts.of_states(**last.facts(of_states)), count, padded)
+
+    @staticmethod
+    def _launch(
+        inputs: tuple[torch.Tensor, ...],
+        outs: tuple[torch.Tensor, ...],
+        space: Space,
+        blocks: Blocks,
+        facts: Facts,
+        count: float,
+        padded: tuple[Any, Any],
+    ) -> None:
+        reduce[blocks.grid](
+            *(inputs, outs, space.shapes, space.strides, space.sizes, blocks.steps, count, *padded),
+            FACTS=facts,
+            **blocks.options,
+        )
+
+    def states_of_splits(
+        self,
+        inputs: tuple[torch.Tensor, ...],
+        space: Space,
+        blocks: Blocks,
+        compute: torch.dtype,
+        facts: Facts,
+        padded: tuple[Any, Any],
+    ) -> tuple[torch.Tensor, ...]:
+        """For each of the state's values a tensor of (splits, n_kept): what the programs that split rows find."""
+        shape, device = (blocks.splits, space.n_kept), inputs[0].device
+        partial = tuple([empty(shape, dtype, device) for dtype in self._dtypes(space, compute)])
+        facts = dataclasses.replace(facts, project=None)
+        self._launch(inputs, partial, space, blocks, facts, 0.0, padded)
+        return partial
+
+    def _dtypes(self, space: Space, compute: torch.dtype) -> list[torch.dtype]:
+        found = {None: compute, INDEX: torch.int64 if space.integer is tl.int64 else torch.int32}
+        return [found.get(dtype, dtype) for dtype in self.states]  # type: ignore[arg-type, misc]
+
+    def facts(
+        self,
+        space: Space,
+        blocks: Blocks,
+        compute: torch.dtype,
+        numbers: Sequence[float],
+        read: Sequence[torch.dtype],
+    ) -> Facts:
+        """What kernels over a space are compiled for, whose operands are read as the dtypes `read`."""
+        init = self.init(compute) if callable(self.init) else self.init
+        states = self._dtypes(space, compute)
+        return Facts(
+            leaf=self.leaf,
+            combine=self.combine,
+            # Where elements lie in the order of their indices.
+            follow=self.follow if self.follow and space.index_strides == (1,) else self.combine,
+            project=self.project,
+            init=(*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
+            stages=tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
+            gather=self.gather if space.inner else None,
+            leaf_numbers=len(numbers) if self.parametric else 0,
+            numbers=len(numbers),
+            states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
+            kinds=space.kinds,
+            dtypes=tuple([TRITON_DTYPES[dtype] for dtype in read]),
+            folded=len(space.kinds),
+            aligned=space.aligned or int(not space.inner),
+            index=space.integer,
+            **blocks.facts(space),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RowTransform:
+    """A formula over every element and the results of a reduction of its row: `apply(*values, *results, *numbers)`.
+
+    The reduction's leaf takes the first `leaf_inputs` of the operands, or all, and `apply` the first `applied` results.
+    With `flushing` what libdevice's functions find may be 0 where it is subnormal.
+    """
+
+    reduction: Reduction
+    apply: Any
+    leaf_inputs: int | None = None
+    applied: int | None = None
+    flushing: bool = False
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        outs: Sequence[torch.Tensor],
+        compute: torch.dtype,
+        numbers: Sequence[float] = (),
+        row_outs: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
+    ) -> None:
+        """Transform `inputs`, of one shape, into `outs` of that shape, where rows lie along `dims`.
+
+        `row_outs` receive those results of the rows that `written` numbers.
+        """
+        inputs, outs, row_outs, dims = tuple(inputs), tuple(outs), tuple(row_outs), tuple(dims)
+        reduction, folded = self.reduction, self.leaf_inputs or len(inputs)
+        space = Space.of(inputs, dims, outs, row_outs, False)
+        if not space.n_kept:
+            return
+        device = inputs[0].device
+        traits = Traits(inputs[0].dtype.itemsize, bool(reduction.stages), folded, compute)
+        blocks = choice.for_transform(space, traits)
+        given: tuple[torch.Tensor, ...] = ()
+        scratch: tuple[torch.Tensor, ...] = ()
+        if blocks.sharing > 1:
+            scratch = (cooperative.scratch(space.n_kept, len(reduction.states), blocks.sharing, device),)
+        if blocks.splits > 1:
+            shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
+            given = tuple([empty(shape, compute, device) for _ in range(reduction.results)])
+            reduction.run(inputs[:folded], dims, given, compute, numbers)
+            space = Space.of(inputs, dims, outs, (*row_outs, *given), False)
+        facts = dataclasses.replace(
+            reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
+            apply=self.apply,
+            folded=folded,
+            results=reduction.results,
+            applied=self.applied or reduction.results,
+            written=tuple(written),
+            unrolled=choice.unrolled(space, traits, blocks),
+            common=choice.modifier_of_common(space, inputs),
+        )
+        transform_rows[blocks.grid](
+            *(inputs, outs, (row_outs, given, scratch), space.shapes, space.strides, space.sizes, blocks.steps),
+            *(float(space.n_reduced), *_padded(numbers)),
+            FACTS=facts,
+            **blocks.options | (devices.current.flushing if self.flushing else {}),
+        )
+
+
+def _padded(numbers: Sequence[Any]) -> tuple[Any, Any]:
+    """Two numbers for a kernel, which converts them: they are handed on as they are."""
+    first, second = (*numbers, 0.0, 0.0)[:2]
+    return first, second
+
+
+def reduced(
+    reduction: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dim: int | Sequence[int] | None,
+    keepdim: bool,
+    result_dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    compute: torch.dtype,
+    *,
+    numbers: Sequence[float] = (),
+    read: Sequence[torch.dtype] | None = None,
+    empty: bool = True,
+    keep_empty: bool = False,
+) -> Sequence[torch.Tensor]:
+    """The results of a reduction over `dim`, fresh or in `outs`: the host function of most reductions.
+
+    No dimensions stand for all of them, unless `keep_empty`. Declines where ATen must raise an error: for wrong
+    dimensions, for outputs of another shape or dtype, and for sets of no elements unless `empty`.
+    """
+    shape = tuple(inputs[0].shape)
+    dims = dimensions(dim, len(shape), keep_empty)
+    if not empty and any(shape[d] == 0 for d in dims):
+        raise Decline("a set of no elements")
+    result = tuple(1 if i in dims else size for i, size in enumerate(shape) if keepdim or i not in dims)
+    outs = outputs(inputs, [result] * len(result_dtypes), result_dtypes, outs)
+    reduction.run(inputs, dims, outs, compute, numbers, read)
+    return outs
+
+
+def dimensions(dim: int | Sequence[int] | None, rank: int, keep_empty: bool = False) -> tuple[int, ...]:
+    """Dimensions from 0, in order; declines for those that there are not, or that are there twice."""
+    given = (dim,) if isinstance(dim, int) else dim
+    if given is None or (not len(given) and not keep_empty):
+        return tuple(range(rank))
+    limit = max(rank, 1)
+    if any(not -limit <= d < limit for d in given):
+        raise Decline("a dimension that there is not")
+    found = sorted(d % limit for d in given)
+    if len(set(found)) < len(found):
+        raise Decline("a dimension twice")
+    return tuple(d for d in found if rank)
+
+
+def outputs(
+    inputs: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[int]],
+    result_dtypes: Sequence[torch.dtype],
+    outs: Sequence[torch.Tensor],
+    in_place: Sequence[torch.Tensor] = (),
+) -> Sequence[torch.Tensor]:
+    """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
+
+    An output may be one of the `in_place` inputs itself.
+    """
+    device, scalars = common_device(inputs, outs)
+    if scalars:
+        raise Decline("a tensor on another device")
+    for tensor in inputs:
+        if tensor.dtype not in TRITON_DTYPES:
+            raise Decline(f"dtype {tensor.dtype}")
+    if not outs:
+        return tuple(empty(shape, dtype, device) for shape, dtype in zip(shapes, result_dtypes, strict=True))
+    for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
+        if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
+            raise Decline("output has another shape or dtype")
+        if not never_overlaps_itself(out.shape, out.stride()):
+            raise Decline("output overlaps itself")
+        apart = [x for x in inputs if not (any(x is y for y in in_place) and _same_elements(out, x))]
+        if any(_may_overlap(out, other) for other in (*apart, *outs[:i])):
+            raise Decline("output overlaps an input")
+    return outs
+
+
+def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
+    return same and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    starts = a.data_ptr(), b.data_ptr()
+    ends = [
+        start + span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize if tensor.numel() else start
+        for start, tensor in zip(starts, (a, b), strict=True)
+    ]
+    return starts[0] < ends[1] and starts[1] < ends[0]

@@ -1,0 +1,422 @@
+"""The kernels over rows, `reduce` and `transform_rows`, and the device functions that they and scans are made of.
+
+A space has kept and reduced dimensions (see `blocks.Space`); a row is the elements of one kept index. A block is
+two-dimensional, kept elements by reduced ones, and a program takes some blocks of some rows. Between device functions
+travel `rows`, which are (the indices of kept elements, which of them there are, shapes, strides), and a `span` of each
+row, which is (its start, the number of its blocks, the length of a whole row). `strides` are those of the inputs over
+kept and over reduced dimensions, of the outputs over both, of tensors with an element for each row over the kept
+dimensions, and of an element's index over the reduced ones. All else is known when a kernel is compiled: FACTS.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonite.engine.rows.cooperative import states_of_row, take_ticket
+from tritonite.engine.rows.facts import KEPT, REDUCED
+from tritonite.language.folds import fold
+from tritonite.launch import libentry
+
+_KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
+
+
+@triton.jit
+def strided_offset(linear, shape, strides):
+    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
+    offset = linear * 0
+    rest = linear
+    for d in tl.static_range(len(strides) - 1):
+        offset += (rest % shape[d]) * strides[d]
+        rest = rest // shape[d]
+    return offset + rest * strides[len(strides) - 1]
+
+
+@triton.jit
+def aligned_to(x, ALIGNED: tl.constexpr):
+    """x, a multiple of ALIGNED, so that Triton knows: by itself it knows of arguments whether 16 divides them."""
+    return x // ALIGNED * ALIGNED if ALIGNED > 1 else x
+
+
+@triton.jit
+def strided_pointers(base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr):
+    kept, shapes = rows[0], rows[2]
+    kept_offset = aligned_to(strided_offset(kept, shapes[0], kept_strides), ALIGNED)[:, None]
+    return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides)[None, :])
+
+
+@triton.jit
+def inside(index, end, WHOLE: tl.constexpr):
+    """Which of a block's indices are before the end; of a WHOLE block all are, at no cost."""
+    if WHOLE:
+        mask = tl.full(index.shape, True, tl.int1)
+    else:
+        mask = index < end
+    return mask
+
+
+@triton.jit
+def load(
+    inputs,
+    rows,
+    reduced,
+    reduced_mask,
+    FACTS: tl.constexpr,
+    BEGIN: tl.constexpr,
+    END: tl.constexpr,
+    EVICTION: tl.constexpr,
+    COMMON: tl.constexpr,
+):
+    """The values in a block of the operands from BEGIN to END; COMMON is the cache modifier of what rows share.
+
+    Where rows do not start at 16 bytes, elements are loaded one by one. What rows have in common is loaded so, too:
+    with two layouts the compiler would pass elements from thread to thread.
+    """
+    kept, kept_mask, shapes, strides = rows
+    values = ()
+    for i in tl.static_range(BEGIN, END):
+        if FACTS.kinds[i] == _KEPT:
+            # Two-dimensional pointers would have a thread load its row's value once for each of its elements.
+            offset = strided_offset(kept, shapes[0], strides[0][i])
+            value = tl.load(inputs[i] + offset, mask=kept_mask, other=0)[:, None]
+        elif FACTS.kinds[i] == _REDUCED and kept.shape[0] >= 16:
+            offset = strided_offset(reduced, shapes[1], strides[1][i])
+            value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
+        elif FACTS.kinds[i] == _REDUCED:
+            offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
+            if not FACTS.aligned:
+                offset = tl.max_contiguous(offset, [1, 1])
+            value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
+        else:
+            pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
+            mask = kept_mask[:, None] & reduced_mask[None, :]
+            value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
+        values = values + (value.to(FACTS.dtypes[i]),)
+    return values
+
+
+@triton.jit
+def as_columns(results):
+    columns = ()
+    for i in tl.static_range(len(results)):
+        columns = columns + (results[i][:, None],)
+    return columns
+
+
+@triton.jit
+def leaves(values, rows, reduced, mask, numbers, FACTS: tl.constexpr):
+    """The states of a block's elements, one each; where the mask is off, the identity."""
+    SHAPE: tl.constexpr = FACTS.block
+    shapes, index_strides = rows[2], rows[3][5]
+    if FACTS.leaf is None:
+        states = values
+    elif len(index_strides) > 0:
+        index = strided_offset(reduced, shapes[1], index_strides)
+        states = FACTS.leaf(*(values + (tl.broadcast_to(index[None, :], SHAPE),) + numbers))
+    else:
+        states = FACTS.leaf(*(values + numbers))
+    if FACTS.leaf is not None and len(FACTS.states) == 1:
+        states = (states,)
+    masked = ()
+    for i in tl.static_range(len(FACTS.states)):
+        state = tl.broadcast_to(states[i].to(FACTS.states[i]), SHAPE)
+        masked = masked + (tl.where(mask, state, FACTS.init[i]).to(FACTS.states[i]),)
+    return masked
+
+
+@triton.jit
+def combine_states(a, b, COMBINE: tl.constexpr, FACTS: tl.constexpr):
+    both = COMBINE(*(a + b))
+    if len(FACTS.states) == 1:
+        both = (both,)
+    states = ()
+    for i in tl.static_range(len(FACTS.states)):
+        states = states + (both[i].to(FACTS.states[i]),)
+    return states
+
+
+@triton.jit
+def _by_stages(values, mask, count, column, FACTS: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr):
+    """The state of each row of `values`, by a fold for each of the stages.
+
+    Unless all have SOME elements those without have the identity. `column` is their count as the stages take it. Where
+    sums are EXACT no stage has to refine another's.
+    """
+    results = ()
+    for s in tl.static_range(len(FACTS.stages)):
+        if EXACT and FACTS.stages[s].refining:
+            folded = (results[s - 1],)
+        else:
+            elements = FACTS.stages[s].leaf(*(values + as_columns(results) + (column,)))
+            elements = tl.where(mask, elements, FACTS.stages[s].init).to(FACTS.states[0])
+            folded = fold((elements,), FACTS.stages[s].combine)
+            if FACTS.stages[s].finish is not None:
+                folded = (FACTS.stages[s].finish(*(folded + results)),)
+        results = results + folded
+    gathered = FACTS.gather(*(results + (count,)))
+    states = ()
+    for i in tl.static_range(len(FACTS.states)):
+        state = gathered[i] if SOME else tl.where(count > 0.0, gathered[i], FACTS.init[i])
+        states = states + (state.to(FACTS.states[i]),)
+    return states
+
+
+@triton.jit
+def _grouped(block, ROWS: tl.constexpr, GROUP: tl.constexpr, CONSECUTIVE: tl.constexpr):
+    if CONSECUTIVE:
+        groups = tl.reshape(block, (ROWS, GROUP))
+    else:
+        groups = tl.trans(tl.reshape(block, (GROUP, ROWS)))
+    return groups
+
+
+@triton.jit
+def _states_of_groups(values, span, mask, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
+    """The states of GROUP of a block's elements each, which one thread has: no barrier and no shuffle.
+
+    They are next to each other where a thread loads them at once; else it loads one by one, as far apart as can be.
+    """
+    SHAPE: tl.constexpr = FACTS.block
+    ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
+    CONSECUTIVE: tl.constexpr = FACTS.aligned or SHAPE[0] > 1
+    begin, n_reduced = span[0], span[2]
+    groups = ()
+    for i in tl.static_range(len(values)):
+        groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), ROWS, GROUP, CONSECUTIVE),)
+    # Eighths of eight halves that are alike add up without rounding.
+    EXACT: tl.constexpr = WHOLE and GROUP == 8
+    if EXACT:
+        # A number by itself is combined once for all groups.
+        count = tl.full((), GROUP, tl.float32)
+    elif WHOLE:
+        count = tl.full((ROWS,), GROUP, tl.float32)
+    else:
+        # Where a group's elements begin, and how far apart they are.
+        place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * (GROUP if CONSECUTIVE else 1)
+        apart: tl.constexpr = 1 if CONSECUTIVE else ROWS
+        count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, apart), 0), GROUP).to(tl.float32)
+    column = count if EXACT else count[:, None]
+    return _by_stages(groups, _grouped(mask, ROWS, GROUP, CONSECUTIVE), count, column, FACTS, WHOLE, EXACT)
+
+
+@triton.jit
+def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
+    """The states of a block's elements, from the span's start on, or of groups of them by stages."""
+    reduced = span[0] + tl.arange(0, FACTS.block[1])
+    mask = rows[1][:, None] & inside(reduced, span[2], WHOLE)[None, :]
+    if len(FACTS.stages) > 0:
+        states = _states_of_groups(values, span, mask, FACTS, GROUP, WHOLE)
+    else:
+        states = leaves(values, rows, reduced, mask, numbers, FACTS)
+    return states
+
+
+@triton.jit
+def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """The state of each row's span, and the only block's values if there is one.
+
+    Only the last block may go beyond the row's end. It comes after the loop, which has no masks: what a block has for
+    its bounds, a comparison and two selections an element, was two thirds of some kernels' instructions. A fold is
+    followed by a barrier, so the next block is loaded before one is folded.
+    """
+    start, steps, n_reduced = span
+    # As many elements as a thread loads at once.
+    GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
+    ROWS: tl.constexpr = FACTS.block[0]
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    WHOLE: tl.constexpr = FACTS.whole[1]
+    FOLDED: tl.constexpr = FACTS.folded
+    STAGED: tl.constexpr = len(FACTS.stages) > 0
+    reduced = start + tl.arange(0, COLUMNS)
+    mask = inside(reduced, n_reduced, WHOLE)
+    values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+    if FACTS.once and STAGED:
+        count = tl.minimum(n_reduced - start, COLUMNS).to(tl.float64)
+        both_masks = rows[1][:, None] & mask[None, :]
+        states = _by_stages(values, both_masks, tl.broadcast_to(count, (ROWS,)), count, FACTS, True, False)
+    else:
+        if not FACTS.once:
+            reduced += COLUMNS
+            mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
+            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+        states = _states_of_block(values, rows, span, numbers, FACTS, GROUP, WHOLE)
+    if not FACTS.once:
+        for step in range(1, steps - 1):
+            values = coming
+            reduced += COLUMNS
+            mask = inside(reduced, n_reduced, WHOLE)
+            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+            own = (start + step * COLUMNS, steps, n_reduced)
+            more = _states_of_block(values, rows, own, numbers, FACTS, GROUP, True)
+            states = combine_states(states, more, FACTS.follow, FACTS)
+        # As the last pass of that loop, or of one like it, this takes registers that softmax does not have.
+        if steps > 1:
+            own = (start + (steps - 1) * COLUMNS, steps, n_reduced)
+            more = _states_of_block(coming, rows, own, numbers, FACTS, GROUP, WHOLE)
+            states = combine_states(states, more, FACTS.follow, FACTS)
+        if STAGED:
+            groups = ()
+            for i in tl.static_range(len(states)):
+                every = tl.broadcast_to(states[i], (ROWS * COLUMNS // GROUP,))
+                groups = groups + (tl.reshape(every, (ROWS, COLUMNS // GROUP)),)
+            states = groups
+    if not (FACTS.once and STAGED):
+        states = fold(states, FACTS.combine)
+    return states, values
+
+
+@triton.jit
+def _steps_before(start, steps, n_reduced, COLUMNS: tl.constexpr):
+    """How many of `steps` blocks from `start` on there are."""
+    return tl.minimum(steps, tl.cdiv(n_reduced - start, COLUMNS))
+
+
+@triton.jit
+def _in_float64(number_0, number_1, COUNT: tl.constexpr):
+    """The first COUNT numbers as scalars, whatever Triton made of them, which takes a 1 for a constant."""
+    numbers = ()
+    if COUNT > 0:
+        numbers = numbers + (tl.full((), number_0, tl.float64),)
+    if COUNT > 1:
+        numbers = numbers + (tl.full((), number_1, tl.float64),)
+    return numbers
+
+
+@triton.jit
+def project_states(states, count, numbers, FACTS: tl.constexpr, RESULTS: tl.constexpr):
+    """The RESULTS of rows with these states; `count` of elements is float64."""
+    results = FACTS.project(*(states + (count,) + numbers))
+    if RESULTS == 1:
+        results = (results,)
+    return results
+
+
+@libentry()
+@triton.jit(do_not_specialize=["steps"])
+def reduce(
+    inputs,
+    outs,
+    shapes,
+    strides,
+    sizes,
+    steps,
+    count: tl.float64,
+    number_0: tl.float64,
+    number_1: tl.float64,
+    FACTS: tl.constexpr,
+):
+    """A program reduces `steps` blocks of each of its rows, and writes the rows' results, or their states.
+
+    `sizes` are the number of rows and their length, `count` is how many elements a row's results are of.
+    """
+    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
+    kept_mask = inside(kept, n_kept, FACTS.whole[0])
+    start = tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1]
+    span = (start, _steps_before(start, steps, n_reduced, FACTS.block[1]), n_reduced)
+    leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
+    states, _ = fold_blocks(inputs, (kept, kept_mask, shapes, strides), span, leaf_numbers, FACTS, "")
+    if FACTS.project is None:
+        for i in tl.static_range(len(outs)):
+            tl.store(outs[i] + tl.program_id(1).to(FACTS.index) * n_kept + kept, states[i], mask=kept_mask)
+    else:
+        numbers = _in_float64(number_0, number_1, FACTS.numbers)
+        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, len(outs))
+        for i in tl.static_range(len(outs)):
+            offset = strided_offset(kept, shapes[0], strides[4][i])
+            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (FACTS.block[0],))
+            tl.store(outs[i] + offset, result, mask=kept_mask)
+
+
+@triton.jit
+def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """Write what the formula makes of a block's values and the rows' results."""
+    kept_mask, strides = rows[1], rows[3]
+    found = FACTS.apply(*(values + as_columns(results) + numbers))
+    if len(outs) == 1:
+        found = (found,)
+    for i in tl.static_range(len(outs)):
+        pointers = strided_pointers(outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned)
+        value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)
+        tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
+
+
+@triton.jit
+def _read_and_apply(inputs, results, numbers, outs, rows, begin, n_reduced, FACTS: tl.constexpr, WHOLE: tl.constexpr):
+    """Transform a block of rows that were read before and are not read again."""
+    COMMON: tl.constexpr = FACTS.common
+    reduced = begin + tl.arange(0, FACTS.block[1])
+    mask = inside(reduced, n_reduced, WHOLE)
+    values = load(inputs, rows, reduced, mask, FACTS, 0, len(FACTS.kinds), "evict_first", COMMON)
+    _apply(values, results, numbers, outs, rows, reduced, mask, FACTS, "evict_first")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["steps"])
+def transform_rows(
+    inputs,
+    outs,
+    of_rows,
+    shapes,
+    strides,
+    sizes,
+    steps,
+    count: tl.float64,
+    number_0: tl.float64,
+    number_1: tl.float64,
+    FACTS: tl.constexpr,
+):
+    """A program reduces its rows and transforms them: it reads them once where a block holds them, or else twice.
+
+    `of_rows` are tensors with something for each row: the results to write, the rows' results where a reduction has
+    found them before, so that nothing but transforming is left, and the scratch of cooperative rows.
+    `steps` are a program's blocks of a row.
+
+    Memory would be read twice but for the caches. So the first reading asks them to keep a row (evict_last), the second
+    goes backwards, from what was read last, and it and the results ask for no room (evict_first).
+    """
+    written, given, scratch = of_rows
+    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    ONCE: tl.constexpr = FACTS.once and len(given) == 0
+    if FACTS.sharing > 1:
+        row, share = take_ticket(scratch[0], FACTS.sharing, FACTS.index)
+    else:
+        row, share = tl.program_id(0).to(FACTS.index), tl.program_id(1).to(FACTS.index)
+    kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
+    kept_mask = inside(kept, n_kept, FACTS.whole[0])
+    rows = (kept, kept_mask, shapes, strides)
+    start = share * steps * FACTS.block[1]
+    steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
+    numbers = _in_float64(number_0, number_1, FACTS.numbers)
+    results = ()
+    if len(given) > 0:
+        for i in tl.static_range(len(given)):
+            offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
+            results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
+    else:
+        reduced = start + tl.arange(0, FACTS.block[1])
+        reduced_mask = inside(reduced, n_reduced, FACTS.whole[1])
+        if ONCE:
+            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds), "", "")
+        leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
+        span = (start, steps, n_reduced)
+        states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
+        if FACTS.sharing > 1:
+            states = states_of_row(states, scratch[0], row, share, FACTS)
+        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
+    for i in tl.static_range(len(written)):
+        offset = strided_offset(kept, shapes[0], strides[4][i])
+        mask = kept_mask & (share == 0) if FACTS.sharing > 1 else kept_mask
+        tl.store(written[i] + offset, results[FACTS.written[i]].to(written[i].dtype.element_ty), mask=mask)
+    applied = ()
+    APPLIED: tl.constexpr = FACTS.applied
+    for i in tl.static_range(APPLIED):
+        applied = applied + (results[i],)
+    if ONCE:
+        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
+    else:
+        # Only the first of these blocks may go beyond the row's end.
+        for later in tl.static_range(2):
+            for step in range(1 if later else 0, steps if later else 1):
+                begin = start + (steps - 1 - step) * FACTS.block[1]
+                _read_and_apply(inputs, applied, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)

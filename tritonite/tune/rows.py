@@ -1,0 +1,89 @@
+"""The blocks that rows are cut into, by the kind of device and the regime that `engine.rows.blocks` finds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Regime(NamedTuple):
+    """A block of `tiles` times the device's `row_elements`, which a program of `warps` warps takes at a time."""
+
+    tiles: float
+    warps: int
+
+
+class Cooperative(NamedTuple):
+    """A program of `warps` warps has `blocks` blocks of `block_bytes` of a row, or more where `most` are not enough.
+
+    A multiprocessor has several such programs, and their shares of rows in its own cache, so that others load while one
+    waits: with all of a share in registers, one or two programs each, it takes 1.1 to 2 times as long.
+    """
+
+    block_bytes: int
+    blocks: int
+    warps: int
+    most: int = 8
+
+
+class Rows(NamedTuple):
+    """The regimes of a kind of device. A thread has 32 elements of a block as a rule.
+
+    Of rows that are reduced, in blocks of a tile:
+      `reduced_warps`: for rows longer than a tile whose state is one value. A thread has 16 elements, so that more
+      threads wait for memory: 5 to 10 % for sums, 1.6 to 2 times for losses of two operands.
+    Of rows that are transformed, by their length:
+      `short`: a warp has such a row, or several, and waits for no other: layer norm of half types at (65536, 1024) went
+      from 83 to 92 % of copy bandwidth.
+      `held_tiles`: up to so many tiles a program has a row in registers and reads it once.
+      `split`: longer rows that are too few to fill the device. A reduction finds their results before.
+      `twice`: longer rows, which a program reads twice. 34 MB of rows on their way are what the L2 cache keeps for the
+      second reading: softmax of 65,536 halves has 88 % of copy bandwidth with two programs of 16 warps on each
+      multiprocessor (`twice_halves`, for up to `halves_tiles`), 77 with three and 70 with one. States by stages take
+      fewer registers, which larger blocks use (`twice_staged`: softmax in float32 84 to 89 %). Several operands that
+      are folded, or elements that are loaded one by one, take more (`twice_narrow`: layer norm's gradient 512 to 288
+      us).
+      `cooperative_bytes`: no cache would keep longer rows. Programs share them, `cooperative` or, where stages give a
+      state, `cooperative_staged`: softmax of (2048, 128256) in float32 took 674 us, and takes 579.
+    `common_bytes`: so much that is the same in every row goes past a multiprocessor's own cache, which then keeps the
+    row: root mean square norm of (1024, 65536) in float32 went from 83 to 87 %.
+    """
+
+    reduced_warps: int
+    short: Regime
+    held_tiles: int
+    split: Regime
+    twice: Regime
+    twice_staged: Regime
+    twice_halves: Regime
+    twice_narrow: Regime
+    halves_tiles: int
+    cooperative: Cooperative
+    cooperative_staged: Cooperative
+    cooperative_bytes: int
+    common_bytes: int
+
+
+_NVIDIA = Rows(
+    reduced_warps=8,
+    short=Regime(1 / 4, 1),
+    held_tiles=4,
+    split=Regime(2, 16),
+    twice=Regime(4, 32),
+    twice_staged=Regime(8, 32),
+    twice_halves=Regime(4, 16),
+    twice_narrow=Regime(2, 32),
+    halves_tiles=16,
+    cooperative=Cooperative(16 * 1024, 4, 16),
+    cooperative_staged=Cooperative(16 * 1024, 3, 8),
+    cooperative_bytes=192 * 1024,
+    common_bytes=128 * 1024,
+)
+_AMD = _NVIDIA._replace(
+    split=Regime(2, 8),
+    twice=Regime(4, 16),
+    twice_staged=Regime(8, 16),
+    twice_halves=Regime(4, 8),
+    twice_narrow=Regime(2, 16),
+)
+
+ROWS: dict[str, Rows] = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _AMD, "interpreter": _NVIDIA}
