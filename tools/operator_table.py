@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import tritonite
+import tritonite.fused  # declares what is outside ATen
 from tritonite import catalog, dtypes
 
 PATH = Path(__file__).parent.parent / "docs" / "ops.md"
@@ -32,12 +33,21 @@ def table() -> str:
     ]
     rows = []
     for declaration in catalog.declarations:
+        if declaration.library is not None:
+            continue
         cuda_only = declaration.cuda_only
         names = ", ".join(f"`{name}`{' (CUDA)' if name in cuda_only else ''}" for name in served[id(declaration)])
         accepted, method = _dtypes(declaration.accepts), declaration.method.replace("|", "\\|")
         row = (declaration.family, declaration.packets[0], declaration.promotion, accepted, names, method)
         rows.append("| " + " | ".join(row) + " |")
     lines += sorted(rows)
+    lines += ["", "Operators outside ATen, behind the functions of `tritonite.fused`:", ""]
+    lines += ["| family | schema | dtypes | method |", "| --- | --- | --- | --- |"]
+    lines += sorted(
+        f"| {each.family} | `{each.library.schema}` | {_dtypes(each.accepts)} | {each.method} |"
+        for each in catalog.declarations
+        if each.library is not None
+    )
     if catalog.excluded:
         lines += ["", "Left to ATen:", ""]
         lines += [f"- `{name}`: {reason}" for name, reason in sorted(catalog.excluded.items())]

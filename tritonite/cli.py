@@ -105,9 +105,21 @@ def explain(
             arguments[argument.name] = _tensor(shapes[place[0]], dtypes[place[1]])
             tensors += 1
         elif not argument.has_default_value():
-            arguments[argument.name] = None if kind.startswith("Optional") else False if kind == "bool" else 1
+            arguments[argument.name] = _guess(str(argument.real_type), dtypes[0])
     positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
-    console.print(tritonite.explain(overload, *positional, **arguments), markup=False, highlight=False, soft_wrap=True)
+    try:
+        text = tritonite.explain(overload, *positional, **arguments)
+    except (RuntimeError, ValueError, IndexError) as refusal:
+        console.print(f"ATen refuses these arguments: {refusal}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _guess(kind: str, dtype: torch.dtype) -> object:
+    """An argument of a type that is no tensor's, for a schema that has no default."""
+    if kind.startswith("Optional"):
+        return None
+    return {"bool": False, "ScalarType": dtype}.get(kind, [1] if kind.startswith("List") else 1)
 
 
 def _tensor(shape: str, dtype: torch.dtype) -> torch.Tensor:

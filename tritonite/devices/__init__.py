@@ -24,7 +24,7 @@ class Device:
     a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
     largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `options` what
     its compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a
-    program that runs keeps running while others wait for it.
+    program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly.
     """
 
     kind: str
@@ -43,6 +43,7 @@ class Device:
     small_block: int = 0
     interpreted: bool = False
     forward_progress: bool = False
+    ptx: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     flushing: dict[str, Any] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ RECORD = Device(
     small_elements=2**18,
     small_block=512,
     forward_progress=True,
+    ptx=True,
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},
