@@ -210,6 +210,11 @@ def test_empty_and_zero_dim(device):
     check("sin", *[lambda: y.sin()] * 2, replayed=1)
 
 
+def test_products_of_nothing(device):
+    a, b = torch.randn(5, 0, device=device).bfloat16(), torch.randn(0, 8, device=device).bfloat16()
+    check("mm", *[lambda: a @ b] * 2, replayed=1)
+
+
 def test_replayed_outputs_are_written(device):
     x = torch.randn(40, 50, device=device)[:, ::3]
     with poisoned():

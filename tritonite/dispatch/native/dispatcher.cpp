@@ -836,7 +836,8 @@ struct Replay {
       if (parameter.kind == Parameter::kPointer) {
         const at::Tensor& from = base(parameter.source);
         const int64_t offset = element_offset(from, parameter.source.offset, parameter.dtype);
-        values.append(py::cast(view_of(from, {1}, {1}, offset, parameter.dtype)));
+        const int64_t size = from.storage().nbytes() != 0;
+        values.append(py::cast(view_of(from, {size}, {1}, offset, parameter.dtype)));
       } else if (parameter.kind == Parameter::kSlot) {
         const Number& number = numbers[parameter.index];
         if (plan.slots[parameter.index].floating) values.append(py::float_(number.as_real()));
