@@ -378,3 +378,15 @@ def test_addmm_of_many_factors_is_one_plan(device, path):
         nan = torch.full_like(x, float("nan"))
         torch.testing.assert_close(torch.addmm(nan, a, b, beta=0), a @ b)
         assert torch.equal(torch.addmm(x, a * float("nan"), b, alpha=0), x)
+
+
+@pytest.mark.skipif(tritonite.device == "cpu", reason="TMA descriptors of several tiles are slow in the interpreter")
+def test_addmm_of_many_factors_is_one_plan_through_descriptors(device, path):
+    x, a, b = (torch.randn(n, k, device=device).bfloat16() for n, k in ((512, 512), (512, 1024), (1024, 512)))
+    with tritonite.use_gems(include="addmm"):
+        for i in range(5):
+            found = torch.addmm(x, a, b, alpha=i + 3, beta=2)
+            torch.testing.assert_close(found, torch.addmm(x, a, b, alpha=i + 3, beta=2), rtol=2e-2, atol=0.5)
+    counts = tritonite.stats()["addmm"]
+    assert not counts.unrecordable and not counts.declined
+    assert path == "python" or counts.launched == 1

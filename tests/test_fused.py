@@ -1,7 +1,10 @@
 """Fused operators against torch's composition in float64: values, gradients, layouts, errors, transforms."""
 
 import functools
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -440,3 +443,34 @@ def test_halves_of_a_gradient_are_written_by_tritonite():
         torch.testing.assert_close(torch.ops.aten.glu_backward(grad, x, -1), expected)
     counts = tritonite.stats()["glu_backward"]
     assert counts.launched and not counts.declined
+
+
+def test_calls_are_replayed_by_the_native_dispatcher():
+    """In a process of its own, because operators are registered once."""
+    code = """
+import torch, tritonite
+from tritonite import fused
+from tritonite.errors import Unsupported
+x, y, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+x, y, weight = (each.to(tritonite.device) for each in (x, y, weight))
+for eps in (1e-6, 1e-3, 0.5):
+    found, total = fused.skip_rms_norm(x, y, weight, eps)
+    torch.testing.assert_close(found, torch.nn.functional.rms_norm(x + y, (8,), weight, eps))
+for _ in range(2):
+    leaf = x.clone().requires_grad_()
+    fused.silu_and_mul(leaf, y).sum().backward()
+    expected = x.clone().requires_grad_()
+    (torch.nn.functional.silu(expected) * y).sum().backward()
+    torch.testing.assert_close(leaf.grad, expected.grad)
+    try:
+        fused.silu_and_mul(x, y[:2])
+    except Unsupported:
+        pass
+    else:
+        raise AssertionError
+counts = tritonite.stats()
+for name, calls in (("skip_rms_norm", 3), ("silu_and_mul", 2), ("silu_and_mul_backward", 2)):
+    own = counts[f"tritonite::{name}"]
+    assert (own.launched, own.replayed, own.unrecordable) == (1, calls - 1, {}), (name, own)
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -85,7 +85,7 @@ def _apply() -> None:
     wanted = _layers[max(_layers)] if _layers else frozenset()
     for name in _over_users - wanted:
         _take_out(name)
-    users = _of_users()
+    users = _of_users() if wanted else frozenset()
     if users or wanted not in _complete:
         _register(wanted, users)
     _in_force = wanted
@@ -151,16 +151,19 @@ def _remove_all(library: Any, names: list[str]) -> None:
 
 def _of_users() -> frozenset[str]:
     """The overloads that Python code has registered a kernel of its own for, which it may take back."""
-    places = _places()
-    if torch.library._impls.isdisjoint(places):
-        return frozenset()
-    return frozenset(name for place, name in places.items() if place in torch.library._impls)
+    found = _places().keys() & torch.library._impls if not torch.library._impls.isdisjoint(_place_names()) else ()
+    return frozenset(_places()[place] for place in found)
 
 
 @functools.lru_cache(maxsize=1)
 def _places() -> dict[str, str]:
     """Overloads by what torch calls a Python kernel in their place."""
     return {f"aten/{name}/{devices.current.dispatch_key}": name for name in catalog.overloads()}
+
+
+@functools.lru_cache(maxsize=1)
+def _place_names() -> frozenset[str]:
+    return frozenset(_places())
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
@@ -241,27 +244,31 @@ def disable() -> None:
         _apply()
 
 
-@contextlib.contextmanager
-def use_gems(include: Names = None, exclude: Names = None) -> Iterator[None]:
+class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a function is
     """`enable()` for the length of a with block; what was in force outside returns at its end, exceptions or not.
 
     Scopes nest, and the one entered last decides alone: inside `use_gems(include="add")` only add is overridden. They
     are process-wide, as torch's registrations are. A selection's first scope registers it, in milliseconds; later ones
     switch it on and off, in microseconds, until `disable()` takes it out of torch.
     """
-    global _leaving
-    _require_device()
-    selection = select(include, exclude)
-    scope = next(_scope_ids)
-    with _lock:
-        _leaving = _leaving and len(_layers) > 0
-        _layers[scope] = selection
-        _apply()
-    try:
-        yield
-    finally:
+
+    def __init__(self, include: Names = None, exclude: Names = None) -> None:
+        _require_device()
+        self._selection = select(include, exclude)
+        self._scopes: list[int] = []
+
+    def __enter__(self) -> None:
+        global _leaving
+        scope = next(_scope_ids)
         with _lock:
-            del _layers[scope]
+            _leaving = _leaving and len(_layers) > 0
+            _layers[scope] = self._selection
+            _apply()
+        self._scopes.append(scope)
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            del _layers[self._scopes.pop()]
             _apply()
 
 

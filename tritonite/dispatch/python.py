@@ -75,7 +75,8 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
 def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
     """What the native dispatcher calls with all of an operator's arguments when it has no plan for them.
 
-    Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key).
+    Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key). Where an operator
+    outside ATen declines, it raises Unsupported.
     """
     counts = stats.counts_of(op.overload)
 
@@ -83,6 +84,9 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
         try:
             results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
+            if op.declaration.library is not None:
+                counts.count_decline(decline.reason)
+                raise Unsupported(name=op.overload, reason=decline.reason) from None
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -161,8 +162,8 @@ def multiply_warp_specialized(
     addend,
     scales,
     epilogue_strides,
-    alpha: gl.float64,
-    beta: gl.float64,
+    alpha: tl.float64,
+    beta: tl.float64,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,

@@ -94,6 +94,7 @@ def product(
         return
     shape = out.shape
     added = None if addend is None else addend.expand(shape)
+    alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
     few = min(shape[1:]) <= choose.FEW
     if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
