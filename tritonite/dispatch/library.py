@@ -56,6 +56,7 @@ def _register(declaration: Declaration) -> Op:
         else:
             override.declare_native(dispatcher, op)
             dispatcher.install(op.overload, False)
+            dispatcher.install_gate(op.overload)
     return op
 
 

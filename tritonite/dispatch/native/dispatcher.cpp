@@ -263,8 +263,10 @@ struct State {
   std::atomic<bool> active{false};
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
+  // Of an operator outside ATen what autograd does, in Python, where a gradient is wanted.
+  std::shared_ptr<c10::SafeKernelFunction> gradient;
   bool provisional = false;
-  std::unique_ptr<torch::Library> library;
+  std::unique_ptr<torch::Library> library, gate;
   std::list<Entry> plans;
   std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> found;
   std::atomic<uint64_t> replayed{0};
@@ -1190,6 +1192,24 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
   if (!record(state, keyed && !reason ? &call : nullptr, stack, arguments)) call_kernel(state, keys, stack);
 }
 
+bool wants_gradient(const IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().requires_grad();
+  if (!value.isTensorList()) return false;
+  const auto list = value.toListRef();
+  return std::any_of(list.begin(), list.end(), wants_gradient);
+}
+
+// Stands before an operator's autograd, which takes microseconds of Python also where no gradient is wanted.
+void pass_autograd(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const State& state = *states().find(&handle.schema())->second;
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(handle.schema().arguments().size());
+  if (c10::GradMode::is_enabled() && std::any_of(first, stack->end(), wants_gradient)) {
+    return state.gradient->callBoxed(handle, keys, stack);
+  }
+  at::AutoDispatchBelowAutograd below;
+  handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
 // ---- What Python calls -----------------------------------------------------------------------------------------------
 
 std::unordered_map<std::string, State*>& by_name() {
@@ -1271,6 +1291,15 @@ void install(const std::string& name, bool changed) {
   state.library->impl(state.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
 
+// To be called when an operator outside ATen has its gradient.
+void install_gate(const std::string& name) {
+  State& state = state_of(name);
+  const auto key = state.key == c10::DispatchKey::CUDA ? c10::DispatchKey::AutogradCUDA : c10::DispatchKey::AutogradCPU;
+  state.gradient = std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(key));
+  state.gate = std::make_unique<torch::Library>(torch::Library::IMPL, state.space, key, "tritonite", 0);
+  state.gate->impl(state.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_autograd>());
+}
+
 void uninstall(const std::string& name) {
   state_of(name).library.reset();
 }
@@ -1347,6 +1376,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
   module.def("declare", &declare);
   module.def("install", &install);
+  module.def("install_gate", &install_gate);
   module.def("select", [](const py::bytes& chosen) { select(chosen); });
   module.def("set_active", [](const std::string& name, bool active) { state_of(name).active = active; });
   module.def("uninstall", &uninstall);
