@@ -22,7 +22,7 @@ from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
-from tritonite.testing.judge import judge, terms, to_reference
+from tritonite.testing.judge import cancelling, judge, terms, to_reference
 from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
 
 
@@ -147,7 +147,8 @@ def _disagreement(
             exact = None if reference is None else reference[i]
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
             zero_sign = case.pair is None and compares_zero_sign(name)
-            verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff)
+            cancels = "backward" in name and cancelling(name)
+            verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff, cancels)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}"
     return ""

@@ -96,24 +96,32 @@ class _Blocks(NamedTuple):
     constants: dict[str, Any]
 
 
-def _blocks(total: torch.Tensor, loaded: int, adds_up: bool) -> _Blocks:
-    """For rows as those of `total`, of so many tensors that are `loaded`; each program `adds_up` columns, or none."""
+def _blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int) -> _Blocks:
+    """For rows as those of `total`, of so many tensors that are `loaded` beside `parameters` of columns.
+
+    A program adds up `sums` of its columns, or none.
+    """
     device, size = devices.current, total.dtype.itemsize
     n_rows, n_columns = total.shape
     tile = device.row_elements
     columns = min(power_of_2(n_columns), tile // 4 if n_columns <= tile // 2 else tile // 2)
-    # Registers hold a row's elements and what is added up of them.
-    chunks, most = -(-n_columns // columns), 4 * tile // max(1, size // 4) // columns
+    # Registers hold a row's elements, the parameters and what is added up: of float32 with two sums half as many.
+    held = 4 * tile // max(1, size // 4) // (2 if sums > 1 and size == 4 else 1)
+    chunks, most = -(-n_columns // columns), held // columns
     splits = 1 if chunks <= most else -(-chunks // 4)
     chunks = chunks if splits == 1 else 4
     elements = columns * chunks
     rows = max(1, min(tile // 2 // elements, power_of_2(n_rows)))
     # As many programs as a multiprocessor has registers for, and shared memory for a block of rows that is on its way
     # while one is computed with, or two; and what each adds up has to be written and read, too.
-    each = 4 if rows * elements <= tile // 2 else 1 if adds_up and elements > tile else 2
+    crowded = elements > tile if sums else parameters > 1 and elements > 2 * tile
+    each = 4 if rows * elements <= tile // 2 else 1 if crowded else 2
     room = (devices.shared_memory(total.device) - 2**12) // (loaded * rows * elements * size)
     each = max(1, min(each, room))
-    programs = max(1, min(each * devices.multiprocessors(total.device) // splits, -(-n_rows // rows)))
+    # All take the same number of turns: a last one of a few programs would leave memory idle.
+    turns = -(-n_rows // rows)
+    programs = max(1, min(each * devices.multiprocessors(total.device) // splits, turns))
+    programs = -(-turns // -(-turns // programs))
     whole = n_columns % (columns if splits == 1 else elements) == 0
     constants = {
         "ROWS": rows,
@@ -289,7 +297,7 @@ def _forward(
     flat = tuple([each.view(-1) for each in statistics])
     normalized, total = [_rows(out) for out in outs]
     parameters = tuple([each.contiguous() for each in (weight, bias) if each is not None])
-    blocks = _blocks(total, 2, False)
+    blocks = _blocks(total, 2, len(parameters), 0)
     if blocks.splits > 1:
         _LONG_ROWS[len(flat)].run(operands, (1,), flat[::-1], compute, (eps,))
     norm_forward[(blocks.programs, blocks.splits)](
@@ -538,7 +546,7 @@ def _backward(
     total, statistics = _rows(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
     outs = [None if each is None else empty(each.shape, each.dtype, each.device) for each in like]
     written = tuple([out for out in outs if out is not None])
-    blocks = _blocks(total, len(grads) + 1, bool(written))
+    blocks = _blocks(total, len(grads) + 1, int(weight is not None), len(written))
     means: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         operands = (grads[0], total, *(each[:, None].expand(total.shape) for each in reversed(statistics)))
