@@ -19,19 +19,20 @@ class Device:
 
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
     in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
-    `tile_elements` are those it takes of a two-dimensional one, `transpose_tile` the (rows, columns) of a tile that
-    reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are reduced at
-    a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps` the
-    largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `options` what
-    its compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a
-    program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly.
+    `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows, columns) of a tile
+    that reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are
+    reduced at a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps`
+    the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest),
+    `bytes_in_flight` what of a multiprocessor's loads hides memory's latency, `options` what its compiler is told
+    besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that runs keeps
+    running while others wait for it; one that runs `ptx` takes NVIDIA's assembly.
     """
 
     kind: str
     type: str
     dispatch_key: str
     flat_bytes: int
-    tile_elements: int
+    tile_bytes: int
     transpose_tile: tuple[int, int]
     num_warps: int
     row_elements: int
@@ -39,6 +40,7 @@ class Device:
     programs: int
     most_warps: int = 16
     shared_memory: int = 226 * 1024
+    bytes_in_flight: int = 64 * 1024
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False

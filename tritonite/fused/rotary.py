@@ -248,7 +248,9 @@ def _rotate(
     over = [tuple(own) for own in strides]
     n = len(sources)
     in_place = all(source is out for source, out in zip(sources, outs, strict=True))
-    tile, n_tokens = devices.current.row_elements, math.prod(positions)
+    # Of half types less at a time, so that more programs wait for memory.
+    tile = devices.current.row_elements // (2 if sources[0].dtype.itemsize == 2 else 1)
+    n_tokens = math.prod(positions)
     padded = power_of_2(pairs)
     heads = tuple([min(power_of_2(each.shape[-2]), max(1, tile // (2 * padded))) for each in sources])
     tokens = max(1, min(tile // (2 * padded * max(heads)), power_of_2(n_tokens)))
