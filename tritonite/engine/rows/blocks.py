@@ -257,7 +257,8 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     if not space.aligned:
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
-        return _shared(space, itemsize, regimes.cooperative_staged if staged else regimes.cooperative)
+        shared = regimes.cooperative_halves if itemsize < 4 else regimes.cooperative_staged
+        return _shared(space, itemsize, shared if staged else regimes.cooperative)
     if staged and itemsize < 4 and tiles <= regimes.halves_tiles:
         return _regime(space, regimes.twice_halves)
     if staged and itemsize <= 4 and tiles > regimes.twice_staged.tiles:

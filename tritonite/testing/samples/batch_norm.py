@@ -66,10 +66,3 @@ facts.may_decline(
     "ATen has cuDNN do it, which keeps for the gradient what only cuDNN reads",
     device="cuda",
 )
-facts.may_decline(
-    ("nn.functional.batch_norm*",),
-    ("*",),
-    facts.NOT_REACHED,
-    "ATen has cuDNN do it, by an operator of its own",
-    device="cuda",
-)
