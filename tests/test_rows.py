@@ -147,6 +147,7 @@ def in_threads(monkeypatch):
 def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launches, in_threads, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32))
     few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
+    few["cooperative_halves"] = few["cooperative_staged"]
     table = tune.rows.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
     monkeypatch.setitem(tune.rows.ROWS, devices.current.kind, table)
     x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))

@@ -23,9 +23,9 @@ class Device:
     that reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are
     reduced at a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps`
     the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest),
-    `bytes_in_flight` what of a multiprocessor's loads hides memory's latency, `options` what its compiler is told
-    besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that runs keeps
-    running while others wait for it; one that runs `ptx` takes NVIDIA's assembly.
+    `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0. With
+    `forward_progress` a program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's
+    assembly.
     """
 
     kind: str
@@ -40,7 +40,6 @@ class Device:
     programs: int
     most_warps: int = 16
     shared_memory: int = 226 * 1024
-    bytes_in_flight: int = 64 * 1024
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False

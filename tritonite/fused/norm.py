@@ -96,8 +96,8 @@ class _Blocks(NamedTuple):
     constants: dict[str, Any]
 
 
-def _blocks(total: torch.Tensor, loaded: int, stored: int, parameters: int, sums: int) -> _Blocks:
-    """For rows as those of `total`, of so many tensors that are `loaded` and `stored` beside `parameters` of columns.
+def _blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int) -> _Blocks:
+    """For rows as those of `total`, of so many tensors that are `loaded` beside `parameters` of columns.
 
     A program adds up `sums` of its columns, or none.
     """
@@ -117,22 +117,19 @@ def _blocks(total: torch.Tensor, loaded: int, stored: int, parameters: int, sums
     crowded = elements > tile if sums else parameters > 1 and elements > 2 * tile
     each = 4 if rows * elements <= tile // 2 else 1 if crowded else 2
     room = (devices.shared_memory(total.device) - 2**12) // (loaded * rows * elements * size)
-    each = max(1, min(each, room))
+    # Two blocks on their way are worth more than two programs: rows of 8,192 halves took 53 us, and take 37.
+    each = max(1, min(each, room // 2))
     # All take the same number of turns: a last one of a few programs would leave memory idle.
     turns = -(-n_rows // rows)
     programs = max(1, min(each * devices.multiprocessors(total.device) // splits, turns))
     programs = -(-turns // -(-turns // programs))
     whole = n_columns % (columns if splits == 1 else elements) == 0
-    ahead = min(2, room // each)
-    if stored >= loaded and each > 1:
-        # More on its way than hides latency keeps stores waiting: 8,192 rows of 4,096 float32 take 139 us, not 147.
-        ahead = min(ahead, device.bytes_in_flight // (each * loaded * rows * elements * size))
     constants = {
         "ROWS": rows,
         "COLUMNS": columns,
         "CHUNKS": chunks,
         "WHOLE": chunks if whole else chunks - 1 if splits == 1 else 0,
-        "STAGES": 1 + max(1, ahead),
+        "STAGES": 1 + max(1, min(2, room // each)),
         "PACKED": device.ptx and size == 2 and elements > 2 * tile,
         "num_warps": 4 if rows * elements <= tile // 2 else 8,
     }
@@ -301,7 +298,7 @@ def _forward(
     flat = tuple([each.view(-1) for each in statistics])
     normalized, total = [_rows(out) for out in outs]
     parameters = tuple([each.contiguous() for each in (weight, bias) if each is not None])
-    blocks = _blocks(total, 2, 2, len(parameters), 0)
+    blocks = _blocks(total, 2, len(parameters), 0)
     if blocks.splits > 1:
         _LONG_ROWS[len(flat)].run(operands, (1,), flat[::-1], compute, (eps,))
     norm_forward[(blocks.programs, blocks.splits)](
@@ -550,7 +547,7 @@ def _backward(
     total, statistics = _rows(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
     outs = [None if each is None else empty(each.shape, each.dtype, each.device) for each in like]
     written = tuple([out for out in outs if out is not None])
-    blocks = _blocks(total, len(grads) + 1, 1, int(weight is not None), len(written))
+    blocks = _blocks(total, len(grads) + 1, int(weight is not None), len(written))
     means: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         operands = (grads[0], total, *(each[:, None].expand(total.shape) for each in reversed(statistics)))

@@ -249,7 +249,7 @@ def _rotate(
     n = len(sources)
     in_place = all(source is out for source, out in zip(sources, outs, strict=True))
     # Of half types less at a time, so that more programs wait for memory.
-    tile = devices.current.row_elements // (2 if sources[0].dtype.itemsize == 2 else 1)
+    tile = devices.current.row_elements // (4 if sources[0].dtype.itemsize == 2 else 1)
     n_tokens = math.prod(positions)
     padded = power_of_2(pairs)
     heads = tuple([min(power_of_2(each.shape[-2]), max(1, tile // (2 * padded))) for each in sources])
