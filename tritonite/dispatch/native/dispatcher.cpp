@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -260,7 +261,7 @@ struct State {
   // By argument: of numbers plans hold the value (0), the type alone (1), or whether they are 0 or 1, too (2).
   std::vector<uint8_t> slot;
   // Whether it is in the selection that is in force. Others go to ATen's kernel.
-  std::atomic<bool> active{false};
+  std::atomic<bool>* active = nullptr;
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
   // Of an operator outside ATen what autograd does, in Python, where a gradient is wanted.
@@ -1166,7 +1167,7 @@ bool launches_are_watched() {
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
   State& state = *states().find(&handle.schema())->second;
-  if (inside_kernel || !state.active.load(std::memory_order_relaxed)) return call_kernel(state, keys, stack);
+  if (inside_kernel || !state.active->load(std::memory_order_relaxed)) return call_kernel(state, keys, stack);
   const size_t arguments = handle.schema().arguments().size();
   Call call;
   const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
@@ -1221,9 +1222,10 @@ State& state_of(const std::string& name) {
   return *by_name().at(name);
 }
 
-// All states of ATen's operators, in the order they were declared in.
-std::vector<State*>& in_order() {
-  static auto* all = new std::vector<State*>();
+// Whether each of ATen's operators is active, in the order they were declared in. Side by side, and not in their states,
+// because a scope sets all of them.
+std::deque<std::atomic<bool>>& switches() {
+  static auto* all = new std::deque<std::atomic<bool>>();
   return *all;
 }
 
@@ -1256,16 +1258,17 @@ void declare(
   state->written = flags<bool>(written);
   state->slot = flags<uint8_t>(slots);
   state->record = callable.release().ptr();
-  state->active = !state->is_atens();
-  if (state->is_atens()) in_order().push_back(state.get());
+  static std::atomic<bool> always{true};
+  state->active = state->is_atens() ? &switches().emplace_back(false) : &always;
   by_name()[name] = state.get();
   states()[&handle.schema()] = std::move(state);
 }
 
 // Puts a selection in force: a byte for each of ATen's operators, in the order they were declared in.
 void select(const std::string& chosen) {
-  for (size_t i = 0; i < in_order().size(); ++i) {
-    in_order()[i]->active.store(i < chosen.size() && chosen[i], std::memory_order_relaxed);
+  auto next = chosen.begin();
+  for (std::atomic<bool>& active : switches()) {
+    active.store(next != chosen.end() && *next++, std::memory_order_relaxed);
   }
 }
 
@@ -1378,7 +1381,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("install", &install);
   module.def("install_gate", &install_gate);
   module.def("select", [](const py::bytes& chosen) { select(chosen); });
-  module.def("set_active", [](const std::string& name, bool active) { state_of(name).active = active; });
+  module.def("set_active", [](const std::string& name, bool active) { *state_of(name).active = active; });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
   module.def("kept", &kept);
