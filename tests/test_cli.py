@@ -39,6 +39,7 @@ def test_explain_tells_the_path():
     refused = run("explain", "add.Tensor", "--shape", "3", "--shape", "4", code=2)
     assert "ATen refuses" in refused and "3" in refused and "4" in refused
     assert "ATen: dtype" in run("explain", "bitwise_and.Tensor", "--dtype", "float32")
+    assert "outside ATen" in run("explain", "tritonite::silu_and_mul", "--shape", "4,8")
 
 
 @pytest.mark.parametrize("overload", sorted(tritonite.overloads())[::40])

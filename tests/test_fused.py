@@ -361,6 +361,16 @@ def test_opcheck(i):
     torch.library.opcheck(*calls[i])
 
 
+@pytest.mark.parametrize("i", range(19))
+def test_explain_tells_what_a_call_launches(i):
+    packet, args = list(_calls())[i]
+    text = tritonite.explain(packet._qualified_op_name, *args)
+    assert "outside ATen" in text
+    assert "launch  " in text
+    with pytest.raises(Unsupported):
+        tritonite.explain(packet._qualified_op_name, *[a.int() if isinstance(a, torch.Tensor) else a for a in args])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_graphs_give_the_same(dynamic):
     def layer(x, residual, weight, cos, sin):

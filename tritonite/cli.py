@@ -23,6 +23,7 @@ from rich.table import Column, Table
 import tritonite
 from tritonite.dispatch import native
 from tritonite.errors import NoDevice, TritoniteError
+from tritonite.explain import overload_named
 from tritonite.tune import store
 
 app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
@@ -84,17 +85,14 @@ def info() -> None:
 
 @app.command()
 def explain(
-    overload: Annotated[str, typer.Argument(help="such as add.Tensor")],
+    overload: Annotated[str, typer.Argument(help="such as add.Tensor or tritonite::silu_and_mul")],
     shape: Annotated[
         list[str] | None, typer.Option(help="of each tensor argument, such as 64,64; the last is repeated")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16; likewise")] = None,
 ) -> None:
     """What happens to a call: path, promotion, kernel and launch, or why ATen serves it."""
-    op = tritonite.overloads().get(overload)
-    if op is None:
-        console.print(tritonite.explain(overload))
-        return
+    op = overload_named(overload)
     shapes, dtypes = shape or ["64,64"], _dtypes(dtype or ["float32"])
     tensors = 0
     arguments: dict[str, object] = {}
@@ -109,6 +107,8 @@ def explain(
     positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
     try:
         text = tritonite.explain(overload, *positional, **arguments)
+    except TritoniteError:
+        raise
     except (RuntimeError, ValueError, IndexError) as refusal:
         console.print(f"ATen refuses these arguments: {refusal}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op
-from tritonite.dispatch import call
+from tritonite.dispatch import call, library
 from tritonite.dispatch.override import installed, native_dispatcher
 from tritonite.dispatch.plan import CopyStep, DataUnknown, LaunchStep, ReadStep, Recorder, ZeroStep, record
 from tritonite.dispatch.python import recordable
@@ -21,24 +22,23 @@ from tritonite.launch import LaunchDescription
 def explain(name: str, *args: Any, **kwargs: Any) -> str:
     """What happens to a call of an overload with these arguments: the path, promotion, launches, results, or why ATen.
 
+    An operator outside ATen is named with its namespace ("tritonite::silu_and_mul"), and takes its schema's arguments.
     The host function runs, and what it would launch is noted instead: nothing is computed, though memory is allocated
-    and kernels may be compiled. Raises UnknownOperator for an overload that is not served, and ATen's own error for
-    arguments that ATen refuses.
+    and kernels may be compiled. Raises UnknownOperator for an overload that is not served, Unsupported for a call
+    outside ATen that would, and ATen's own error for arguments that ATen refuses.
     """
-    op = catalog.overloads().get(name)
-    if op is None:
-        reason = catalog.excluded.get(name)
-        hint = f" ({reason})" if reason else ""
-        raise UnknownOperator(name=name, hint=hint)
+    op = overload_named(name)
     refusal = _refusal(op, args, kwargs)
-    if refusal is not None and str(refusal).startswith("aten::"):
+    if refusal is not None and str(refusal).startswith(op.qualified.partition("::")[0] + "::"):
         # They are not the schema's arguments.
         raise refusal
     values = _in_schema_order(op, args, kwargs)
     dispatcher = native_dispatcher()
     kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
     state = "overridden now" if name in installed() else "not overridden now: ATen serves it"
-    if not op.has_place:
+    if op.declaration.library is not None:
+        state = "outside ATen: always registered"
+    elif not op.has_place:
         state = "ATen has it on CUDA alone; here it can be called directly"
     lines = [f"{name}{_describe(args, kwargs)}", f"state      {state}"]
     recorder: Recorder | None = None
@@ -55,7 +55,8 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     except Decline as decline:
         if refusal is not None:
             raise refusal from None
-        lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
+        instead = "ATen" if op.declaration.library is None else "Unsupported"
+        lines.append(f"path       {instead}: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
         return "\n".join(lines)
     except DataUnknown:
         pass
@@ -67,10 +68,23 @@ def explain(name: str, *args: Any, **kwargs: Any) -> str:
     return "\n".join([*lines, *_steps(recorder), *_results(results)])
 
 
+def overload_named(name: str) -> Op:
+    """The overload of this name, "tritonite::" before it where it is outside ATen. Raises UnknownOperator."""
+    found = catalog.overloads()
+    if name.startswith("tritonite::"):
+        importlib.import_module("tritonite.fused")
+        found = library.registered()
+    if name in found:
+        return found[name]
+    reason = catalog.excluded.get(name)
+    raise UnknownOperator(name=name, hint=f" ({reason})" if reason else "")
+
+
 def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What ATen raises for these arguments, as far as it tells of tensors without elements."""
-    packet, _, overload = op.overload.partition(".")
-    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    space, _, name = op.qualified.partition("::")
+    packet, _, overload = name.partition(".")
+    function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return None
