@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from tritonite import devices
 from tritonite.errors import Decline
@@ -133,6 +134,12 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """One more than the largest element offset a strided view reaches."""
     return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
+
+
+def offset_type(*tensors: torch.Tensor) -> tl.dtype:
+    """The integer type of offsets that reach all elements of the tensors."""
+    wide = any([span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors])
+    return tl.int64 if wide else tl.int32
 
 
 def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Operators that ATen does not have: what a transformer's step spends its time on, in one launch each.
+"""Operators that ATen does not have: what a transformer's step spends its time on.
 
 They run on tensors of the device, record gradients, and are known to torch.compile as `torch.ops.tritonite.*`.
 """

@@ -17,7 +17,7 @@ from tritonite import devices
 from tritonite.catalog import library_operator
 from tritonite.dispatch.call import empty, zeros
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
-from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape
@@ -36,8 +36,8 @@ def skip_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Layer normalisation of x + residual over the last dimension, and the sum itself, which is the next residual.
 
-    The sum is normalised as it is computed, in float32 of half types, and rounded only where it is a result. One launch
-    reads and writes each tensor once; so does its gradient's, which sums those of weight and bias besides.
+    The sum is normalised as it is computed, in float32 of half types, and rounded only where it is a result. Each
+    tensor is read and written once, forward and backward, but those of rows too long for a program's registers.
 
     Args:
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides.
@@ -61,8 +61,8 @@ def skip_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Root mean square normalisation of x + residual over the last dimension, and the sum, which is the next residual.
 
-    The sum is normalised as it is computed, in float32 of half types, and rounded only where it is a result. One launch
-    reads and writes each tensor once; so does its gradient's, which sums that of the weight besides.
+    The sum is normalised as it is computed, in float32 of half types, and rounded only where it is a result. Each
+    tensor is read and written once, forward and backward, but those of rows too long for a program's registers.
 
     Args:
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides.
@@ -142,12 +142,6 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(-1, tensor.shape[-1])
     except RuntimeError:
         return tensor.contiguous().view(-1, tensor.shape[-1])
-
-
-def _index(*tensors: torch.Tensor) -> Any:
-    """The type of offsets that reach all elements."""
-    wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in tensors)
-    return tl.int64 if wide else tl.int32
 
 
 # ---- Forward ---------------------------------------------------------------------------------------------------------
@@ -305,7 +299,7 @@ def _forward(
         *(operands, parameters, normalized, total, flat),
         *(tuple([each.stride(0) for each in operands]), tuple([each.stride(1) for each in operands])),
         *(len(total), n_columns, eps),
-        INDEX=_index(*operands, total),
+        INDEX=offset_type(*operands, total),
         COMPUTE=TRITON_DTYPES[compute],
         GIVEN=blocks.splits > 1,
         AFFINE=(int(weight is not None), int(bias is not None)),
@@ -559,7 +553,7 @@ def _backward(
     norm_backward[(blocks.programs, blocks.splits)](
         *(grads, total, statistics, () if weight is None else (weight.contiguous(),), means, by_total, partials),
         *(tuple([each.stride(0) for each in grads]), tuple([each.stride(1) for each in grads]), len(total), n_columns),
-        INDEX=_index(*grads, total),
+        INDEX=offset_type(*grads, total),
         COMPUTE=TRITON_DTYPES[compute],
         SUMS=tuple([int(out is not None) for out in outs]) if len(outs) > 1 else (int(outs[0] is not None), 0),
         **blocks.constants,
@@ -576,11 +570,11 @@ def _backward(
     return [by_total, *outs]
 
 
-def _check_backward(grad, grad_total, total, **others):
+def _check_backward(grad, grad_total, total, statistics, **parameters):
     check_alike(grad=grad, grad_total=grad_total, total=total)
-    for name, each in others.items():
-        if each is not None:
-            check_shape(name, each, total.shape[:-1], "that of total without its last dimension")
+    for name, each in statistics.items():
+        check_shape(name, each, total.shape[:-1], "that of total without its last dimension")
+    check_parameters(total, total.shape[-1], **parameters)
 
 
 def _fake_gradients(total, *like):
@@ -588,8 +582,7 @@ def _fake_gradients(total, *like):
 
 
 def _fake_layer_norm_backward(grad, grad_total, total, mean, rstd, weight, bias, weight_wanted, bias_wanted):
-    _check_backward(grad, grad_total, total, mean=mean, rstd=rstd)
-    check_parameters(total, total.shape[-1], weight=weight, bias=bias)
+    _check_backward(grad, grad_total, total, {"mean": mean, "rstd": rstd}, weight=weight, bias=bias)
     return _fake_gradients(total, weight if weight_wanted else None, bias if bias_wanted else None)
 
 
@@ -602,15 +595,13 @@ def _fake_layer_norm_backward(grad, grad_total, total, mean, rstd, weight, bias,
 )
 def skip_layer_norm_backward_host(grad, grad_total, total, mean, rstd, weight, bias, weight_wanted, bias_wanted):
     """The gradients of skip_layer_norm by the sum and, where they are wanted, by weight and bias; others are None."""
-    _check_backward(grad, grad_total, total, mean=mean, rstd=rstd)
-    check_parameters(total, total.shape[-1], weight=weight, bias=bias)
+    _check_backward(grad, grad_total, total, {"mean": mean, "rstd": rstd}, weight=weight, bias=bias)
     like = (weight if weight_wanted else None, bias if bias_wanted else None)
     return _backward(grad, grad_total, total, (rstd, mean), weight, like)
 
 
 def _fake_rms_norm_backward(grad, grad_total, total, rstd, weight, weight_wanted):
-    _check_backward(grad, grad_total, total, rstd=rstd)
-    check_parameters(total, total.shape[-1], weight=weight)
+    _check_backward(grad, grad_total, total, {"rstd": rstd}, weight=weight)
     return _fake_gradients(total, weight if weight_wanted else None)
 
 
@@ -623,6 +614,5 @@ def _fake_rms_norm_backward(grad, grad_total, total, rstd, weight, weight_wanted
 )
 def skip_rms_norm_backward_host(grad, grad_total, total, rstd, weight, weight_wanted):
     """The gradients of skip_rms_norm by the sum and, where it is wanted, by the weight, which else is None."""
-    _check_backward(grad, grad_total, total, rstd=rstd)
-    check_parameters(total, total.shape[-1], weight=weight)
+    _check_backward(grad, grad_total, total, {"rstd": rstd}, weight=weight)
     return _backward(grad, grad_total, total, (rstd,), weight, (weight if weight_wanted else None,))

@@ -16,13 +16,12 @@ from tritonite.catalog import library_operator
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import (
-    INT32_LIMIT,
     collapse,
     common_device,
     expand_strides,
     never_overlaps_itself,
+    offset_type,
     power_of_2,
-    span,
 )
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline, Unsupported
@@ -255,7 +254,6 @@ def _rotate(
     heads = tuple([min(power_of_2(each.shape[-2]), max(1, tile // (2 * padded))) for each in sources])
     tokens = max(1, min(tile // (2 * padded * max(heads)), power_of_2(n_tokens)))
     rest = 0 if in_place else size - 2 * pairs
-    wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (*sources, *outs, cos, sin))
     rotate[(-(-n_tokens // tokens),)](
         *(sources, outs, tuple([each.shape[-2] for each in sources]), cos, sin, tuple(sizes[:-1])),
         (tuple(over[:n]), tuple(over[n : 2 * n]), tuple(over[2 * n :])),
@@ -265,7 +263,7 @@ def _rotate(
             (cos.stride(-1), sin.stride(-1)),
         ),
         *(n_tokens, pairs, rest),
-        INDEX=tl.int64 if wide else tl.int32,
+        INDEX=offset_type(*sources, *outs, cos, sin),
         COMPUTE=TRITON_DTYPES[opmath(sources[0].dtype)],
         TOKENS=tokens,
         HEADS=heads,

@@ -15,7 +15,7 @@ from tritonite import devices
 from tritonite.catalog import operator
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
-from tritonite.engine.iteration import INT32_LIMIT, collapse, contiguous_strides, output_strides, power_of_2, span
+from tritonite.engine.iteration import collapse, contiguous_strides, offset_type, output_strides, power_of_2
 from tritonite.engine.rows.declare import Reduction, outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
@@ -164,10 +164,6 @@ def _class_dim(self: Any, target: Any, weight: Any, reduction: int, others: Sequ
     return dim
 
 
-def _wide(*tensors: torch.Tensor) -> Any:
-    return tl.int64 if any([span(t.shape, t.stride()) >= INT32_LIMIT for t in tensors]) else tl.int32
-
-
 def _forward(self, target, weight, reduction, ignore_index, outs):
     dim = _class_dim(self, target, weight, reduction, ())
     dtype, shape = self.dtype, tuple(target.shape)
@@ -193,7 +189,7 @@ def _forward(self, target, weight, reduction, ignore_index, outs):
         MEAN=mean,
         NOTHING_IS_ZERO=mean and self.dim() == 1 and not _ON_CPU,
         COMPUTE=TRITON_DTYPES[opmath(dtype)],
-        INDEX=_wide(self, target),
+        INDEX=offset_type(self, target),
         ROWS=rows,
     )
     if not whole:
@@ -233,7 +229,7 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
         *(gradient.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, n_classes, ignore_index),
         MEAN=reduction == MEAN,
         COMPUTE=TRITON_DTYPES[opmath(dtype)],
-        INDEX=_wide(gradient, grad_output, target),
+        INDEX=offset_type(gradient, grad_output, target),
         ROWS=rows,
         CLASSES=classes,
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
@@ -14,7 +13,7 @@ from tritonite.dispatch.call import Number, empty, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
-from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune.tiles import Config
 
 _ROWS, _COLUMNS = 1, 2
@@ -139,9 +138,7 @@ class _Work(NamedTuple):
     @property
     def index(self) -> Any:
         """The dtype of elements' offsets."""
-        tensors = (self.a, self.b, self.out, *self.epilogue.tensors)
-        wide = any(span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors)
-        return tl.int64 if wide else tl.int32
+        return offset_type(self.a, self.b, self.out, *self.epilogue.tensors)
 
     def constants(self, config: Config) -> dict[str, Any]:
         kinds: dict[str, Any] = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": self.index}
