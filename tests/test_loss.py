@@ -2,9 +2,12 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch.nn import functional
 
 import tritonite
 from tritonite.errors import Decline
@@ -154,14 +157,60 @@ def test_nll_loss_of_no_rows_and_of_ignored_ones():
         same("nll_loss_forward", normal(3, 5), torch.full_like(targets(3, classes=5), 2), None, reduction, 2)
 
 
-def test_nll_loss_reads_no_class_that_there_is_not():
-    x, target = normal(4, 3), torch.tensor([0, 3, -1, 2**40], device=tritonite.device)
-    forward = tritonite.overloads()["nll_loss_forward"]
-    loss, _ = forward(x, target, None, NONE, -100)
-    assert loss.isnan().tolist() == [False, True, True, True]
-    assert forward(x, target, normal(3), SUM, -100)[0].isnan()
-    gradient = tritonite.overloads()["nll_loss_backward"](normal(4), x, target, None, NONE, -100, normal())
-    assert gradient.count_nonzero().item() == 1
+_BAD_DATA = {
+    "label above": ("nll_loss(torch.zeros(4, 3), torch.tensor([0, 3, 1, 2]))", IndexError, "t < n_classes"),
+    "label below": ("nll_loss(torch.zeros(4, 3), torch.tensor([0, -1, 1, 2]))", IndexError, "t < n_classes"),
+    "label in an image": (
+        "nll_loss(torch.zeros(1, 3, 2, 2), torch.full((1, 2, 2), 7))",
+        IndexError,
+        "t < n_classes",
+    ),
+    "input above 1": ("binary_cross_entropy(torch.full((3,), 2.0), torch.ones(3))", RuntimeError, "input_val <= one"),
+    "input that is nan": (
+        "binary_cross_entropy(torch.full((3,), torch.nan), torch.ones(3), reduction='none')",
+        RuntimeError,
+        "input_val <= one",
+    ),
+    "target below 0": ("binary_cross_entropy(torch.ones(3), -torch.ones(3))", RuntimeError, "target_val <= one"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_DATA)
+def test_bad_data_stops_the_program_as_atens_kernels_do(case, device):
+    text, error, words = _BAD_DATA[case]
+    if device == "cpu":
+        run = eval(f"lambda: functional.{text}", {"functional": functional, "torch": torch})
+        with tritonite.use_gems():
+            for _ in range(2):
+                with pytest.raises(error):
+                    run()
+        return
+    program = (
+        "import tritonite, torch, torch.nn.functional as F\ntorch.set_default_device('cuda')\ntritonite.enable()\n"
+        f"F.{text}\ntorch.cuda.synchronize()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode and "device-side assert" in done.stderr and words in done.stderr
+
+
+@pytest.mark.parametrize("divide", ["//", "%", "fmod", "trunc"])
+def test_integers_are_divided_by_zero_as_aten_does_on_a_cpu(divide, device):
+    if device != "cpu":
+        pytest.skip("a GPU does not raise, and what it gives is undefined")
+    functions = {
+        "//": lambda x, y: x // y,
+        "%": lambda x, y: x % y,
+        "fmod": torch.fmod,
+        "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    }
+    x = torch.arange(1, 4)
+    with tritonite.use_gems():
+        for divisor in (torch.tensor([1, 2, 3]), torch.tensor([1, 0, 3]), 0):
+            if isinstance(divisor, torch.Tensor) and bool(divisor.all()):
+                functions[divide](x, divisor)
+            else:
+                with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                    functions[divide](x, divisor)
 
 
 def test_cross_entropy_runs_through_both_ways():

@@ -12,6 +12,7 @@ from tritonite.errors import Decline
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FULL_FLOATS = (torch.float32, torch.float64)
+SINGLE_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BOOL = (torch.bool,)
 NUMBERS = FLOATS + INTS

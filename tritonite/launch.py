@@ -31,6 +31,8 @@ from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import Decline, InvalidDeclaration
 
 _LIMIT = 4096
+# What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
+ASSERTING = {"debug": True, "sanitize_overflow": False}
 # Those of Triton's language, and of Gluon, which tell of the layout in shared memory.
 DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
@@ -49,6 +51,23 @@ _local = _Local()
 def inside_kernel() -> bool:
     """Whether this thread is running a kernel in the interpreter, which itself calls ATen on CPU tensors."""
     return _local.inside_kernel
+
+
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Within it a host function looks at data on the CPU, by ATen's operators, and no plan repeats its call."""
+    outer, _local.inside_kernel = _local.inside_kernel, True
+    if call.native is not None:
+        call.native.set_inside_kernel(True)
+    if (recorder := call.recorder()) is not None:
+        recorder.unrecordable("data that the host looks at")
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _local.inside_kernel = outer
+        if call.native is not None:
+            call.native.set_inside_kernel(outer)
 
 
 @contextlib.contextmanager
@@ -81,15 +100,17 @@ def _interpreting() -> Iterator[None]:
     """The interpreter keeps its state in module globals, so one kernel runs at a time.
 
     It calls ATen, which is neither overridden nor recorded then. Overflow checks go off: integer operators wrap around,
-    in the interpreter as on a GPU.
+    in the interpreter as on a GPU. Where an assertion fails, which stops a GPU, ATen is left to raise its error.
     """
     from triton.runtime import interpreter
+    from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
     from tritonite.language import interpreted
 
     changes = {
-        "options": InterpreterOptions(sanitize_overflow=False),
+        "options": InterpreterOptions(debug=True, sanitize_overflow=False),
+        "create_assert": interpreted.refuse_unless,
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
         "create_dot": functools.partial(interpreted.dot, interpreter_builder),
         "create_splat": functools.partial(interpreted.splat, interpreter_builder),
@@ -99,15 +120,22 @@ def _interpreting() -> Iterator[None]:
         outer, _local.inside_kernel = _local.inside_kernel, True
         if call.native is not None:
             call.native.set_inside_kernel(True)
+        semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
+        constant = semantic.scalar_constant
         patch_tensor = interpreter._patch_lang_tensor
         vars(interpreter_builder).update(changes)
+        semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
             with np.errstate(all="ignore"), _disable_current_modes():
                 yield
+        except InterpreterError as error:
+            if isinstance(error.__cause__, Decline):
+                raise error.__cause__ from None
+            raise
         finally:
             _local.inside_kernel = outer
             if call.native is not None:
@@ -115,6 +143,7 @@ def _interpreting() -> Iterator[None]:
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
             InterpretedFunction.__call__ = caller
+            semantic.scalar_constant = constant
             interpreter._patch_lang_tensor = patch_tensor
 
 
@@ -176,18 +205,18 @@ class Launch:
             self._run = self.compiled.run
             self._packed = (self.compiled.function, self.compiled.packed_metadata)
 
-    def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor], bounds: Any = None) -> None:
-        """Launch on the current stream. A recorder takes `bounds` that numbers keep, by place among the operands."""
+    def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        """Launch on the current stream."""
         if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
             with torch.cuda.device(self.device_index):
-                return self(operands, outs, bounds)
+                return self(operands, outs)
         if (recorder := call.recorder()) is not None:
             specialization = self.specialization
             values = [*operands, *outs]
             for sized in self._fixed[: len(self._fixed) - len(specialization.trailing)]:
                 _flatten_into(sized, values)
             size = (specialization.grid, 1, 1)
-            recorder.add(specialization.types, values, size, self.compiled, self._replay, bounds)
+            recorder.add(specialization.types, values, size, self.compiled, self._replay)
             if recorder.dry:
                 recorder.described(_described(specialization))
                 return

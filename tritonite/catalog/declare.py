@@ -267,6 +267,9 @@ def pointwise(
     static: tuple[str, ...] = (),
     pin: tuple[str, ...] = (),
     contiguous: bool = False,
+    one_dtype: bool = False,
+    cpu_numbers: bool = False,
+    casts: bool = False,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by their formula, a scalar function in Triton's language.
 
@@ -284,6 +287,9 @@ def pointwise(
         static: parameters of the formula that ATen does not have and that are compile-time constants.
         pin: numbers on whose value `prepare` branches, or with which it computes.
         contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
+        one_dtype: ATen refuses tensors of several dtypes, or each of its steps promotes them anew.
+        cpu_numbers: ATen takes a 0-d tensor on the CPU for a number, beside tensors on another device.
+        casts: ATen writes flags to outputs of any dtype, and floats in place to one of a narrower dtype.
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
@@ -297,6 +303,9 @@ def pointwise(
             accepts=accepts,
             output_dtypes=output_dtypes,
             contiguous=contiguous,
+            one_dtype=one_dtype,
+            cpu_numbers=cpu_numbers,
+            casts=casts,
         )
         declarations.append(
             Declaration(

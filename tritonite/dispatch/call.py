@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
+import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -64,17 +66,57 @@ class Symbol:
     __neg__ = __abs__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
 
 
+class Limits(NamedTuple):
+    """What a number may be: an integer from `low` to `high`, or a float of at most `largest` or, if not `finite`, any
+    infinite one and nan.
+    """
+
+    low: int
+    high: int
+    largest: float
+    finite: bool = False
+
+    def and_(self, other: Limits) -> Limits:
+        """Both."""
+        low, high, largest = max(self.low, other.low), min(self.high, other.high), min(self.largest, other.largest)
+        return Limits(low, high, largest, self.finite or other.finite)
+
+    def hold(self, value: Any) -> bool:
+        """Whether a number keeps them."""
+        if isinstance(value, complex):
+            return False
+        if isinstance(value, float):
+            return abs(value) <= self.largest or not (self.finite or math.isfinite(value))
+        return self.low <= value <= self.high
+
+
+# Negated, the least integer of 64 bits would be itself.
+_LEAST, _MOST = 1 - 2**63, 2**63 - 1
+
+
+@functools.lru_cache(maxsize=64)
+def limits_of(dtype: torch.dtype) -> Limits:
+    """The numbers that `dtype` holds, whatever is lost of their precision; others ATen converts by no one rule."""
+    if dtype.is_floating_point:
+        largest = torch.finfo(dtype).max
+        return Limits(max(_LEAST, -int(largest)), min(_MOST, int(largest)), largest)
+    info = torch.iinfo(torch.int64 if dtype is torch.bool else dtype)
+    return Limits(info.min, info.max, math.inf)
+
+
 class Number(Symbol):
     """A number among a call's arguments: its place in the schema, and in a list of numbers, or -1.
 
-    `keyed` where a recorded call serves either numbers that are 0, or that are 1, or all others.
+    `keyed` where a recorded call serves either numbers that are 0, or that are 1, or all others. A recorded call serves
+    those alone that keep the `limits`.
     """
 
-    __slots__ = ("argument", "item", "keyed")
+    __slots__ = ("argument", "item", "keyed", "limits")
 
     def __init__(self, value: bool | int | float, argument: int, item: int = -1, keyed: bool = False) -> None:
         super().__init__(value)
         self.argument, self.item, self.keyed = argument, item, keyed
+        self.limits: Limits | None = None
 
 
 class Drawn(Symbol):
@@ -125,6 +167,16 @@ def zero_or_one(value: Any) -> int | None:
     if isinstance(value, Number) and value.keyed:
         value = value.value
     return 0 if value == 0 else 1 if value == 1 else None
+
+
+def limit(value: Any, limits: Limits) -> None:
+    """Have a number of the call keep limits. Raises Decline where it does not."""
+    if isinstance(value, Number):
+        given = value.limits
+        value.limits = limits if given is None else given.and_(limits)
+        value = value.value
+    if not limits.hold(value):
+        raise Decline("a number that the dtype does not hold", lasting=False)
 
 
 def value_of(value: Any) -> Any:

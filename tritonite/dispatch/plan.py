@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import launch
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
-from tritonite.dispatch.call import Blocks, Drawn, Number, Size, Symbol
+from tritonite.dispatch.call import Blocks, Drawn, Limits, Number, Size, Symbol
 
 _aten = torch.ops.aten
 _ALLOCATIONS = {
@@ -108,11 +108,11 @@ class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
     `slots` are numbers that launches take from the call: the argument, the place in a list or -1, whether as floating
-    point, and bounds to keep; `draws` says how far each draw moves the generator on.
+    point, and limits to keep; `draws` says how far each draw moves the generator on.
     """
 
     device: torch.device
-    slots: list[tuple[int, int, bool, tuple[int, int] | None]] = field(default_factory=list)
+    slots: list[tuple[int, int, bool, Limits | None]] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     steps: list[LaunchStep | ZeroStep | CopyStep | ReadStep] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Recorder:
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 self._sources.setdefault(id(leaf), (False, i, 0))
-        self._slots: dict[tuple[int, int, bool, tuple[int, int] | None], int] = {}
+        self._slots: dict[tuple[int, int, bool, Limits | None], int] = {}
         self._sizes = 0
 
     def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
@@ -218,18 +218,16 @@ class Recorder:
         grid: tuple[Any, ...],
         compiled: Any,
         host: Callable[[list[Any], tuple[int, ...]], None],
-        bounds: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         """Note a launch of `values`, flat and without constexprs, of Triton's `types`.
 
-        `host` launches such values in the interpreter. `bounds` are those that numbers have to keep, by their place
-        among the values.
+        `host` launches such values in the interpreter.
         """
         if any(type(extent) is int and extent == 0 for extent in grid):
             # Triton launches nothing then, and the driver refuses it.
             return
         try:
-            self._add(types, values, grid, compiled, host, bounds or {})
+            self._add(types, values, grid, compiled, host)
         except Unrecordable as error:
             self.unrecordable(str(error))
 
@@ -240,7 +238,6 @@ class Recorder:
         grid: tuple[Any, ...],
         compiled: Any,
         host: Any,
-        bounds: dict[int, tuple[int, int]],
     ) -> None:
         holes: dict[int, Callable[[Any], Any]] = {}
         parameters: list[Parameter] = []
@@ -250,7 +247,7 @@ class Recorder:
             if isinstance(value, Symbol):
                 holes[place] = _as_is
                 # In the interpreter types are not always known.
-                parameters.append(self._symbol(value, types[place].strip("*"), bounds.get(place)))
+                parameters.append(self._symbol(value, types[place].strip("*")))
             elif type(value) is int and value >= 0 and types[place][0] == "i":
                 parameters.append(value)
             elif isinstance(value, torch.Tensor):
@@ -287,13 +284,13 @@ class Recorder:
             scratch = self._scratch(facts.scratch * facts.clusters * math.prod(grid))
         self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *facts.step, compiled))
 
-    def _symbol(self, symbol: Symbol, kind: str, bounds: tuple[int, int] | None) -> Parameter:
+    def _symbol(self, symbol: Symbol, kind: str) -> Parameter:
         """The parameter of a kernel that a number is which differs from call to call; `kind` is its Triton type."""
         floating = kind.startswith("fp") or (not kind and isinstance(symbol.value, float))
         if kind and kind not in ("fp64", "i64", "u64"):
             raise Unrecordable("a number of the call whose parameter is not declared as tl.float64 or tl.int64")
         if isinstance(symbol, Number):
-            slot = (symbol.argument, symbol.item, floating, bounds)
+            slot = (symbol.argument, symbol.item, floating, symbol.limits)
             return "slot", self._slots.setdefault(slot, len(self._slots))
         if floating:
             raise Unrecordable("a seed, an offset or a size whose parameter is not declared as tl.int64")
@@ -342,7 +339,7 @@ class Recorder:
         pointer, storage = tensor.data_ptr(), tensor.untyped_storage()._cdata
         for i, buffer in enumerate(self._plan.buffers):
             if buffer.like.untyped_storage()._cdata == storage:
-                return True, i, pointer - buffer.like.data_ptr()
+                return True, i, pointer and pointer - buffer.like.data_ptr()
         starts, owners = self._arguments_memory
         if pointer and pointer in starts:
             return False, starts[pointer], 0
@@ -352,7 +349,8 @@ class Recorder:
         (index,) = owners[storage]
         leaf = self._leaves[index]
         assert leaf is not None
-        return False, index, pointer - leaf.data_ptr()
+        # A view of no elements has no address.
+        return False, index, pointer and pointer - leaf.data_ptr()
 
     @functools.cached_property
     def _arguments_memory(self) -> tuple[dict[int, int], dict[int, list[int]]]:

@@ -81,6 +81,13 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def strides_after_conversion(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of the copy in another dtype that ATen makes on a CPU before it decides the order of dimensions."""
+    if _is_dense(shape, strides):
+        return tuple(strides)
+    return contiguous_strides(shape, fastest_first(shape, [strides]))
+
+
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
     if len(shape) == 4:
         return contiguous_strides(shape, (1, 3, 2, 0))

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tritonite import devices, dtypes
 from tritonite.dispatch import call
-from tritonite.dispatch.call import empty_strided, number_type, value_of
+from tritonite.dispatch.call import Limits, empty_strided, limits_of, number_type
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import (
     INT32_LIMIT,
@@ -29,11 +29,14 @@ from tritonite.engine.iteration import (
     power_of_2,
     same_strides,
     span,
+    strides_after_conversion,
 )
 from tritonite.errors import Decline
-from tritonite.launch import Launch, Specialization, flatten
+from tritonite.launch import ASSERTING, Launch, Specialization, flatten
 
 _ITERATIONS_PER_OPERATOR = 1024
+# Dtypes whose numbers every half type holds.
+_HELD_BY_HALVES = (torch.bool, torch.uint8, torch.int8)
 _VARIANTS = 8192
 
 
@@ -41,12 +44,14 @@ class Operand(NamedTuple):
     """How the kernels treat a parameter of the formula, or one of its results.
 
     `kinds` holds a stride kind for each dimension, fastest first: 0 broadcast, 1 unit stride, 2 a stride known at run
-    time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`.
+    time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`. What is
+    read is converted to `through` first, if that is set, and then to `dtype`.
     """
 
     position: Any
     kinds: tuple[int, ...] | None
     dtype: Any
+    through: Any = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,12 @@ def _position(layout, i):
 @triton.constexpr_function
 def _dtype(layout, results, i):
     return (layout.results if results else layout.parameters)[i].dtype
+
+
+@triton.constexpr_function
+def _through(layout, i):
+    own = layout.parameters[i]
+    return own.dtype if own.through is None else own.through
 
 
 @triton.constexpr_function
@@ -170,7 +181,7 @@ def _evaluate(
                 row_mask,
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
-            values = values + (value.to(_dtype(LAYOUT, False, i)),)
+            values = values + (value.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
     results = fn(*_with_constants(values, LAYOUT))
     if _count(LAYOUT, True) == 1:
         results = (results,)
@@ -263,7 +274,7 @@ class Fresh(NamedTuple):
 class Iteration:
     """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
 
-    __slots__ = ("bounds", "device", "extents", "fresh", "launch", "operands", "specialization", "summary")
+    __slots__ = ("device", "extents", "fresh", "launch", "limits", "operands", "specialization", "summary")
 
     def __init__(self) -> None:
         self.fresh: tuple[Fresh, ...] = ()
@@ -271,7 +282,7 @@ class Iteration:
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
         self.operands: tuple[tuple[int, str], ...] = ()
-        self.bounds: tuple[tuple[int, int, int], ...] = ()
+        self.limits: tuple[tuple[int, Limits], ...] = ()
         self.extents: tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...] = ()
         self.summary: dict[str, Any] = {}
 
@@ -290,6 +301,10 @@ class Pointwise:
         output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
         methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
         contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
+        one_dtype: tensors of several dtypes are not promoted but declined.
+        cpu_numbers: a 0-d tensor on the CPU may stand beside tensors on another device.
+        casts: flags may be written to an output of any dtype, and floats in place to one of a narrower dtype.
+        asserting: the formula has assertions, which stop the program.
     """
 
     def __init__(
@@ -303,6 +318,10 @@ class Pointwise:
         output_dtypes: tuple[torch.dtype | None, ...] = (None,),
         methods: tuple[tuple[tuple[int, ...], dtypes.Promotion], ...] | None = None,
         contiguous: bool = False,
+        one_dtype: bool = False,
+        cpu_numbers: bool = False,
+        casts: bool = False,
+        asserting: bool = False,
     ) -> None:
         self.name = name
         self.formula = formula
@@ -311,6 +330,8 @@ class Pointwise:
         self.output_dtypes = output_dtypes
         self.promote = promote
         self._contiguous = contiguous
+        self.asserting = asserting
+        self._one_dtype, self._cpu_numbers, self._casts = one_dtype, cpu_numbers, casts
         self._roles = tuple(parameters.values())
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self._methods = methods or ((deciding, promote),) * len(output_dtypes)
@@ -320,10 +341,8 @@ class Pointwise:
     def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
         iteration = self.iteration(values, outs)
-        if iteration.bounds:
-            for position, low, high in iteration.bounds:
-                if not low <= value_of(values[position]) <= high:
-                    raise Decline("number does not fit the dtype", lasting=False)
+        for position, limits in iteration.limits:
+            call.limit(values[position], limits)
         if not outs:
             device = iteration.device
             outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in iteration.fresh])
@@ -350,6 +369,7 @@ class Pointwise:
             else:
                 key.append(type(value))
         for out in outs:
+            key.append(any([out is value for value in values]))
             key += (out.dtype, out.shape, out.stride(), out.data_ptr() & 15, out.device)
         hashed = tuple(key)
         iteration = self._iterations.get(hashed)
@@ -367,6 +387,32 @@ class Pointwise:
         if isinstance(iteration, str):
             raise Decline(iteration)
         return iteration
+
+    def _after_conversion(
+        self, typed: _Typed, strided: dict[int, torch.Tensor]
+    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Shapes and strides of operands, converted where the common dtype is another one."""
+        integers = typed.common if self.promote is not dtypes.Promotion.INT_TO_FLOAT else typed.results[0]
+        common = typed.common if typed.common.is_floating_point else integers
+        return [
+            (
+                value.shape,
+                value.stride()
+                if value.dtype is common or self._roles[i] == "own"
+                else strides_after_conversion(value.shape, value.stride()),
+            )
+            for i, value in strided.items()
+        ]
+
+    def _check_dtypes(
+        self, outs: Sequence[torch.Tensor], results: Sequence[torch.dtype], operands: Sequence[torch.Tensor]
+    ) -> None:
+        for out, result in zip(outs, results, strict=True):
+            # In place alone: into a wider output ATen computes in its dtype, and some overloads refuse any other.
+            floats = result.is_floating_point and out.dtype.is_floating_point and any([out is x for x in operands])
+            cast = self._casts and (floats or self.promote is dtypes.Promotion.ALWAYS_BOOL)
+            if out.dtype not in dtypes.TRITON_NAMES or (out.dtype is not result and not cast):
+                raise Decline(f"result {result} for an output {out.dtype}")
 
     @staticmethod
     def _check_overlap(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
@@ -389,12 +435,7 @@ class Pointwise:
             if how == "item":
                 value = value.item() if recorder is None else recorder.number(value)
             operands.append(int(value) if type(value) is bool else value)
-        if recorder is None:
-            iteration.launch(operands, outs)
-            return
-        limits = {position: (low, high) for position, low, high in iteration.bounds}
-        bounds = {place: limits[i] for place, (i, _) in enumerate(iteration.operands) if i in limits}
-        iteration.launch(operands, outs, bounds)
+        iteration.launch(operands, outs)
 
     def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
         iteration = self._make_iteration(values, outs)
@@ -411,6 +452,10 @@ class Pointwise:
                 raise Decline(f"dtype {kind.dtype}")
             if isinstance(kind, type) and kind not in (bool, int, float):
                 raise Decline(f"number of type {kind.__name__}")
+        if self._one_dtype:
+            typed = zip(kinds, self._roles, strict=True)
+            if len({kind.dtype for kind, role in typed if isinstance(kind, _Tensor) and role != "own"}) > 1:
+                raise Decline("tensors of several dtypes")
         commons = []
         for positions, _ in self._methods:
             deciding = [kinds[i] for i in positions]
@@ -435,6 +480,8 @@ class Pointwise:
         iteration = Iteration()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         iteration.device, scalars = common_device(tensors, outs)
+        if scalars and (not self._cpu_numbers or len(scalars) > 1 or len(scalars) == len(tensors)):
+            raise Decline("a tensor on the CPU")
         kinds: list[_Tensor | _Constant | type] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
@@ -448,7 +495,7 @@ class Pointwise:
             else:
                 kinds.append(number_type(value))
         typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
-        iteration.operands, iteration.bounds = typed.operands, typed.bounds
+        iteration.operands, iteration.limits = typed.operands, typed.limits
         every = [*strided.values(), *outs]
         shape = tuple(every[0].shape)
         row_major = contiguous_strides(shape)
@@ -460,7 +507,8 @@ class Pointwise:
         iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
 
         if outs:
-            _check_outputs(outs, shape, results, list(strided.items()), iteration)
+            self._check_dtypes(outs, results, tensors)
+            _check_outputs(outs, shape, list(strided.items()), iteration)
         else:
             if plain and (not typed.with_numbers or 1 not in shape):
                 strides = row_major
@@ -468,6 +516,8 @@ class Pointwise:
                 strides = contiguous_strides(shape)
             else:
                 layout = [(value.shape, value.stride()) for value in strided.values()]
+                if iteration.device.type == "cpu":
+                    layout = self._after_conversion(typed, strided)
                 strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
             iteration.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
         if 0 in shape:
@@ -519,6 +569,7 @@ class _KernelTypes:
     results: tuple[Operand, ...]
     pointers: tuple[tuple[str, ...], tuple[str, ...]]
     itemsize: int
+    asserting: bool
 
 
 @functools.lru_cache(maxsize=_VARIANTS)
@@ -529,8 +580,9 @@ def _kernel_types(
     results: tuple[Operand, ...],
     pointers: tuple[tuple[str, ...], tuple[str, ...]],
     itemsize: int,
+    asserting: bool,
 ) -> _KernelTypes:
-    return _KernelTypes(formula, parameters, results, pointers, itemsize)
+    return _KernelTypes(formula, parameters, results, pointers, itemsize, asserting)
 
 
 @dataclass(frozen=True)
@@ -541,7 +593,7 @@ class _Typed:
     compute: torch.dtype
     results: tuple[torch.dtype, ...]
     operands: tuple[tuple[int, str], ...]
-    bounds: tuple[tuple[int, int, int], ...]
+    limits: tuple[tuple[int, Limits], ...]
     with_numbers: bool
     kernel: _KernelTypes
 
@@ -557,9 +609,9 @@ def _typed(
     operands: list[tuple[int, str]] = []
     types: list[str] = []
     parameters: list[Operand] = []
-    bounds: list[tuple[int, int, int]] = []
+    limits: list[tuple[int, Limits]] = []
     itemsizes = [dtype.itemsize for dtype in out_dtypes or results]
-    for i, (kind, role) in enumerate(zip(kinds, operator.parameters.values(), strict=True)):
+    for i, (kind, (name, role)) in enumerate(zip(kinds, operator.parameters.items(), strict=True)):
         if isinstance(kind, _Constant):
             parameters.append(Operand(None, None, kind.value))
             continue
@@ -570,7 +622,10 @@ def _typed(
         else:
             target = _number_dtype(kind, compute)
         if isinstance(kind, _Tensor) and not kind.item:
-            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target]))
+            # ATen rounds what a half type does not hold to it before it computes in float32.
+            rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_HELD_BY_HALVES)
+            through = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
+            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], through))
             operands.append((i, "tensor"))
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
@@ -578,12 +633,19 @@ def _typed(
         parameters.append(Operand(len(operands), None, TRITON_DTYPES[target]))
         operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
-        if not isinstance(kind, _Tensor) and not target.is_floating_point:
-            if kind is float:
-                raise Decline("floating-point number for integer tensors")
-            if target is not torch.bool and kind is int:
-                info = torch.iinfo(target)
-                bounds.append((i, info.min, info.max))
+        if isinstance(kind, _Tensor):
+            continue
+        if kind is float and not target.is_floating_point:
+            raise Decline("floating-point number for integer tensors")
+        if kind is bool and name == "alpha" and common is not torch.bool:
+            raise Decline("a bool alpha for tensors of numbers")
+        if kind is not bool and target is not torch.bool:
+            # ATen converts numbers to the common dtype, or to the one computed in.
+            holds = limits_of(target if common is torch.bool else common)
+            largest = limits_of(common if common.is_floating_point else target).largest
+            # ATen negates some.
+            low = -holds.high if name == "alpha" else holds.low
+            limits.append((i, holds._replace(low=low, largest=largest)))
     for dtype in out_dtypes:
         if dtype not in dtypes.TRITON_NAMES:
             raise Decline(f"output of dtype {dtype}")
@@ -598,9 +660,10 @@ def _typed(
         tuple([Operand(j, (), TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
         (tuple(types), tuple(["*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes or results])),
         max(itemsizes),
+        operator.asserting,
     )
     in_memory = sum(how == "tensor" for _, how in operands)
-    return _Typed(common, compute, results, tuple(operands), tuple(bounds), in_memory < promoted, kernel)
+    return _Typed(common, compute, results, tuple(operands), tuple(limits), in_memory < promoted, kernel)
 
 
 def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
@@ -613,16 +676,13 @@ def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
 def _check_outputs(
     outs: Sequence[torch.Tensor],
     shape: tuple[int, ...],
-    results: tuple[torch.dtype, ...],
     strided: list[tuple[int, torch.Tensor]],
     iteration: Iteration,
 ) -> None:
     extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
-    for j, (out, result) in enumerate(zip(outs, results, strict=True)):
+    for j, out in enumerate(outs):
         if tuple(out.shape) != shape:
             raise Decline("output has another shape")
-        if out.dtype not in dtypes.TRITON_NAMES or not torch.can_cast(result, out.dtype):
-            raise Decline(f"result {result} does not cast to output {out.dtype}")
         if not never_overlaps_itself(shape, out.stride()):
             raise Decline("output overlaps itself")
         others = strided + [(~k, other) for k, other in enumerate(outs) if k != j]
@@ -789,7 +849,8 @@ def _variant(
         attributes={path: [["tt.divisibility", 16]] for path in divisible},
         leading=(types.formula,),
         trailing=tuple(constants.values()),
-        options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1), **device.options},
+        options={"num_warps": device.num_warps * (2 if elements >= 4096 else 1), **device.options}
+        | (ASSERTING if types.asserting else {}),
         types=tuple(flatten(tuple(signature.values()), tuple(signature.values()))),
     )
 

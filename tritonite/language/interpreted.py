@@ -10,6 +10,8 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from tritonite.errors import Decline
+
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
@@ -21,6 +23,12 @@ def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle
         return TensorHandle(wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16), to)
     if source.dtype.scalar == tl.bfloat16 and to == tl.float32:
         return TensorHandle((source.data.astype(np.uint32) << 16).view(np.float32), to)
+    if (
+        to == tl.bfloat16
+        and source.dtype.scalar not in (tl.float32, tl.bfloat16)
+        and source.dtype.scalar not in _FLOAT8
+    ):
+        return cast(builder, TensorHandle(source.data.astype(np.float32), tl.float32), type_)
     if source.dtype.scalar in _FLOAT8 and to == tl.float32:
         narrow = torch.from_numpy(np.ascontiguousarray(source.data)).view(_FLOAT8[source.dtype.scalar])
         return TensorHandle(narrow.float().numpy(), to)
@@ -41,6 +49,19 @@ def splat(builder: object, type_: tl.dtype, source: TensorHandle) -> TensorHandl
     if source.data.dtype == np.bool_:
         return TensorHandle(np.full(type_.shape, source.data.item(), np.bool_), tl.int1)
     return type(builder).create_splat(builder, type_, source)
+
+
+def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: Any, dtype: tl.dtype) -> tl.tensor:
+    """The interpreter's scalar of a number, which is a parameter on a GPU and keeps the sign of -0.0 there."""
+    if isinstance(value, float) and value == 0 and dtype is not None and dtype.is_floating():
+        return semantic.tensor(getattr(semantic.builder, f"get_{dtype.name}")(value), dtype)
+    return constant(value, dtype)
+
+
+def refuse_unless(condition: Any, message: str) -> None:
+    """The interpreter's assertion, of all elements of a block. Raises Decline."""
+    if not np.all(condition):
+        raise Decline(message, lasting=False)
 
 
 def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:

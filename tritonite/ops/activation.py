@@ -1,16 +1,19 @@
 """Activation functions and their gradients."""
 
+import math
+
+import torch
 import triton
 import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
-from tritonite.dtypes import FLOATS, NUMBERS
+from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import polynomial, sigmoid, true_divide
+from tritonite.language.math import maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
 
 _ON_CPU = devices.current.type == "cpu"
 
@@ -28,6 +31,7 @@ def threshold(self, threshold, value):
 @pointwise(
     "threshold_backward",
     accepts=NUMBERS,
+    one_dtype=True,
     prepare=lambda grad_output, self, threshold: (self, grad_output, threshold),
 )
 def threshold_backward(self, grad_output, threshold):
@@ -80,7 +84,13 @@ def _gelu_inner(x):
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
-@pointwise("gelu", accepts=FLOATS)
+def _known_form(*values):
+    if values[-1] not in ("none", "tanh"):
+        raise Decline(f"approximate {values[-1]!r}")
+    return values
+
+
+@pointwise("gelu", accepts=FLOATS, prepare=lambda self, approximate: _known_form(self, approximate))
 def gelu(self, approximate):
     """Hendrycks and Gimpel, "Gaussian Error Linear Units"; the tanh form, theirs too, is x / (1 + exp(-inner))."""
     if approximate == "tanh":
@@ -88,7 +98,12 @@ def gelu(self, approximate):
     return self * _normal(self)[0]
 
 
-@pointwise("gelu_backward", accepts=FLOATS)
+@pointwise(
+    "gelu_backward",
+    accepts=FLOATS,
+    one_dtype=True,
+    prepare=lambda grad_output, self, approximate: _known_form(grad_output, self, approximate),
+)
 def gelu_backward(grad_output, self, approximate):
     if approximate == "tanh":
         logistic, logistic_slope = _logistic(_gelu_inner(self))
@@ -104,7 +119,7 @@ def silu(self):
     return true_divide(self, 1.0 + libdevice.exp(-self))
 
 
-@pointwise("silu_backward", accepts=FLOATS)
+@pointwise("silu_backward", accepts=FLOATS, one_dtype=True)
 def silu_backward(grad_output, self):
     s = sigmoid(self)
     return grad_output * s * (1.0 + self * (1.0 - s))
@@ -115,7 +130,13 @@ def mish(self):
     return self * libdevice.tanh(libdevice.log1p(libdevice.exp(self)))
 
 
-@pointwise("celu", accepts=FLOATS)
+def _check_celu(self, alpha):
+    if isinstance(alpha, complex) or not alpha or not math.isfinite(alpha):
+        raise Decline("alpha that is 0 or not finite")
+    return self, alpha
+
+
+@pointwise("celu", accepts=FLOATS, prepare=_check_celu, pin=("alpha",))
 def celu(self, alpha):
     return tl.where(self > 0, self, alpha * libdevice.expm1(true_divide(self, alpha)))
 
@@ -126,12 +147,12 @@ def elu(self, alpha, scale, input_scale):
 
 
 def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_result):
-    if is_result and alpha < 0:
+    if isinstance(alpha, complex) or (is_result and not alpha >= 0):
         raise Decline("negative alpha with the result kept")
     return grad_output, alpha, scale, input_scale, is_result, self_or_result
 
 
-@pointwise("elu_backward", accepts=FLOATS, prepare=_elu_arguments, pin=("alpha",))
+@pointwise("elu_backward", accepts=FLOATS, one_dtype=True, prepare=_elu_arguments, pin=("alpha",))
 def elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
     if is_result:
         negative = grad_output * input_scale * (self_or_result + alpha * scale)
@@ -146,23 +167,24 @@ def leaky_relu(self, negative_slope):
 
 
 def _leaky_relu_arguments(grad_output, self, negative_slope, self_is_result):
-    if self_is_result and negative_slope < 0:
+    if isinstance(negative_slope, complex) or (self_is_result and not negative_slope >= 0):
         raise Decline("negative slope with the result kept")
     return self, grad_output, negative_slope
 
 
-@pointwise("leaky_relu_backward", accepts=FLOATS, prepare=_leaky_relu_arguments, pin=("negative_slope",))
+@pointwise(
+    "leaky_relu_backward", accepts=FLOATS, one_dtype=True, prepare=_leaky_relu_arguments, pin=("negative_slope",)
+)
 def leaky_relu_backward(self, grad_output, negative_slope):
     return tl.where(self > 0, grad_output, grad_output * negative_slope)
 
 
 @pointwise("hardtanh", accepts=NUMBERS)
 def hardtanh(self, min_val, max_val):
-    bounded = tl.where(self > max_val, max_val, self)
-    return tl.where(bounded <= min_val, min_val, bounded)
+    return minimum_nan(maximum_nan(self, min_val), max_val)
 
 
-@pointwise("hardtanh_backward", accepts=FLOATS)
+@pointwise("hardtanh_backward", accepts=FLOATS, one_dtype=True)
 def hardtanh_backward(grad_output, self, min_val, max_val):
     return tl.where((self <= min_val) | (self >= max_val), tl.zeros_like(grad_output), grad_output)
 
@@ -172,41 +194,56 @@ def _relu6(x):
     return tl.where(x < 0.0, tl.zeros_like(x), tl.where(x > 6.0, tl.full(x.shape, 6.0, x.dtype), x))
 
 
-@pointwise("hardsigmoid", accepts=FLOATS)
+@pointwise("hardsigmoid", accepts=SINGLE_FLOATS)
 def hardsigmoid(self):
+    """Not of float64, in which ATen's kernel for GPUs has float32's sixth."""
     return true_divide(_relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
 
 
-@pointwise("hardsigmoid_backward", accepts=FLOATS)
+@pointwise("hardsigmoid_backward", accepts=FLOATS, one_dtype=True)
 def hardsigmoid_backward(grad_output, self):
     # ATen's sixth is that of float32 in float64 too.
     return tl.where((self > -3.0) & (self < 3.0), grad_output * 0.1666666716337204, tl.zeros_like(grad_output))
 
 
-@pointwise("hardswish", accepts=FLOATS)
+@pointwise("hardswish", accepts=SINGLE_FLOATS)
 def hardswish(self):
+    """Not of float64, as `hardsigmoid`."""
     return true_divide(self * _relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
 
 
-@pointwise("hardswish_backward", accepts=FLOATS)
+@pointwise("hardswish_backward", accepts=FLOATS, one_dtype=True)
 def hardswish_backward(grad_output, self):
     middle = grad_output * (true_divide(self, tl.full(self.shape, 3.0, self.dtype)) + 0.5)
     return tl.where(self <= -3.0, tl.zeros_like(middle), tl.where(self < 3.0, middle, grad_output))
 
 
-@pointwise("hardshrink", accepts=FLOATS)
+def _check_not_nan(*values):
+    if isinstance(values[-1], complex) or math.isnan(values[-1]):
+        raise Decline("lambd that is complex or nan")
+    return values
+
+
+@pointwise("hardshrink", accepts=FLOATS, prepare=lambda self, lambd: _check_not_nan(self, lambd), pin=("lambd",))
 def hardshrink(self, lambd):
     return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(self), self)
 
 
-@pointwise("hardshrink_backward", accepts=FLOATS)
+@pointwise(
+    "hardshrink_backward",
+    accepts=FLOATS,
+    one_dtype=True,
+    prepare=lambda grad_out, self, lambd: _check_not_nan(grad_out, self, lambd),
+    pin=("lambd",),
+)
 def hardshrink_backward(grad_out, self, lambd):
     return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(grad_out), grad_out)
 
 
 def _check_lambd(self, lambd):
-    if lambd < 0:
-        raise Decline("negative lambd")
+    largest = torch.finfo(self.dtype if self.is_floating_point() else torch.float32).max
+    if isinstance(lambd, complex) or not 0 <= lambd <= largest:
+        raise Decline("lambd out of the dtype's range")
     return self, lambd
 
 
@@ -216,7 +253,13 @@ def softshrink(self, lambd):
     return tl.where(self > lambd, self - lambd, tl.where(self < -1.0 * lambd, self + lambd, inside))
 
 
-@pointwise("softshrink_backward", accepts=FLOATS)
+@pointwise(
+    "softshrink_backward",
+    accepts=FLOATS,
+    one_dtype=True,
+    prepare=lambda grad_output, self, lambd: _check_not_nan(grad_output, self, lambd),
+    pin=("lambd",),
+)
 def softshrink_backward(grad_output, self, lambd):
     return tl.where((self >= -1.0 * lambd) & (self <= lambd), tl.zeros_like(grad_output), grad_output)
 
@@ -227,7 +270,7 @@ def softplus(self, beta, threshold):
     return tl.where(scaled > threshold, self, true_divide(libdevice.log1p(libdevice.exp(scaled)), beta))
 
 
-@pointwise("softplus_backward", accepts=FLOATS)
+@pointwise("softplus_backward", accepts=FLOATS, one_dtype=True)
 def softplus_backward(grad_output, self, beta, threshold):
     scaled = self * beta
     growth = libdevice.exp(scaled)
@@ -247,6 +290,9 @@ def _log_sigmoid_buffer(self):
 @operator("log_sigmoid_forward", kernels=(_log_sigmoid, _log_sigmoid_buffer))
 def log_sigmoid_forward(self, outs=()):
     """ATen keeps exp(-|x|) for the gradient on the CPU, and an empty buffer on a GPU."""
+    shared = self.untyped_storage()._cdata
+    if any(not out.is_contiguous() or out.untyped_storage()._cdata == shared for out in outs):
+        raise Decline("output with gaps, or that shares memory with the input")
     if _ON_CPU:
         (buffer,) = _log_sigmoid_buffer.run((self,), outs[1:])
     elif outs:
@@ -257,10 +303,17 @@ def log_sigmoid_forward(self, outs=()):
     return output, buffer
 
 
+def _with_buffer(grad_output, self, buffer):
+    if grad_output.shape != self.shape:
+        raise Decline("gradient of another shape")
+    return grad_output, self, buffer if _ON_CPU else None
+
+
 @pointwise(
     "log_sigmoid_backward",
     accepts=FLOATS,
-    prepare=lambda grad_output, self, buffer: (grad_output, self, buffer if _ON_CPU else None),
+    one_dtype=True,
+    prepare=_with_buffer,
 )
 def log_sigmoid_backward(grad_output, self, buffer):
     if buffer is None:
@@ -271,7 +324,7 @@ def log_sigmoid_backward(grad_output, self, buffer):
     return grad_output * tl.where(self < 0, 1.0 - fraction, fraction)
 
 
-@pointwise("_prelu_kernel", accepts=FLOATS)
+@pointwise("_prelu_kernel", accepts=FLOATS, one_dtype=True)
 def _prelu_kernel(self, weight):
     return tl.where(self > 0, self, weight * self)
 
@@ -279,6 +332,7 @@ def _prelu_kernel(self, weight):
 @pointwise(
     "_prelu_kernel_backward",
     accepts=FLOATS,
+    one_dtype=True,
     output_dtypes=(None, None),
     prepare=lambda grad_output, self, weight: (self, weight, grad_output),
 )
@@ -307,7 +361,7 @@ def glu(self, dim, outs=()):
     return _gate.run(_halves(self, dim), outs)
 
 
-@scalar_kernel(accepts=FLOATS, output_dtypes=(None, None))
+@scalar_kernel(accepts=FLOATS, output_dtypes=(None, None), one_dtype=True)
 def _glu_gradients(grad_output, a, b):
     gate = sigmoid(b)
     # In this order, as ATen's: where the gate is wide open or shut, nothing large is left of the gradient.

@@ -1,15 +1,19 @@
 """Sums, products, quotients, powers and their like."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.catalog import pointwise
-from tritonite.dispatch.call import number_type
+from tritonite.dispatch.call import Limits, limit, number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
+from tritonite.launch import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
@@ -21,20 +25,14 @@ def _refuse_bool(self, other, alpha):
     return self, other, alpha
 
 
-def _same_dtypes(*values):
-    if len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1:
-        raise Decline("tensors of several dtypes")
-    return values
-
-
-@pointwise("add")
+@pointwise("add", cpu_numbers=True, casts=True)
 def add(self, other, alpha):
     if self.dtype == tl.int1:
         return self | (other & alpha)
     return multiply_add(other, alpha, self)
 
 
-@pointwise("sub", accepts=NUMBERS, prepare=_refuse_bool)
+@pointwise("sub", accepts=NUMBERS, prepare=_refuse_bool, cpu_numbers=True, casts=True)
 def sub(self, other, alpha):
     return multiply_add(other, 0 - alpha, self)
 
@@ -44,7 +42,16 @@ def rsub(other, self, alpha):
     return multiply_add(self, 0 - alpha, other)
 
 
-@pointwise("_add_relu", accepts=NUMBERS)
+_ADD_RELU = (torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _of_cpu(self, other, alpha):
+    if self.device.type != "cpu" or self.dtype not in _ADD_RELU:
+        raise Decline("ATen has it on CPUs alone, for few dtypes")
+    return self, other, alpha
+
+
+@pointwise("_add_relu", accepts=_ADD_RELU, prepare=_of_cpu)
 def _add_relu(self, other, alpha):
     total = multiply_add(other, alpha, self)
     # ATen bounds the result above too, by the largest finite number.
@@ -55,14 +62,14 @@ def _add_relu(self, other, alpha):
     return tl.where(total < 0, tl.zeros_like(total), total)
 
 
-@pointwise("mul")
+@pointwise("mul", cpu_numbers=True, casts=True)
 def mul(self, other):
     if self.dtype == tl.int1:
         return self & other
     return self * other
 
 
-@pointwise("div", promote=INT_TO_FLOAT)
+@pointwise("div", promote=INT_TO_FLOAT, cpu_numbers=True, casts=True)
 def div(self, other):
     return true_divide(self, other)
 
@@ -85,6 +92,20 @@ def _floor_divide(x, y):
     return result
 
 
+def _divisible(self, other):
+    """On a CPU ATen raises where an integer is divided by 0, so that divisors are looked at; on a GPU it does not."""
+    values = [value for value in (self, other) if isinstance(value, torch.Tensor)]
+    if values[0].device.type != "cpu" or any(x.is_floating_point() for x in values) or number_type(other) is float:
+        return self, other
+    if isinstance(other, torch.Tensor):
+        with looking():
+            if not bool(other.all()):
+                raise Decline("division by zero", lasting=False)
+    elif number_type(self) is not float:
+        limit(other, Limits(1, 2**63 - 1, math.inf))
+    return self, other
+
+
 @triton.jit
 def _broadcast_pair(x, y):
     x, y = tl.broadcast(x, y)
@@ -96,10 +117,10 @@ def _rounding(self, other, rounding_mode):
     floating = any(kind is float or getattr(kind, "is_floating_point", False) for kind in kinds)
     if rounding_mode not in ("trunc", "floor") and not (rounding_mode is None and floating):
         raise Decline(f"rounding_mode {rounding_mode!r} for integers")
-    return self, other, rounding_mode
+    return *_divisible(self, other), rounding_mode
 
 
-@pointwise("div", accepts=NUMBERS, prepare=_rounding)
+@pointwise("div", accepts=NUMBERS, prepare=_rounding, cpu_numbers=True, casts=True)
 def div_rounded(self, other, rounding_mode):
     x, y = _broadcast_pair(self, other)
     if rounding_mode == "floor":
@@ -113,13 +134,13 @@ def div_rounded(self, other, rounding_mode):
     return result
 
 
-@pointwise("floor_divide", accepts=NUMBERS)
+@pointwise("floor_divide", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True)
 def floor_divide(self, other):
     x, y = _broadcast_pair(self, other)
     return _floor_divide(x, y)
 
 
-@pointwise("remainder", accepts=NUMBERS)
+@pointwise("remainder", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True, casts=True)
 def remainder(self, other):
     """Python's %: the result has the sign of the divisor."""
     x, y = _broadcast_pair(self, other)
@@ -130,7 +151,7 @@ def remainder(self, other):
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-@pointwise("fmod", accepts=NUMBERS)
+@pointwise("fmod", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True, casts=True)
 def fmod(self, other):
     """C's %: the result has the sign of the dividend."""
     x, y = _broadcast_pair(self, other)
@@ -153,24 +174,34 @@ def neg(self):
     return -self
 
 
-@pointwise("abs")
+@pointwise("abs", accepts=NUMBERS)
 def abs(self):
-    if self.dtype == tl.int1:
-        return self
     return tl.abs(self)
 
 
-@pointwise("addcmul", accepts=NUMBERS)
+def _of_floats(self, end, weight):
+    if not self.is_floating_point():
+        raise Decline(f"dtype {self.dtype}")
+    return self, end, weight
+
+
+@pointwise("addcmul", accepts=NUMBERS, casts=True)
 def addcmul(self, tensor1, tensor2, value):
     return multiply_add(value * tensor1, tensor2, self)
 
 
-@pointwise("addcdiv", accepts=FLOATS)
+_ON_CPU = tl.constexpr(devices.current.type == "cpu")
+
+
+@pointwise("addcdiv", accepts=FLOATS, casts=True)
 def addcdiv(self, tensor1, tensor2, value):
+    """In the order of ATen's kernel for the device: a value of 0 next to an infinite quotient is nan, or is not."""
+    if _ON_CPU:
+        return self + true_divide(value * tensor1, tensor2)
     return multiply_add(value, true_divide(tensor1, tensor2), self)
 
 
-@pointwise("lerp", accepts=FLOATS, prepare=lambda self, end, weight: _same_dtypes(self, end, weight))
+@pointwise("lerp", accepts=FLOATS, prepare=_of_floats, one_dtype=True)
 def lerp(self, end, weight):
     """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
     distance = end - self
@@ -211,7 +242,9 @@ def _integer_power(base, exponent):
     return tl.where(exponent < 0, unit, result)
 
 
-@pointwise("pow", accepts=NUMBERS, prepare=_known_power, static=("power",), pin=("exponent",))
+@pointwise(
+    "pow", accepts=NUMBERS, prepare=_known_power, static=("power",), pin=("exponent",), cpu_numbers=True, casts=True
+)
 def pow(self, exponent, power):
     """Powers that ATen computes by multiplication or a root are computed so, which decides pow(-inf, 0.5)."""
     x, y = _broadcast_pair(self, exponent)
@@ -275,34 +308,49 @@ def nextafter(self, other):
     return tl.where((wide_x != wide_x) | (wide_y != wide_y), (wide_x + wide_y).to(x.dtype), result)
 
 
-@pointwise("ldexp", promote=INT_TO_FLOAT)
+def _exponent(self, other):
+    if isinstance(other, torch.Tensor) and other.dtype is torch.bool:
+        raise Decline("an exponent of bools")
+    # ATen's power of 2, which it multiplies with, is contiguous.
+    return self, other.contiguous() if isinstance(other, torch.Tensor) else other
+
+
+@pointwise("ldexp", promote=INT_TO_FLOAT, prepare=_exponent)
 def ldexp(self, other):
     return self * libdevice.exp2(other)
 
 
 @triton.jit
 def _gcd(x, y):
-    """Euclid's algorithm, until every lane has come to 0."""
+    """Euclid's algorithm, until every lane has come to 0; the least integer, whose size is none, stays negative."""
+    x, y = tl.abs(x), tl.abs(y)
     while tl.max((y != 0).to(tl.int32), axis=None) != 0:
         rest = tl.where(y != 0, x % tl.where(y != 0, y, tl.full(y.shape, 1, y.dtype)), x)
         x = tl.where(y != 0, y, x)
         y = tl.where(y != 0, rest, y)
         y = tl.where(x == rest, tl.zeros_like(y), y)
-    return tl.abs(x)
+    return x
 
 
 @pointwise("gcd", accepts=INTS)
 def gcd(self, other):
     x, y = _broadcast_pair(self, other)
-    return _gcd(x, y)
+    # In ATen's order, on which the sign depends where one is the least integer.
+    return _gcd(y, x)
 
 
 @pointwise("lcm", accepts=INTS)
 def lcm(self, other):
     x, y = _broadcast_pair(self, other)
-    divisor = _gcd(x, y)
+    divisor = _gcd(y, x)
     safe = tl.where(divisor == 0, tl.full(divisor.shape, 1, divisor.dtype), divisor)
-    return tl.where(divisor == 0, divisor, tl.abs(x // safe * y))
+    quotient = x // safe
+    if x.dtype.primitive_bitwidth < 32:
+        # C computes in int, and what does not fit loses its upper bits.
+        multiple = tl.abs(quotient.to(tl.int32) * y.to(tl.int32))
+    else:
+        multiple = tl.abs(quotient * y)
+    return tl.where(divisor == 0, divisor, multiple.to(x.dtype))
 
 
 @pointwise("xlogy", promote=INT_TO_FLOAT)
@@ -329,12 +377,12 @@ def logaddexp2(self, other):
     return tl.where((x == y) & (tl.abs(x) == float("inf")), x, total)
 
 
-@pointwise("maximum")
+@pointwise("maximum", cpu_numbers=True)
 def maximum(self, other):
     return maximum_nan(self, other)
 
 
-@pointwise("minimum")
+@pointwise("minimum", cpu_numbers=True)
 def minimum(self, other):
     return minimum_nan(self, other)
 
@@ -353,6 +401,6 @@ def fmin(self, other):
     return tl.where(y != y, x, tl.where(x != x, y, minimum_nan(x, y)))
 
 
-@pointwise("heaviside", accepts=ALL, prepare=lambda self, values: _same_dtypes(self, values))
+@pointwise("heaviside", accepts=ALL, one_dtype=True)
 def heaviside(self, values):
     return tl.where(self == 0, values, (self > 0).to(self.dtype))

@@ -113,9 +113,17 @@ def _laid(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
+def _check_parameters(input, *parameters):
+    """Decline unless parameters and statistics have one dtype: the input's or, of half types, float32."""
+    found = {each.dtype for each in present(*parameters)}
+    if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
+        raise Decline("parameters of several dtypes, or of another than the input's")
+
+
 def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
-    check_floats(input, weight, bias)
+    check_floats(input)
+    _check_parameters(input, weight, bias, *running, *moved)
     dims, along = _channels(input, *present(weight, bias, *running, *moved))
     if len({each.dtype for each in (*running, *moved)}) > 1 or input.numel() == input.shape[1]:
         raise Decline("statistics of several dtypes, or one element a channel")
@@ -134,9 +142,12 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
 
 def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
     """Write the result by statistics that are given; those of the batch are empty on a CPU, else the given ones'."""
-    check_floats(input, weight, bias)
+    check_floats(input)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
+    _check_parameters(input, weight, bias, running_mean, running_var)
+    if any(not out.is_contiguous() for out in outs):
+        raise Decline("outputs that are not contiguous")
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
     given = _laid(along, running_mean, running_var, weight, bias)
     kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]
@@ -196,8 +207,8 @@ def _native_batch_norm_legit_functional(
 
 def _reserve(input, outs):
     """What cuDNN would keep for the gradient: nothing."""
-    if outs and outs[3].numel():
-        raise Decline("output of another shape")
+    if outs and (outs[3].numel() or outs[3].dtype is not torch.uint8):
+        raise Decline("output of another shape or dtype")
     return outs[3] if outs else empty((0,), torch.uint8, input.device)
 
 
@@ -217,14 +228,22 @@ def _batch_norm_with_update_functional(input, weight, bias, running_mean, runnin
 
 @operator("_batch_norm_no_update", accepts=FLOATS)
 def _batch_norm_no_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
+    if input.device.type != "cpu":
+        raise Decline("ATen asks its kernel for CPUs, which refuses")
     reserve = _reserve(input, outs)
     return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
 
 
 def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
-    check_floats(input, grad_out, weight)
-    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
-    as_of_batch = train or (input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0)
+    check_floats(input, grad_out)
+    _check_parameters(input, weight, *running)
+    _channels(input, *present(*running))
+    if any(each.dtype is not statistics_dtype(input) for each in present(*saved)):
+        raise Decline("statistics of another dtype than ATen keeps")
+    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's. The kernel that finds
+    # all gradients at once does not ask for them.
+    handed_on = input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0
+    as_of_batch = train or (handed_on and not (output_mask[0] and any(output_mask[1:])))
     statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")

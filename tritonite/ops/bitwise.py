@@ -7,17 +7,17 @@ from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, INTS
 
 
-@pointwise("bitwise_and", accepts=INTS + BOOL)
+@pointwise("bitwise_and", accepts=INTS + BOOL, cpu_numbers=True)
 def bitwise_and(self, other):
     return self & other
 
 
-@pointwise("bitwise_or", accepts=INTS + BOOL)
+@pointwise("bitwise_or", accepts=INTS + BOOL, cpu_numbers=True)
 def bitwise_or(self, other):
     return self | other
 
 
-@pointwise("bitwise_xor", accepts=INTS + BOOL)
+@pointwise("bitwise_xor", accepts=INTS + BOOL, cpu_numbers=True)
 def bitwise_xor(self, other):
     return self ^ other
 

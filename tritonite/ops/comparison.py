@@ -9,32 +9,32 @@ from tritonite.dtypes import Promotion
 ALWAYS_BOOL = Promotion.ALWAYS_BOOL
 
 
-@pointwise("eq", promote=ALWAYS_BOOL)
+@pointwise("eq", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def eq(self, other):
     return self == other
 
 
-@pointwise("ne", promote=ALWAYS_BOOL)
+@pointwise("ne", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def ne(self, other):
     return self != other
 
 
-@pointwise("lt", promote=ALWAYS_BOOL)
+@pointwise("lt", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def lt(self, other):
     return self < other
 
 
-@pointwise("le", promote=ALWAYS_BOOL)
+@pointwise("le", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def le(self, other):
     return self <= other
 
 
-@pointwise("gt", promote=ALWAYS_BOOL)
+@pointwise("gt", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def gt(self, other):
     return self > other
 
 
-@pointwise("ge", promote=ALWAYS_BOOL)
+@pointwise("ge", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)
 def ge(self, other):
     return self >= other
 
@@ -79,21 +79,21 @@ def signbit(self):
     return self < 0
 
 
-@pointwise("logical_not", promote=ALWAYS_BOOL)
+@pointwise("logical_not", promote=ALWAYS_BOOL, casts=True)
 def logical_not(self):
     return self == 0
 
 
-@pointwise("logical_and", promote=ALWAYS_BOOL)
+@pointwise("logical_and", promote=ALWAYS_BOOL, casts=True)
 def logical_and(self, other):
     return (self != 0) & (other != 0)
 
 
-@pointwise("logical_or", promote=ALWAYS_BOOL)
+@pointwise("logical_or", promote=ALWAYS_BOOL, casts=True)
 def logical_or(self, other):
     return (self != 0) | (other != 0)
 
 
-@pointwise("logical_xor", promote=ALWAYS_BOOL)
+@pointwise("logical_xor", promote=ALWAYS_BOOL, casts=True)
 def logical_xor(self, other):
     return (self != 0) ^ (other != 0)

@@ -3,6 +3,7 @@
 import torch
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import NUMBERS, category
@@ -17,7 +18,7 @@ def _check_condition(condition, self, other):
     return condition, self, other
 
 
-@pointwise("where", own=("condition",), prepare=_check_condition)
+@pointwise("where", own=("condition",), prepare=_check_condition, cpu_numbers=True)
 def where(condition, self, other):
     return tl.where(condition, self, other)
 
@@ -47,7 +48,9 @@ def clamp_max(self, max):
     return minimum_nan(self, max)
 
 
-def _check_value(self, value):
+def _check_value(self, value, *others):
+    if any(x.device.type != devices.current.type for x in (self, *others)):
+        raise Decline("a tensor on another device")
     if isinstance(value, torch.Tensor):
         if value.dim():
             raise Decline("value is not 0-d")
@@ -55,7 +58,7 @@ def _check_value(self, value):
             raise Decline(f"value of dtype {value.dtype}")
 
 
-@scalar_kernel(own=("mask",), cast=("value",))
+@scalar_kernel(own=("mask",), cast=("value",), cpu_numbers=True)
 def _masked_fill(self, mask, value):
     return tl.where(mask, value, self)
 
@@ -63,7 +66,7 @@ def _masked_fill(self, mask, value):
 @operator("masked_fill", kernels=(_masked_fill,))
 def masked_fill(self, mask, value, outs=()):
     """A fresh result is contiguous, whatever the layout of self."""
-    _check_value(self, value)
+    _check_value(self, value, mask)
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}")
     if not outs:
@@ -77,7 +80,7 @@ def _fillable(self, value):
     return self, value
 
 
-@pointwise("fill", cast=("value",), prepare=_fillable)
+@pointwise("fill", cast=("value",), prepare=_fillable, cpu_numbers=True)
 def fill(self, value):
     return tl.broadcast_to(value, self.shape)
 

@@ -58,10 +58,13 @@ _any_distance = Reduction((0.0,), _distance_to_power, add_states, inverse_power,
 @operator("dist", accepts=FLOATS, pin=("p",))
 def dist(self, other, p, outs=()):
     check_floats(self, other)
-    if isinstance(p, complex):
-        raise Decline("complex order")
+    if isinstance(p, complex) or math.isnan(p):
+        raise Decline("an order that is complex or nan")
     shape = broadcast_shape((self.shape, other.shape))
-    if 0 in shape and (p < 0 or math.isinf(p)):
+    if math.prod(shape) == 1 and float(p) not in _DISTANCES:
+        # Of one element ATen takes the size, which a power and its root need not give back.
+        p = 1
+    if 0 in shape and float(p) not in (0.0, 1.0, 2.0):
         raise Decline("an empty tensor, of which there is no such norm")
     reduction = _DISTANCES.get(float(p), _any_distance)
     numbers = (float(p),) if reduction is _any_distance else ()
@@ -120,6 +123,8 @@ def renorm(self, p, dim, maxnorm, outs=()):
     check_floats(self)
     if isinstance(p, complex) or isinstance(maxnorm, complex) or not (p > 0 and maxnorm >= 0):
         raise Decline("complex, or out of bounds")
+    if 2**16 < p < math.inf:
+        raise Decline("an order whose powers are 0, 1 or infinite, which ATen takes otherwise")
     if self.dim() < 2:
         raise Decline("fewer than 2 dimensions")
     (kept,) = dimensions(dim, self.dim())

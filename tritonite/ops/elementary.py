@@ -4,6 +4,7 @@ import triton.language as tl
 
 from tritonite.catalog import pointwise
 from tritonite.dtypes import FLOATS, Promotion
+from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import multiply_add, square_root, true_divide
 from tritonite.language.math import sigmoid as _sigmoid
@@ -153,7 +154,13 @@ def sigmoid(self):
     return _sigmoid(self)
 
 
-@pointwise("logit", promote=INT_TO_FLOAT)
+def _clamps(self, eps):
+    if isinstance(eps, complex) or eps != eps:
+        raise Decline("eps that is complex or nan")
+    return self, eps
+
+
+@pointwise("logit", promote=INT_TO_FLOAT, prepare=_clamps, pin=("eps",))
 def logit(self, eps):
     """log(x / (1 - x)), x first clamped to [eps, 1 - eps] if eps is given."""
     if eps is not None:

@@ -165,6 +165,8 @@ def _trigamma(self):
     """Recurrence up to 6, then the asymptotic series (DLMF 5.15.8); reflection below 1/2; as many terms as ATen."""
     reflected = self < 0.5
     sine = libdevice.sin(3.141592653589793 * (self - libdevice.floor(self)))
+    # At a pole ATen has what the roundoff of pi leaves.
+    sine = tl.where(sine == 0.0, libdevice.sin(3.141592653589793 * self), sine)
     one = tl.full(self.shape, 1.0, self.dtype)
     x = tl.where(reflected, 1.0 - self, self)
     total = tl.zeros_like(x)
@@ -179,8 +181,8 @@ def _trigamma(self):
 
 
 def _multivariate(self, p):
-    if p < 1 or p > 64:
-        raise Decline("p out of the range the kernel is compiled for")
+    if p < 1 or p > 64 or self.dtype is torch.bool:
+        raise Decline("bool, or p out of the range the kernel is compiled for")
     return self, p, 0.25 * p * (p - 1) * math.log(math.pi)
 
 
@@ -326,13 +328,13 @@ def _igamma_pair(a, x):
     return tl.where(bad, nan, p), tl.where(bad, nan, q)
 
 
-@pointwise("igamma", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
+@pointwise("igamma", accepts=FULL_FLOATS)
 def igamma(self, other):
     p, _ = _igamma_pair(self, other)
     return p
 
 
-@pointwise("igammac", accepts=(torch.float16, torch.bfloat16, *FULL_FLOATS))
+@pointwise("igammac", accepts=FULL_FLOATS)
 def igammac(self, other):
     _, q = _igamma_pair(self, other)
     return q

@@ -47,13 +47,17 @@ class Loss:
     reductions: dict[tuple[tuple[int, ...], int], Reduction]
 
     @classmethod
-    def of(cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False) -> "Loss":
+    def of(
+        cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False, asserting: bool = False
+    ) -> "Loss":
         mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, only)
         projects = {MEAN: mean, SUM: total}
         return cls(
             kernel,
             {
-                (given, reduction): Reduction((0,), leaf, add_states, project, parametric=parametric)
+                (given, reduction): Reduction(
+                    (0,), leaf, add_states, project, parametric=parametric, asserting=asserting
+                )
                 for given, leaf in leaves.items()
                 for reduction, project in projects.items()
             },
@@ -67,13 +71,13 @@ class Loss:
         numbers: Sequence[float] = (),
     ) -> Sequence[torch.Tensor]:
         """The loss of each element, or their mean or sum, in the dtype of the first operand."""
+        if reduction not in (NONE, MEAN, SUM):
+            raise Decline("no such reduction")
+        check_floats(*operands)
         if reduction == NONE:
             return self.kernel.run((*operands, *numbers), outs)
-        if reduction not in (MEAN, SUM):
-            raise Decline("no such reduction")
         given = tuple([i for i, operand in enumerate(operands) if operand is not None])
         tensors = [operand for operand in operands if operand is not None]
-        check_floats(*tensors)
         shape = broadcast_shape([tensor.shape for tensor in tensors])
         tensors = [tensor if tensor.shape == shape else tensor.expand(shape) for tensor in tensors]
         dtype = tensors[0].dtype
@@ -125,8 +129,8 @@ _smooth_l1_loss = Loss.of(_smooth_l1, {(0, 1): _smooth_l1.formula}, parametric=T
 
 @operator("smooth_l1_loss", accepts=FLOATS, promotion="default", pin=("beta",))
 def smooth_l1_loss(self, target, reduction, beta, outs=()):
-    if beta < 0:
-        raise Decline("negative beta")
+    if not beta >= 0:
+        raise Decline("beta that is negative or nan")
     return _smooth_l1_loss.run((self, target), reduction, outs, (beta,))
 
 
@@ -163,8 +167,11 @@ def soft_margin_loss(self, target, reduction, outs=()):
     return _soft_margin_loss.run((self, target), reduction, outs)
 
 
-@scalar_kernel(accepts=FLOATS)
+@scalar_kernel(accepts=FLOATS, asserting=True)
 def _cross_entropy(self, target, weight):
+    # ATen's assertions, in its words.
+    tl.device_assert((self >= 0.0) & (self <= 1.0), "input_val >= zero && input_val <= one")
+    tl.device_assert((target >= 0.0) & (target <= 1.0), "target_val >= zero && target_val <= one")
     log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
     log = tl.where(log < -100.0, -100.0, log)
     other_log = tl.where(other_log < -100.0, -100.0, other_log)
@@ -182,7 +189,9 @@ def _unweighted_cross_entropy(self, target):
     return _cross_entropy_of(self, target, None)
 
 
-_binary_cross_entropy = Loss.of(_cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula})
+_binary_cross_entropy = Loss.of(
+    _cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula}, asserting=True
+)
 
 
 @operator("binary_cross_entropy", accepts=FLOATS)
@@ -250,19 +259,44 @@ def binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction
 
 
 def _mean_factor(tensor, reduction):
+    if reduction not in (NONE, MEAN, SUM):
+        raise Decline("no such reduction")
     return 1.0 / tensor.numel() if reduction == MEAN and tensor.numel() else 1.0
+
+
+def _check_gradient(grad_output, self, *others):
+    """Decline shapes that ATen's steps, which broadcast one after the other, refuse or make something else of."""
+    if any(other is not None and other.shape != self.shape for other in others):
+        raise Decline("operands of several shapes")
+    if grad_output.dim() and grad_output.shape != self.shape:
+        raise Decline("gradient of another shape")
+
+
+def _with_factor(grad_output, self, target, reduction, *numbers, factor=1.0):
+    if broadcast_shape((grad_output.shape, self.shape, target.shape)) != tuple(self.shape):
+        raise Decline("operands that do not broadcast to the shape of the input")
+    return grad_output, self, target, factor * _mean_factor(self, reduction), *numbers
+
+
+def _not_negative(number):
+    if isinstance(number, complex) or not number >= 0:
+        raise Decline("a threshold that is negative, complex or nan")
+    return number
+
+
+def _of_one_layout(grad_output, self, target, reduction):
+    if not (self.is_contiguous() and target.is_contiguous()) or (grad_output.dim() and not grad_output.is_contiguous()):
+        raise Decline("operands that are not contiguous, whose layout each of ATen's steps decides anew")
+    _check_gradient(grad_output, self, target)
+    return _with_factor(grad_output, self, target, reduction)
 
 
 @pointwise(
     "mse_loss_backward",
     accepts=FLOATS,
+    one_dtype=True,
     contiguous=True,
-    prepare=lambda grad_output, self, target, reduction: (
-        grad_output,
-        self,
-        target,
-        2.0 * _mean_factor(self, reduction),
-    ),
+    prepare=lambda grad_output, self, target, reduction: _with_factor(grad_output, self, target, reduction, factor=2.0),
 )
 def mse_loss_backward(grad_output, self, target, factor):
     return factor * (self - target) * grad_output
@@ -271,14 +305,12 @@ def mse_loss_backward(grad_output, self, target, factor):
 @pointwise(
     "smooth_l1_loss_backward",
     accepts=FLOATS,
+    one_dtype=True,
     contiguous=True,
-    prepare=lambda grad_output, self, target, reduction, beta: (
-        grad_output,
-        self,
-        target,
-        _mean_factor(self, reduction),
-        beta,
+    prepare=lambda grad_output, self, target, reduction, beta: _with_factor(
+        grad_output, self, target, reduction, _not_negative(beta)
     ),
+    pin=("beta",),
 )
 def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
     x = self - target
@@ -290,14 +322,12 @@ def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
 @pointwise(
     "huber_loss_backward",
     accepts=FLOATS,
+    one_dtype=True,
     contiguous=True,
-    prepare=lambda grad_output, self, target, reduction, delta: (
-        grad_output,
-        self,
-        target,
-        _mean_factor(self, reduction),
-        delta,
+    prepare=lambda grad_output, self, target, reduction, delta: _with_factor(
+        grad_output, self, target, reduction, _not_negative(delta)
     ),
+    pin=("delta",),
 )
 def huber_loss_backward(grad_output, self, target, factor, delta):
     x = self - target
@@ -308,27 +338,25 @@ def huber_loss_backward(grad_output, self, target, factor, delta):
 @pointwise(
     "soft_margin_loss_backward",
     accepts=FLOATS,
-    prepare=lambda grad_output, self, target, reduction: (
-        grad_output,
-        self,
-        target,
-        _mean_factor(self, reduction),
-    ),
+    one_dtype=True,
+    prepare=lambda grad_output, self, target, reduction: _of_one_layout(grad_output, self, target, reduction),
 )
 def soft_margin_loss_backward(grad_output, self, target, factor):
     decay = libdevice.exp(-1.0 * target * self)
     return -1.0 * factor * target * true_divide(decay, decay + 1.0) * grad_output
 
 
+def _with_weight(grad_output, self, target, weight, reduction):
+    _check_gradient(grad_output, self, target, weight)
+    return self, target, grad_output, weight, _mean_factor(self, reduction)
+
+
 @pointwise(
     "binary_cross_entropy_backward",
     accepts=FLOATS,
-    prepare=lambda grad_output, self, target, weight, reduction: (
-        self,
-        target,
-        grad_output,
-        weight,
-        _mean_factor(self, reduction),
+    one_dtype=True,
+    prepare=lambda grad_output, self, target, weight, reduction: _with_weight(
+        grad_output, self, target, weight, reduction
     ),
 )
 def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
@@ -339,6 +367,12 @@ def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
     return gradient * factor
 
 
-@pointwise("native_dropout_backward", accepts=FLOATS, own=("mask",))
+def _with_mask(grad_output, mask, scale):
+    if mask.dtype is not torch.bool:
+        raise Decline(f"mask of dtype {mask.dtype}")
+    return grad_output, mask, scale
+
+
+@pointwise("native_dropout_backward", accepts=FLOATS, own=("mask",), prepare=_with_mask)
 def native_dropout_backward(grad_output, mask, scale):
     return grad_output * mask.to(grad_output.dtype) * scale

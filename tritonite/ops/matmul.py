@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
-from tritonite.dispatch.call import empty_strided, number_type, zero_or_one
+from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
@@ -73,8 +73,11 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
         raise Decline("operands whose shapes do not fit")
     shape = shape[3 - rank :] if rank > 1 else shape[1:2]
     result, added = _result_dtype(dtype, out_dtype), ()
-    if complex in (number_type(alpha), number_type(beta)):
-        raise Decline("complex factor")
+    if not {number_type(alpha), number_type(beta)} <= {int, float}:
+        raise Decline("factor that is complex or a bool")
+    for factor in (alpha, beta):
+        # With a factor that is infinite or nan BLAS multiplies in another order.
+        limit(factor, limits_of(dtype)._replace(finite=True))
     if self is not None:
         if self.dtype is not dtype and self.dtype is not result:
             raise Decline(f"{self.dtype} added to {dtype}")
@@ -150,6 +153,12 @@ def addmv(self, mat, vec, beta, alpha, outs=()):
     return _multiply(mat, vec, outs, rank=1, self=self, beta=beta, alpha=alpha)
 
 
+def _suits_cublas(tensor):
+    """Whether a matrix of bytes starts at 16 of them, and each row or column at 4."""
+    rows, columns = tensor.stride()
+    return tensor.data_ptr() % 16 == 0 and ((columns == 1 and rows % 4 == 0) or (rows == 1 and columns % 4 == 0))
+
+
 @operator("_int_mm", accepts=(torch.int8,))
 def _int_mm(self, mat2, outs=()):
     a, b = _batches(self, 2), _batches(mat2, 2)
@@ -157,6 +166,10 @@ def _int_mm(self, mat2, outs=()):
         raise Decline("operands that are not of int8, or do not fit")
     if devices.current.type == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
         raise Decline("sizes that ATen refuses")
+    if any(not out.is_contiguous() for out in outs) or any(0 in x.stride() for x in (self, mat2)):
+        raise Decline("operands that repeat, or an output that is not contiguous")
+    if devices.current.type == "cuda" and not (_suits_cublas(self) and _suits_cublas(mat2)):
+        raise Decline("layouts that ATen may refuse")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
     product(a, b, _batches(outs[0], 2))
     return outs

@@ -1,6 +1,6 @@
 """The negative log likelihood of one class a row, and its gradient; an image has a row for each of its pixels.
 
-A class that there is not, for which ATen stops the program, is never read: its loss is nan, its gradient 0.
+A class that there is not stops the program, as it does in ATen's kernels, and is never read.
 """
 
 import math
@@ -20,7 +20,7 @@ from tritonite.engine.rows.declare import Reduction, outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
-from tritonite.launch import libentry
+from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.loss import MEAN, NONE, SUM
 from tritonite.ops.reduction import add_pairs, both
 
@@ -32,6 +32,8 @@ def _weight_of(target, weight, weight_stride, n_classes, ignore_index, mask, COM
     """(the weight of each row's class, 0 where it is ignored and nan where it does not exist; whether to read it)."""
     counts = mask & (target != ignore_index)
     exists = counts & (target >= 0) & (target < n_classes)
+    # ATen's assertion, in its words.
+    tl.device_assert(exists | (counts == 0), "t >= 0 && t < n_classes")
     value = tl.where(counts, 1.0, 0.0).to(COMPUTE)
     if weight is not None:
         value = tl.load(weight + target * weight_stride, mask=exists, other=0).to(COMPUTE)
@@ -191,6 +193,7 @@ def _forward(self, target, weight, reduction, ignore_index, outs):
         COMPUTE=TRITON_DTYPES[opmath(dtype)],
         INDEX=offset_type(self, target),
         ROWS=rows,
+        **ASSERTING,
     )
     if not whole:
         _REDUCTIONS[reduction].run(found, (0,), outs, opmath(dtype))
@@ -211,6 +214,8 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
             raise Decline("gradient of another shape")
         grad_strides = (0,) * len(shape)
     operands = (grad_output, self, target, total_weight, *(() if weight is None else (weight,)))
+    if any(not out.is_contiguous() for out in outs):
+        raise Decline("a gradient that is not contiguous")
     (gradient,) = outs = outputs(operands, [self.shape], [dtype], outs)
     n_rows, n_classes = math.prod(shape), self.shape[dim]
     if not n_rows:
@@ -232,6 +237,7 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
         INDEX=offset_type(gradient, grad_output, target),
         ROWS=rows,
         CLASSES=classes,
+        **ASSERTING,
     )
     return outs
 

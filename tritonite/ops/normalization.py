@@ -8,7 +8,7 @@ import torch
 import triton
 
 from tritonite.catalog import operator
-from tritonite.dtypes import FLOATS, opmath
+from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
@@ -150,6 +150,8 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
 
 def asked_for(operands, shapes, wanted, outs):
     """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
+    if len(wanted) != len(shapes):
+        raise Decline("a mask of another length than there are gradients")
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
     chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
@@ -183,7 +185,15 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
     dims, rows = _trailing(input.shape, normalized_shape)
     if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows:
         raise Decline("operands of other shapes")
-    wanted = [flag and part is not None for flag, part in zip(output_mask, (input, weight, bias), strict=True)]
+    if any(tuple(operand.shape) != tuple(normalized_shape) for operand in present(weight, bias)):
+        raise Decline("weight or bias of another shape")
+    if weight is None and bias is not None:
+        raise Decline("a bias without a weight, which ATen refuses")
+    if any(statistic.dtype is not statistics_dtype(input) for statistic in (mean, rstd)):
+        raise Decline("statistics of another dtype than ATen keeps")
+    if len(output_mask) != 3 or (output_mask[1] and weight is None) or (output_mask[2] and bias is None):
+        raise Decline("a gradient by what there is not, or a mask of another length")
+    wanted = output_mask
     shapes = (input.shape, normalized_shape, normalized_shape)
     results = asked_for(present(input, grad_out, mean, rstd, weight), shapes, wanted, outs)
     others = expanded(input.shape, mean, rstd, weight)
@@ -262,7 +272,9 @@ def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, ou
     dims, rows = _trailing(input.shape, normalized_shape)
     if grad_out.shape != input.shape or tuple(rstd.shape) != rows:
         raise Decline("operands of other shapes")
-    wanted = [output_mask[0], output_mask[1] and weight is not None]
+    if len(output_mask) != 2 or (output_mask[1] and weight is None):
+        raise Decline("a gradient by what there is not, or a mask of another length")
+    wanted = output_mask
     every, compute = present(input, grad_out, rstd, weight), opmath(input.dtype)
     own, by_weight = asked_for(every, (input.shape, normalized_shape), wanted, outs)
     operands = (grad_out, input, *present(*expanded(input.shape, rstd, weight)))
@@ -289,8 +301,8 @@ def _by_channel(shape, *operands):
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
     check_floats(input, weight, bias)
     shape = _groups(N, C, HxW, group, input)
-    if any(tuple(operand.shape) != (C,) for operand in present(weight, bias)):
-        raise Decline("weight or bias of another shape")
+    if any(tuple(operand.shape) != (C,) or not operand.is_contiguous() for operand in present(weight, bias)):
+        raise Decline("weight or bias of another shape, or with gaps, which ATen reads as if there were none")
     shapes = [input.shape, (N, group), (N, group)]
     outs = outputs(present(input, weight, bias), shapes, [input.dtype] * 3, outs)
     _groups(N, C, HxW, group, outs[0])
@@ -302,6 +314,8 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
 def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
     check_floats(input, grad_out, mean, rstd, weight)
     shape = _groups(N, C, HxW, group, input, grad_out)
+    if any(not operand.is_contiguous() for operand in present(mean, rstd, weight)):
+        raise Decline("statistics or a weight with gaps, which ATen reads as if there were none")
     if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
         raise Decline("operands of other shapes")
     results = asked_for(present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
@@ -338,7 +352,8 @@ def _slices(v, dim, *others):
     """The dimensions of v's slices along `dim`; declines where ATen stops, or others have no value for each slice."""
     shape = [size if i == dim else 1 for i, size in enumerate(v.shape)]
     if (
-        dim not in (0, v.dim() - 1)
+        not v.dim()
+        or dim not in (0, v.dim() - 1)
         or not v.numel()
         or not all(list(other.shape) == shape and other.is_contiguous() for other in others)
     ):
@@ -346,19 +361,30 @@ def _slices(v, dim, *others):
     return tuple(i for i in range(v.dim()) if i != dim)
 
 
-@operator("_weight_norm_interface", accepts=FLOATS)
+def _check_precision(v):
+    if v.dtype is torch.float64:
+        raise Decline("float64, of which ATen's kernel for GPUs has lengths in float32")
+
+
+@operator("_weight_norm_interface", accepts=SINGLE_FLOATS)
 def _weight_norm_interface(v, g, dim=0, outs=()):
     """v g / |v|, and |v|, of slices along `dim`: Salimans and Kingma 2016."""
     check_floats(v, g)
+    _check_precision(v)
     dims = _slices(v, dim, g)
+    if any(not tensor.is_contiguous() for tensor in (v, *outs)):
+        raise Decline("operands or outputs with gaps, which ATen reads as if there were none")
     outs = outputs((v, g), [v.shape, g.shape], [v.dtype, opmath(v.dtype)], outs)
     _weight_norm.run((v, g.expand(v.shape)), dims, outs[:1], opmath(v.dtype), (), outs[1:], (0,))
     return outs
 
 
-@operator("_weight_norm_interface_backward", accepts=FLOATS)
+@operator("_weight_norm_interface_backward", accepts=SINGLE_FLOATS)
 def _weight_norm_interface_backward(grad_w, saved_v, saved_g, saved_norms, dim, outs=()):
     check_floats(saved_v, grad_w, saved_g)
+    _check_precision(saved_v)
+    if any(not tensor.is_contiguous() for tensor in (saved_v, grad_w, *outs)):
+        raise Decline("operands or outputs with gaps, which ATen reads as if there were none")
     dims = _slices(saved_v, dim, saved_g, saved_norms)
     if grad_w.shape != saved_v.shape or saved_norms.dtype is not opmath(saved_v.dtype):
         raise Decline("operands of other shapes or dtypes")

@@ -50,11 +50,17 @@ def both(first, second, count):
 
 
 @triton.jit
+def added_to_zero(state, count):
+    """As ATen's sums begin, which leaves no negative zero."""
+    return state + tl.zeros_like(state)
+
+
+@triton.jit
 def over_count(state, count):
-    return true_divide(state, tl.broadcast_to(count.to(state.dtype), state.shape))
+    return true_divide(state + tl.zeros_like(state), tl.broadcast_to(count.to(state.dtype), state.shape))
 
 
-_sum = Reduction((0,), same, add_states, only)
+_sum = Reduction((0,), same, add_states, added_to_zero)
 _mean = Reduction((0,), same, add_states, over_count)
 product = Reduction((1,), same, _multiply, only)
 
@@ -64,7 +70,7 @@ def _not_nan(x):
     return tl.where(x != x, 0, x)
 
 
-_nansum = Reduction((0,), _not_nan, add_states, only)
+_nansum = Reduction((0,), _not_nan, add_states, added_to_zero)
 
 
 def check_floats(*tensors):
@@ -88,26 +94,41 @@ def _summed(reduction, self, dim, keepdim, dtype, outs):
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))
 
 
+def _check_natural(self, dim, dtype, outs):
+    """Decline an output of another dtype than ATen gives a result over all dimensions, which it refuses."""
+    natural = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
+    if outs and dim is None and outs[0].dtype is not natural:
+        raise Decline(f"output of dtype {outs[0].dtype}")
+
+
 @operator("sum", accepts=ALL, promotion="integers to int64")
 def sum(self, dim=None, keepdim=False, dtype=None, outs=()):
+    _check_natural(self, dim, dtype, outs)
     return _summed(_sum, self, dim, keepdim, dtype, outs)
 
 
-@operator("nansum", accepts=ALL, promotion="integers to int64")
+@operator("nansum", accepts=FLOATS)
 def nansum(self, dim=None, keepdim=False, dtype=None, outs=()):
+    check_floats(self)
+    if dtype not in (None, *FLOATS):
+        raise Decline(f"dtype {dtype}")
+    _check_natural(self, None, dtype, outs)
     return _summed(_nansum, self, dim, keepdim, dtype, outs)
 
 
 @operator("mean", accepts=FLOATS)
 def mean(self, dim=None, keepdim=False, dtype=None, outs=()):
+    if not (dtype or self.dtype).is_floating_point:
+        raise Decline(f"dtype {dtype or self.dtype}")
     dtype = dtype or (outs[0].dtype if outs else self.dtype)
     if not dtype.is_floating_point:
-        raise Decline(f"dtype {dtype}")
+        raise Decline(f"output of dtype {dtype}")
     return _summed(_mean, self, dim, keepdim, dtype, outs)
 
 
 @operator("prod", accepts=ALL, promotion="integers to int64")
 def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
+    _check_natural(self, dim, dtype, outs)
     return _summed(product, self, dim, keepdim, dtype, outs)
 
 
@@ -115,6 +136,7 @@ def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
 def trace(self, outs=()):
     if self.dim() != 2:
         raise Decline("no matrix")
+    _check_natural(self, None, None, outs)
     return _summed(_sum, self.diagonal(), None, False, None, outs)
 
 
@@ -148,6 +170,8 @@ def comparable(dtype):
 
 def _extremum(reduction, self, dim, keepdim, outs):
     compute = comparable(self.dtype)
+    if len({out.stride() for out in outs}) > 1:
+        raise Decline("outputs of several layouts")
     dtypes = (self.dtype, torch.int64) if INDEX in reduction.states else (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, compute, empty=False)
 
@@ -164,6 +188,8 @@ def amin(self, dim=None, keepdim=False, outs=()):
 
 @operator("aminmax", "_aminmax", accepts=ALL)
 def aminmax(self, dim=None, keepdim=False, outs=()):
+    if dim is None and keepdim:
+        raise Decline("one element that keeps dimensions")
     return _extremum(_aminmax, self, dim, keepdim, outs)
 
 
@@ -279,13 +305,20 @@ def all(self, dim=None, keepdim=False, outs=()):
     return _logical(_all, self, dim, keepdim, outs)
 
 
+def _check_bool(self):
+    if self.dtype is not torch.bool:
+        raise Decline(f"dtype {self.dtype}")
+
+
 @operator("_is_any_true", accepts=(torch.bool,))
 def is_any_true(self, outs=()):
+    _check_bool(self)
     return _logical(_any, self, None, False, outs)
 
 
 @operator("_is_all_true", accepts=(torch.bool,))
 def is_all_true(self, outs=()):
+    _check_bool(self)
     return _logical(_all, self, None, False, outs)
 
 
@@ -332,7 +365,9 @@ def combine_moments(mean, squares, count, other_mean, other_squares, other_count
 @triton.jit
 def _variance(mean, squares, own_count, count, correction):
     divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)
-    return true_divide(squares, tl.broadcast_to(divisor, squares.shape))
+    variance = true_divide(squares, tl.broadcast_to(divisor, squares.shape))
+    # An infinite element is as far from the mean as infinity from itself.
+    return tl.where(tl.abs(mean) == float("inf"), float("nan"), variance)
 
 
 @triton.jit
@@ -399,6 +434,8 @@ _var_mean, _std_mean = moments(_variance_mean, 2), moments(_deviation_mean, 2)
 def _spread(reduction, self, dim, correction, keepdim, outs):
     if self.dtype not in FLOATS:
         raise Decline(f"dtype {self.dtype}")
+    if isinstance(correction, complex) or not self.numel():
+        raise Decline("complex correction, or no elements")
     numbers = (1.0 if correction is None else float(correction),)
     if math.prod(self.shape[d] for d in dimensions(dim, self.dim())) <= numbers[0]:
         raise Decline("no degrees of freedom, of which ATen warns")
@@ -467,12 +504,15 @@ _any_norm = Reduction((0.0,), power, add_states, inverse_power, parametric=True)
 
 
 def _vector_norm(self, ord, dim, keepdim, dtype, outs):
-    dtype = dtype or (outs[0].dtype if outs else self.dtype)
-    if dtype not in FLOATS or self.dtype not in FLOATS or dtype.itemsize < self.dtype.itemsize:
+    dtype = dtype or self.dtype
+    if dtype not in FLOATS or self.dtype not in FLOATS or torch.promote_types(dtype, self.dtype) is not dtype:
         raise Decline(f"dtype {dtype}")
-    if isinstance(ord, complex):
-        raise Decline("complex order")
-    if not self.numel() and (ord < 0 or math.isinf(ord)):
+    if isinstance(ord, complex) or math.isnan(ord):
+        raise Decline("an order that is complex or nan")
+    if math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and float(ord) not in _NORMS:
+        # Of one element ATen takes the size, which a power and its root need not give back.
+        ord = 1
+    if not self.numel() and float(ord) not in (0.0, 1.0, 2.0):
         raise Decline("an empty tensor, of which there is no such norm")
     reduction = _NORMS.get(float(ord), _any_norm)
     numbers = (float(ord),) if reduction is _any_norm else ()
@@ -556,5 +596,7 @@ log_sum_exp = sums_of_exponentials(_log_sum, 1)
 
 @operator("logsumexp", accepts=ALL, promotion="int_to_float")
 def logsumexp(self, dim, keepdim=False, outs=()):
+    if not len(dim):
+        raise Decline("no dimensions, for which ATen's result has none and its sums have")
     dtype = self.dtype if self.dtype.is_floating_point else torch.get_default_dtype()
     return reduced(log_sum_exp, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))

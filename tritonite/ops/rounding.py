@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty_strided
-from tritonite.dtypes import ALL, FLOATS, FULL_FLOATS, NUMBERS, Promotion
+from tritonite.dtypes import ALL, BOOL, FLOATS, FULL_FLOATS, INTS, NUMBERS, Promotion
 from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -79,7 +79,7 @@ def sgn(self):
     return _sign(self)
 
 
-@pointwise("angle", promote=Promotion.INT_TO_FLOAT)
+@pointwise("angle", promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
 def angle(self):
     """Of a real number: 0, or pi if it is negative."""
     result = tl.where(self < 0, tl.full(self.shape, 3.141592653589793, self.dtype), tl.zeros_like(self))

@@ -5,7 +5,6 @@ Each is the reduction of the elements so far.
 
 import torch
 import triton
-import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
@@ -15,6 +14,7 @@ from tritonite.errors import Decline
 from tritonite.ops.reduction import (
     accumulated_dtype,
     add_states,
+    added_to_zero,
     check_floats,
     comparable,
     first_largest,
@@ -26,14 +26,7 @@ from tritonite.ops.reduction import (
     same,
 )
 
-
-@triton.jit
-def _added_to_zero(state, count):
-    """As ATen begins, which leaves no negative zero."""
-    return state + tl.zeros_like(state)
-
-
-_sum = Reduction((0,), same, add_states, _added_to_zero)
+_sum = Reduction((0,), same, add_states, added_to_zero)
 
 
 def _accumulated(reduction, self, dim, dtype, outs):

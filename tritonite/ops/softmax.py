@@ -118,6 +118,8 @@ def _rows(transforms, inputs, dim, dtype, outs):
         if value.shape != inputs[0].shape:
             raise Decline("operands of several shapes")
     dims = dimensions(dim, inputs[0].dim())
+    if any(not out.is_contiguous() for out in outs):
+        raise Decline("output that is not contiguous, which ATen writes as if it were")
     outs = outputs(inputs, [inputs[0].shape], [dtype], outs)
     compute = torch.promote_types(opmath(inputs[0].dtype), opmath(dtype))
     if inputs[0].numel():
@@ -164,13 +166,22 @@ def _safe_softmax(self, dim, dtype=None, outs=()):
     return _of_dtype(_safe, self, dim, dtype, outs)
 
 
+def _check_gradient(grad_output, output, input_dtype):
+    """Decline dtypes that ATen refuses, or makes something else of on a CPU."""
+    converted = grad_output.dtype is torch.float32 and input_dtype is torch.float16 and grad_output.device.type != "cpu"
+    if grad_output.dtype is not output.dtype or not (converted or grad_output.dtype is input_dtype):
+        raise Decline("gradients of several dtypes")
+
+
 @operator("_softmax_backward_data", accepts=FLOATS)
 def _softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
+    _check_gradient(grad_output, output, input_dtype)
     return _rows(_softmax_backward, (grad_output, output), dim, input_dtype, outs)
 
 
 @operator("_log_softmax_backward_data", accepts=FLOATS)
 def _log_softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
+    _check_gradient(grad_output, output, input_dtype)
     return _rows(_log_softmax_backward, (grad_output, output), dim, input_dtype, outs)
 
 
@@ -220,16 +231,20 @@ def _with_mask(transform, operands, mask, dim, outs):
     first = operands[0]
     if any(operand.shape != first.shape for operand in operands) or not first.dim():
         raise Decline("operands of several shapes, or of no dimensions")
+    dims = dimensions(-1 if dim is None else dim, first.dim())
     outs = outputs((*operands, mask), [first.shape], [first.dtype], outs)
     if first.numel():
-        dims = dimensions(-1 if dim is None else dim, first.dim())
         transform.run((*operands, mask), dims, outs, opmath(first.dtype))
     return outs
 
 
 @operator("_masked_softmax", accepts=FLOATS)
 def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
-    if mask_type is None and self.device.type != "cpu":
+    if not self.numel() and self.device.type != "cpu":
+        raise Decline("no elements, for which ATen's launch fails")
+    if mask_type is None and not self.is_contiguous():
+        raise Decline("an input that is not contiguous, with a mask without a type")
+    if mask_type not in (0, 1, 2) and (mask_type is not None or self.device.type != "cpu"):
         raise Decline("a mask without a type")
     return _with_mask(_masked, (self,), _spread(mask, self.shape, mask_type), dim, outs)
 

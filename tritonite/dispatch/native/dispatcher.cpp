@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -153,13 +154,31 @@ struct Parameter {
   uint64_t bits = 0;
 };
 
+struct Number {
+  bool floating = false, known = true;
+  int64_t integer = 0;
+  double real = 0;
+
+  double as_real() const {
+    return floating ? real : static_cast<double>(integer);
+  }
+};
+
 // A number among the arguments that plans do not hold; `item` is its place in a list of numbers, or -1.
 struct Slot {
   size_t argument = 0;
   int64_t item = -1;
   bool floating = false;
-  bool bounded = false;
+  bool limited = false;
   int64_t low = 0, high = 0;
+  double largest = 0;
+  bool finite = false;
+
+  bool holds(const Number& number) const {
+    if (!limited) return true;
+    if (number.floating) return std::abs(number.real) <= largest || !(finite || std::isfinite(number.real));
+    return number.integer >= low && number.integer <= high;
+  }
 };
 
 // An extent that data decides: of a grid as many as a size has blocks, of a tensor the size itself.
@@ -338,16 +357,6 @@ bool is_number(const State& state, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return impl->is_cpu() && (impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && tensor.dim() == 0));
 }
-
-struct Number {
-  bool floating = false, known = true;
-  int64_t integer = 0;
-  double real = 0;
-
-  double as_real() const {
-    return floating ? real : static_cast<double>(integer);
-  }
-};
 
 Number number_of(const c10::Scalar& scalar) {
   if (scalar.isFloatingPoint()) return {true, true, 0, scalar.toDouble()};
@@ -669,6 +678,9 @@ std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advanc
   return {generator.current_seed(), offset};
 }
 
+// What the interpreter throws where a kernel's assertion fails, so that ATen raises its own error.
+struct Refused {};
+
 struct Replay {
   const State& state;
   const Plan& plan;
@@ -691,7 +703,7 @@ struct Replay {
       const IValue& given = first[slot.argument];
       const IValue& value = slot.item < 0 ? given : given.toListRef()[slot.item];
       const Number number = value.isTensor() ? number_of(value.toTensor()) : number_of(value.toScalar());
-      if (!number.known || (slot.bounded && (number.integer < slot.low || number.integer > slot.high))) return false;
+      if (!number.known || !slot.holds(number)) return false;
       numbers.push_back(number);
     }
     return true;
@@ -853,9 +865,12 @@ struct Replay {
     }
     const LaunchConfig config = config_of(launch);
     if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
+    static PyObject* const decline =
+        py::object(py::module_::import("tritonite.errors").attr("Decline")).release().ptr();
     try {
       py::handle(launch.owner)(values, py::make_tuple(config.grid[0], config.grid[1], config.grid[2]));
     } catch (py::error_already_set& error) {
+      if (error.matches(decline)) throw Refused();
       TORCH_CHECK(!error.matches(PyExc_Exception), failed(), error.what());
       throw;
     }
@@ -1098,11 +1113,13 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::Func
   plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
   for (const py::handle item : described.attr("slots")) {
     const auto parts = item.cast<py::tuple>();
-    Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none(), 0, 0};
-    if (slot.bounded) {
+    Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none()};
+    if (slot.limited) {
       const auto limits = parts[3].cast<py::tuple>();
       slot.low = limits[0].cast<int64_t>();
       slot.high = limits[1].cast<int64_t>();
+      slot.largest = limits[2].cast<double>();
+      slot.finite = limits[3].cast<bool>();
     }
     plan->slots.push_back(slot);
   }
@@ -1181,9 +1198,13 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
     reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype" : replay.capture_forbids();
     if (!reason) {
       replay.draw(*stack, arguments);
-      replay.run(stack, arguments);
-      state.replayed.fetch_add(1, std::memory_order_relaxed);
-      return;
+      try {
+        replay.run(stack, arguments);
+        state.replayed.fetch_add(1, std::memory_order_relaxed);
+        return;
+      } catch (const Refused&) {
+        reason = "an assertion of the kernel's";
+      }
     }
   }
   if (reason && state.kernel) {

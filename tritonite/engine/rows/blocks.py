@@ -88,6 +88,9 @@ class Space(NamedTuple):
         )
         every = len(full)
         kinds = tuple([KEPT * any(kept_strides[i]) + REDUCED * any(reduced_strides[i]) or KEPT for i in range(every)])
+        if 0 in sizes:
+            # A row of no elements has none to read, whatever its strides say.
+            kinds = (BOTH,) * every
         wide = math.prod(shape) >= INT32_LIMIT or any(
             [
                 span((*kept_sizes, *reduced_sizes), (*kept_strides[i], *reduced_strides[i])) >= INT32_LIMIT

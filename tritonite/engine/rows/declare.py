@@ -26,6 +26,7 @@ from tritonite.engine.rows.blocks import Blocks, Space, Traits
 from tritonite.engine.rows.facts import Facts
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.errors import Decline
+from tritonite.launch import ASSERTING
 
 # The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
 INDEX = "index"
@@ -66,6 +67,7 @@ class Reduction:
         parametric: whether `leaf` takes the numbers.
         stages: a cheaper way to the state of a block of elements next to each other, a fold each.
         gather: the state, from the results of the stages and the count of elements in the block.
+        asserting: the leaf has assertions, which stop the program.
     """
 
     init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
@@ -78,6 +80,7 @@ class Reduction:
     stages: tuple[Stage, ...] = ()
     gather: Any = None
     follow: Any = None
+    asserting: bool = False
 
     def run(
         self,
@@ -100,7 +103,7 @@ class Reduction:
         facts = self.facts(space, blocks, compute, numbers, read or [compute] * len(inputs))
         count, padded = float(space.n_reduced), _padded(numbers)
         if blocks.splits == 1:
-            self._launch(inputs, outs, space, blocks, facts, count, padded)
+            self._launch(inputs, outs, space, blocks, facts, count, padded, self.asserting)
             return
         partial = self.states_of_splits(inputs, space, blocks, compute, facts, padded)
         # The states of all splits, in rows of their own.
@@ -124,11 +127,12 @@ class Reduction:
         facts: Facts,
         count: float,
         padded: tuple[Any, Any],
+        asserting: bool = False,
     ) -> None:
         reduce[blocks.grid](
             *(inputs, outs, space.shapes, space.strides, space.sizes, blocks.steps, count, *padded),
             FACTS=facts,
-            **blocks.options,
+            **blocks.options | (ASSERTING if asserting else {}),
         )
 
     def states_of_splits(
@@ -144,7 +148,7 @@ class Reduction:
         shape, device = (blocks.splits, space.n_kept), inputs[0].device
         partial = tuple([empty(shape, dtype, device) for dtype in self._dtypes(space, compute)])
         facts = dataclasses.replace(facts, project=None)
-        self._launch(inputs, partial, space, blocks, facts, 0.0, padded)
+        self._launch(inputs, partial, space, blocks, facts, 0.0, padded, self.asserting)
         return partial
 
     def _dtypes(self, space: Space, compute: torch.dtype) -> list[torch.dtype]:

@@ -10,6 +10,7 @@ import importlib
 
 from tritonite.testing.samples.facts import (
     DEVICE_DEFINED,
+    DRAWN,
     MAY_DECLINE,
     NOT_REACHED,
     REFERENCES,
@@ -23,6 +24,7 @@ for _family in (
     "activation",
     "arithmetic",
     "batch_norm",
+    "bessel",
     "conditional",
     "elementary",
     "gamma",
@@ -40,6 +42,7 @@ for _family in (
 
 __all__ = [
     "DEVICE_DEFINED",
+    "DRAWN",
     "MAY_DECLINE",
     "NOT_REACHED",
     "REFERENCES",

@@ -8,6 +8,9 @@ from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["approximate"] = ("none", "tanh")
+facts.ZERO_SIGN_UNDEFINED |= {"elu", "hardtanh"}
+# A product of three, one of which may underflow.
+facts.ZERO_SIGN_OF_ROUNDOFF.add("gelu_backward")
 facts.NAN_UNDEFINED |= {
     "elu_backward",
     "hardshrink_backward",
@@ -41,4 +44,10 @@ facts.may_decline(
     "log_sigmoid_forward.output: output has another shape",
     "ATen hands itself a buffer without elements, to be resized",
     device="cpu",
+)
+facts.may_decline(
+    ("log_sigmoid_backward*",),
+    ("broadcast",),
+    "gradient of another shape",
+    "no gradient has another shape than its result",
 )

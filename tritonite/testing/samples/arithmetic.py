@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from tritonite import devices
 from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["rounding_mode"] = (None, "trunc", "floor")
 facts.ZERO_SIGN_UNDEFINED |= {"_add_relu", "fmax", "fmin", "lerp", "maximum", "minimum"}
+facts.NAN_UNDEFINED.add("_add_relu")
 facts.may_decline(
     ("div.Scalar_mode*", "div.Tensor_mode", "div.out_mode"),
     ("* None",),
@@ -23,3 +27,12 @@ facts.may_decline(
     "its gradient is complex arithmetic, for which there are no kernels",
     dtypes=(torch.float32, torch.float64),
 )
+
+
+@facts.drawn("div", "floor_divide", "fmod", "remainder")
+def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
+    """An integer divided by 0 has no defined result on a GPU, and ATen's differs by how wide the divisor is."""
+    divisor = arguments["other"]
+    if devices.current.type == "cpu" or not facts.real(divisor) or divisor.is_floating_point():
+        return arguments
+    return arguments | {"other": divisor.masked_fill(divisor == 0, 1)}

@@ -6,7 +6,7 @@ import torch
 
 from tritonite.testing.samples import facts
 
-facts.ZERO_SIGN_UNDEFINED |= {"clamp_max", "clamp_min"}
+facts.ZERO_SIGN_UNDEFINED |= {"clamp", "clamp_max", "clamp_min"}
 
 
 def _positive(tensor: torch.Tensor) -> torch.Tensor:

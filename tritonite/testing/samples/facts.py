@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from tritonite import devices
+from tritonite import devices, dtypes
 from tritonite.catalog import Op
 
 Tensors = list[torch.Tensor]
 Arguments = Callable[[Tensors], dict[str, Any] | None]
 Operands = Callable[[Op, Tensors, Any], Tensors | None]
 _Arguments = TypeVar("_Arguments", bound=Arguments)
+_Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 # By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
 ARGUMENTS: dict[str, Arguments] = {}
@@ -30,6 +31,9 @@ INTEGERS: dict[str, int] = {"dim": -1}
 FLAGS: dict[str, tuple[bool, ...]] = {}
 # By operator: a function for the float64 result that ATen does not give.
 REFERENCES: dict[str, Callable[..., Any]] = {}
+# By operator: what makes of drawn arguments, by name, those for which ATen has an answer: its kernels stop the program
+# for others, take years, or give what an order of theirs gives.
+DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 # Operators of which ATen does not say what they do with nan on a CPU: its loops over vectors and over single elements
 # differ, or return what an uninitialised variable held. Samples there are without nan.
 NAN_UNDEFINED: set[str] = set()
@@ -108,6 +112,21 @@ def operands(*packets: str) -> Callable[[Operands], Operands]:
         return make
 
     return register
+
+
+def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
+    """Register what makes of drawn arguments of operators those that have an answer."""
+
+    def register(make: _Drawn) -> _Drawn:
+        DRAWN.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
+
+
+def real(value: Any) -> bool:
+    """Whether it is a tensor that can be clamped: of numbers that are not complex, and of no rare dtype."""
+    return isinstance(value, torch.Tensor) and value.dtype in dtypes.NUMBERS
 
 
 def compares_zero_sign(packet: str | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tritonite import devices
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
 
@@ -30,3 +31,27 @@ facts.may_decline(
     "an output that ATen wants in the shape of the input, and makes 0-d",
     "ATen puts the losses of elements in the output before it reduces them, and resizes it",
 )
+facts.may_decline(
+    ("soft_margin_loss_backward*",),
+    ("transposed *",),
+    "operands that are not contiguous*",
+    "each of ATen's steps decides the layout of its result anew",
+)
+facts.may_decline(
+    ("huber_loss_backward*", "mse_loss_backward*", "smooth_l1_loss_backward*"),
+    ("broadcast *",),
+    "operands *",
+    "a gradient of more dimensions than the input's, as no loss has",
+)
+
+
+@facts.drawn("binary_cross_entropy")
+def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What is none stops the program on a GPU."""
+    if devices.current.type == "cpu":
+        return arguments
+    return arguments | {
+        name: arguments[name].nan_to_num(0.5).clamp(0, 1)
+        for name in ("self", "target")
+        if facts.real(arguments[name]) and arguments[name].is_floating_point()
+    }

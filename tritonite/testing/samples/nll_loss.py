@@ -28,3 +28,13 @@ def _classes(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tensors | 
     found["grad_output"] = rows if reduction == 0 else tensors[1].flatten()[:1].sum()
     found["total_weight"] = tensors[2].flatten()[:1].sum()
     return [found[name] for name in op.names if name in found]
+
+
+@facts.drawn("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward")
+def _labels(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A label of no class stops the program."""
+    target, x = arguments["target"], arguments["self"]
+    if not facts.real(target) or not isinstance(x, torch.Tensor):
+        return arguments
+    classes = x.shape[1 if x.dim() > 1 else 0] if x.dim() else 1
+    return arguments | {"target": target.clamp(0, max(0, classes - 1))}

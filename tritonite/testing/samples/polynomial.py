@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tritonite.testing.samples import facts
 
-facts.NAN_UNDEFINED |= {
+_POLYNOMIALS = {
     "special_chebyshev_polynomial_t",
     "special_chebyshev_polynomial_u",
     "special_chebyshev_polynomial_v",
@@ -20,6 +22,16 @@ facts.NAN_UNDEFINED |= {
     "special_shifted_chebyshev_polynomial_v",
     "special_shifted_chebyshev_polynomial_w",
 }
+facts.NAN_UNDEFINED |= _POLYNOMIALS
+
+
+@facts.drawn(*_POLYNOMIALS)
+def _few_steps(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A degree is a number of steps of ATen's loops."""
+    n = arguments["n"]
+    if facts.real(n):
+        return arguments | {"n": (n.nan_to_num(0, 9, -9) if n.is_floating_point() else n).clamp(max=9)}
+    return arguments if isinstance(n, (torch.Tensor, complex)) else arguments | {"n": type(n)(3)}
 
 
 def _degree(tensor: torch.Tensor) -> torch.Tensor:
