@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from rich.table import Column, Table
 
 import tritonite
 from tritonite.dispatch import native
+from tritonite.dispatch.override import select
 from tritonite.errors import NoDevice, TritoniteError
 from tritonite.explain import overload_named
 from tritonite.tune import store
@@ -151,8 +152,15 @@ def verify(
     op: Annotated[list[str] | None, typer.Option(help="operator, overload or glob; several allowed")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
     full: Annotated[bool, typer.Option(help="all of OpInfo's samples")] = False,
+    fuzz: Annotated[float | None, typer.Option(min=0, help="instead, draw calls for so many seconds")] = None,
+    seed: Annotated[int, typer.Option(help="of the calls drawn")] = 0,
+    case: Annotated[int | None, typer.Option(help="instead, one call of --op and --seed by its number")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes to draw calls in")] = os.cpu_count() or 1,
 ) -> None:
     """Check operators on this machine against ATen and float64; exits with 1 if one fails."""
+    if case is not None or fuzz is not None:
+        _fuzz(op, fuzz, seed, case, jobs)
+        return
     from tritonite.testing.verify import verify as reports
 
     dtypes = _dtypes(dtype) if dtype else None
@@ -183,6 +191,29 @@ def verify(
     console.print(table)
     console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
     if failures:
+        raise typer.Exit(1)
+
+
+def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | None, jobs: int) -> None:
+    """Print what is wrong with calls drawn from the schemas; exits with 1 if anything is."""
+    from tritonite.testing.fuzz import Finding, Tally, fuzz, fuzz_one
+
+    tally, findings = Tally(), 0
+    found: Iterable[Finding | None]
+    if case is not None:
+        names = sorted(select(op))
+        found = (fuzz_one(name, seed, case) for name in names)
+        tally.calls = len(names)
+    else:
+        found = fuzz(seconds or 0, op, seed, jobs, tally)
+    for finding in found:
+        if finding is not None:
+            findings += 1
+            console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{tally.calls} calls, {tally.served} served by kernels, {findings} findings")
+    for crash in tally.aten_crashes:
+        console.print(f"ATen: {crash}", highlight=False, markup=False, soft_wrap=True)
+    if findings:
         raise typer.Exit(1)
 
 

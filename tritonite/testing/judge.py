@@ -90,7 +90,7 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
     if not tensors:
         return 1.0
     if packet in _products():
-        floats = [x.detach().double().abs().nan_to_num(0, 0) for x in tensors if x.is_floating_point()]
+        floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
         if packet == "addbmm":

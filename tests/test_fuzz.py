@@ -1,0 +1,93 @@
+"""The fuzzer: that it sees each class of difference, that it goes on after a crash, and a short run of it."""
+
+import os
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one
+from tritonite.testing.fuzz.check import Copies, Outcome, difference
+from tritonite.testing.fuzz.run import _Worker
+
+
+def outcomes(overload, arguments, ours, change=lambda call: None):
+    """(the call, ATen's outcome, an outcome in which the result is `ours`, after `change`)."""
+    call = Call(tritonite.overloads()[overload], arguments)
+    expected, actual = call.map(Copies()), call.map(Copies())
+    result = expected.run()
+    change(actual)
+    return call, Outcome(result, expected), Outcome(ours(actual, result), actual)
+
+
+def x():
+    return torch.tensor([[1.0, -2.0], [3.0, 4.0]], device=tritonite.device)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours"),
+    [
+        ("value", lambda call, result: result + 1),
+        ("value", lambda call, result: result * float("nan")),
+        ("dtype", lambda call, result: result.double()),
+        ("shape", lambda call, result: result[:1]),
+        ("strides", lambda call, result: result.t().contiguous().t()),
+        ("alias", lambda call, result: call.arguments["self"].copy_(result)),
+        ("results", lambda call, result: (result, result)),
+        ("raises", lambda call, result: RuntimeError("no")),
+    ],
+)
+def test_a_difference_is_seen(kind, ours):
+    found = difference(*outcomes("neg", {"self": x()}, ours), True)
+    assert found is not None and found[0] == kind
+
+
+def test_nothing_is_seen_where_there_is_no_difference():
+    assert difference(*outcomes("neg", {"self": x()}, lambda call, result: result.clone()), True) is None
+
+
+def test_an_answer_where_aten_raises_is_seen_and_another_error():
+    call, expected, actual = outcomes("neg", {"self": x()}, lambda call, result: result)
+    assert difference(call, Outcome(ValueError("no"), call), actual, True)[0] == "answers"
+    assert difference(call, Outcome(ValueError("no"), call), Outcome(TypeError("no"), call), True)[0] == "exception"
+    assert difference(call, Outcome(ValueError("no"), call), Outcome(ValueError(""), call), True) is None
+    assert expected.raised is False
+
+
+def test_a_byte_beside_the_elements_is_seen():
+    room = torch.zeros(9, device=tritonite.device)
+
+    def spill(call):
+        call.run()
+        call.arguments["out"].untyped_storage()[4 * 3] = 1
+
+    call = {"self": torch.ones(4, device=tritonite.device), "out": room[:8:2]}
+    assert difference(*outcomes("neg.out", call, lambda call, result: call.arguments["out"], spill), True)[0] == "stray"
+
+
+def test_a_call_is_the_same_each_time_it_is_drawn():
+    for number in range(20):
+        first, second = (draw(tritonite.overloads()["addmm.out"], 3, number) for _ in range(2))
+        assert str(first) == str(second)
+    assert str(draw(tritonite.overloads()["addmm.out"], 4, 0)) != str(draw(tritonite.overloads()["addmm.out"], 3, 0))
+
+
+def test_one_call_is_checked_by_its_number():
+    assert fuzz_one("add.Tensor", 1, 2) is None
+
+
+@pytest.mark.parametrize(("whose", "ours"), [("tritonite", True), ("aten", False)])
+def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
+    worker, tally = _Worker.__new__(_Worker), Tally()
+    worker.seed, worker.at, worker.ended = 1, ("neg", 5, "neg(...)", whose), False
+    worker.process = type("Process", (), {"exitcode": -11})
+    finding = worker.stopped("crash", tally)
+    assert (finding is not None) is ours and len(tally.aten_crashes) == (not ours)
+
+
+def test_a_short_run_finds_nothing():
+    tally = Tally()
+    turns = int(os.environ.get("TRITONITE_FUZZ_TURNS", "1800"))
+    findings = list(fuzz(600, None, 20261122, 2, tally, turns))
+    assert not findings, "\n".join(map(str, findings))
+    assert tally.calls + len(tally.aten_crashes) == 2 * turns and tally.served > tally.calls / 3

@@ -1,0 +1,250 @@
+"""What differs between ATen's answer and ours: values, layout, aliasing, bytes beside the elements, exceptions."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+import tritonite
+from tritonite.dispatch.override import use_gems
+from tritonite.dtypes import FLOATS
+from tritonite.stats import counts
+from tritonite.testing.fuzz.draw import SUMS, Call
+from tritonite.testing.judge import cancelling, judge, poisoned, terms, to_reference
+from tritonite.testing.samples import REFERENCES, compares_zero_sign
+
+
+class Finding(NamedTuple):
+    """What is wrong with a call, by its seed and number; `kind` is a word for the class of it."""
+
+    kind: str
+    overload: str
+    seed: int
+    number: int
+    call: str
+    detail: str
+
+    def __str__(self) -> str:
+        again = f"tritonite verify --op {self.overload} --seed {self.seed} --case {self.number}"
+        return f"{self.kind}: {self.call}: {self.detail}\n    {again}"
+
+
+class Outcome(NamedTuple):
+    """What a call gave or raised, and its arguments afterwards."""
+
+    result: Any
+    call: Call
+
+    @property
+    def raised(self) -> bool:
+        return isinstance(self.result, Exception)
+
+
+def synchronize() -> None:
+    """Wait for the device, so that its errors are raised where they are made."""
+    if tritonite.device == "cuda":
+        torch.cuda.synchronize()
+
+
+class Copies:
+    """Copies of a call's tensors: those that share memory share it in the copy, and gaps come along."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Any] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        plain = value.detach()
+        negative, conjugate = plain.is_neg(), plain.is_conj()
+        plain = torch._neg_view(plain) if negative else plain
+        plain = plain.conj() if conjugate else plain
+        storage = plain.untyped_storage()
+        copied = self._storages.setdefault(storage._cdata, None) or storage.clone()
+        self._storages[storage._cdata] = copied
+        made = torch.empty(0, dtype=plain.dtype, device=plain.device)
+        made.set_(copied, plain.storage_offset(), plain.size(), plain.stride())
+        made = made.conj() if conjugate else made
+        return torch._neg_view(made) if negative else made
+
+
+def outcome(call: Call) -> Outcome:
+    """Make a call on copies of its arguments; what it raises is its result, but for what the device raises later."""
+    own = call.map(Copies())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = own.run()
+        except Exception as error:  # noqa: BLE001 - it is what is compared
+            result = error
+    synchronize()
+    return Outcome(result, own)
+
+
+def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[str, str] | None:
+    """(kind, detail) of the first difference between ATen's answer and ours, recorded or replayed, or None.
+
+    `begin` is told whose turn it is, "aten" or "tritonite".
+    """
+    begin("aten")
+    # With nothing registered: torch hands a kernel in Python, switched off or not, other numbers than one of ATen's.
+    tritonite.disable()
+    expected = outcome(call)
+    begin("tritonite")
+    with use_gems(include=_alone(call)), poisoned():
+        for _ in range(2):
+            before = counts(call.op.overload)
+            actual = outcome(call)
+            after = counts(call.op.overload)
+            served = after.launched + after.replayed > before.launched + before.replayed
+            # Outside the scope, so that nothing of ours takes part in the comparison.
+            with use_gems(include=()):
+                found = difference(call, expected, actual, served)
+            if found is not None:
+                return found
+    return None
+
+
+def _alone(call: Call) -> str:
+    """The pattern that stands for a call's overload and no other."""
+    return call.op.overload if "." in call.op.overload else f"{call.op.overload}.default"
+
+
+def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> tuple[str, str] | None:
+    """How an outcome differs from ATen's."""
+    if expected.raised and actual.raised:
+        if type(actual.result) is type(expected.result):
+            return None
+        return "exception", f"{_words(actual.result)} where ATen raises {_words(expected.result)}"
+    if expected.raised:
+        return "answers", f"where ATen raises {_words(expected.result)}"
+    if actual.raised:
+        return "raises", _words(actual.result)
+    if not served:
+        return None
+    ours, aten = _flat(actual), _flat(expected)
+    if [type(x) for x in ours] != [type(x) for x in aten]:
+        return "results", f"{ours} where ATen gives {aten}"
+    exact: Any = None
+    for i, (a, b) in enumerate(zip(ours, aten, strict=True)):
+        if not isinstance(b, torch.Tensor):
+            if a is not b and a != b:
+                return "value", f"{a} where ATen gives {b}"
+            continue
+        for what in ("dtype", "shape", "device"):
+            if getattr(a, what) != getattr(b, what):
+                return what, f"result {i} has {getattr(a, what)} where ATen gives {getattr(b, what)}"
+        if b.numel() and any(size > 1 and x != y for size, x, y in zip(b.shape, a.stride(), b.stride(), strict=True)):
+            return "strides", f"result {i} of shape {tuple(b.shape)} has {a.stride()} where ATen gives {b.stride()}"
+        if _memory(a, actual.call) != _memory(b, expected.call):
+            return "alias", f"result {i} shares memory with other arguments than ATen's"
+        if torch.equal(_bits(a), _bits(b)):
+            continue
+        if exact is None:
+            exact = _flat(outcome_in_float64(call)) or [None] * len(aten)
+        failure = _judged(call, a, b, exact[i] if i < len(exact) else None)
+        if failure is not None:
+            return "value", f"result {i}: {failure}"
+    return _beside(call, expected, actual)
+
+
+def outcome_in_float64(call: Call) -> Outcome:
+    """ATen's with all floating-point tensors in float64."""
+    found = _outcome_of_wide(call, integers=True)
+    # Indices stay integers where they are none of an operator's numbers.
+    return _outcome_of_wide(call, integers=False) if found.raised else found
+
+
+def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
+    wide = call.map(functools.partial(to_reference, integers=integers))
+    function = REFERENCES.get(call.op.packet)
+    if function is None or call.op.out_names or call.op.inplace:
+        return outcome(wide)
+    try:
+        return Outcome(function(*wide.arguments.values()), wide)
+    except Exception as error:  # noqa: BLE001 - without a reference ATen is one
+        return Outcome(error, wide)
+
+
+def _flat(outcome: Outcome) -> list[Any]:
+    """All that a call gives: its results, or the arguments that it has written if it returns nothing."""
+    if outcome.raised:
+        return []
+    if outcome.call.op.schema.returns:
+        return pytree.tree_leaves(outcome.result)
+    return [outcome.call.arguments[name] for name in _written(outcome.call)]
+
+
+def _written(call: Call) -> list[str]:
+    return [a.name for a in call.op.schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _tensors(call: Call) -> list[torch.Tensor]:
+    every = [item for value in call.arguments.values() for item in (value if isinstance(value, list) else [value])]
+    return [value for value in every if isinstance(value, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor, call: Call) -> list[bool]:
+    own = tensor.untyped_storage()._cdata
+    return [own == value.untyped_storage()._cdata for value in _tensors(call)]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().flatten()
+    return plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def _judged(call: Call, ours: torch.Tensor, aten: torch.Tensor, exact: Any) -> str | None:
+    if not isinstance(exact, torch.Tensor) or exact.shape != aten.shape:
+        exact = None
+    if exact is None and aten.is_floating_point():
+        exact = aten
+    packet = call.op.packet
+    roundoff = terms(packet, list(call.arguments.values()), aten, exact)
+    if call.op.family in SUMS:
+        # Terms may be larger than 1, and cancel.
+        floats = [x for x in _tensors(call) if x.dtype in FLOATS]
+        largest = max([float(x.nan_to_num(0, 0, 0).abs().max()) for x in floats if x.numel()], default=1.0)
+        roundoff = max(roundoff, *aten.shape, 1) * max(1.0, largest) ** 2
+    zero_sign = compares_zero_sign(packet)
+    return judge(ours, aten, exact, zero_sign, terms=roundoff, cancels=cancelling(packet)).failure
+
+
+def _beside(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] | None:
+    """Whether bytes have changed that no written view holds, and that ATen has left as they were."""
+    before = {}
+    for given, own, aten in zip(_tensors(call), _tensors(actual.call), _tensors(expected.call), strict=True):
+        storages = [x.untyped_storage() for x in (given, own, aten)]
+        if storages[0]._cdata in before or len({storage.nbytes() for storage in storages}) > 1:
+            continue
+        first, ours, theirs = (_bytes(storage) for storage in storages)
+        before[storages[0]._cdata] = True
+        free = torch.ones(len(first), dtype=torch.bool)
+        for name in _written(call):
+            target = actual.call.arguments[name]
+            if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
+                free[_places(target, len(first))] = False
+        stray = free & (ours != first) & (theirs == first)
+        if bool(stray.any()):
+            return "stray", f"{int(stray.sum())} bytes beside the elements were written"
+    return None
+
+
+def _bytes(storage: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
+
+
+def _places(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Which bytes of its storage a tensor's elements are."""
+    width = tensor.element_size()
+    words = torch.arange(size // width).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return (words.reshape(-1, 1) * width + torch.arange(width)).flatten()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

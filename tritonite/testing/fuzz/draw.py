@@ -1,0 +1,344 @@
+"""Drawing calls of an overload: from its schema alone, or from a sample of its family with some arguments changed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tritonite import devices
+from tritonite.catalog import Op
+from tritonite.catalog.schema import is_out, schemas
+from tritonite.testing.samples import DRAWN, samples
+from tritonite.testing.samples.facts import NAN_UNDEFINED
+
+_DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint8, torch.bool, torch.complex64, torch.complex128),
+)
+_RARE_DTYPES = (torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.complex32)
+_SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
+_MOST_ELEMENTS = 2048
+_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
+_NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
+_OTHERS = (True, False, 1j, 2.5 + 0j)
+_INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
+_WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
+# Families whose sums may overflow on the way, or not, by the order of the elements.
+SUMS = ("batch_norm", "distance", "matmul", "normalization", "reduction", "scan", "softmax")
+# Beginnings of the names of operators whose kernels in ATen read and write beyond operands that do not fit.
+_UNCHECKED = ("_batch_norm", "_cum", "_native_batch", "_weight_norm", "batch_norm", "native_batch", "nll_loss2d")
+
+
+class Call(NamedTuple):
+    """A call of an overload: arguments by the schema's names, in its order, those that it has to write included."""
+
+    op: Op
+    arguments: dict[str, Any]
+
+    def map(self, function: Callable[[Any], Any]) -> Call:
+        """The same call with `function` applied to every argument, and to the items of lists."""
+        made = {
+            name: [function(item) for item in value] if isinstance(value, (list, tuple)) else function(value)
+            for name, value in self.arguments.items()
+        }
+        return Call(self.op, made)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        packet, _, name = self.op.overload.partition(".")
+        return getattr(getattr(torch.ops.aten, packet), name or "default")
+
+    def run(self) -> Any:
+        """Make it, of the arguments themselves."""
+        keywords = {name: self.arguments[name] for name in self.op.keywords if name in self.arguments}
+        return self.function(*[value for name, value in self.arguments.items() if name not in keywords], **keywords)
+
+    def __str__(self) -> str:
+        told = [f"{name}={_told(value)}" for name, value in self.arguments.items()]
+        return f"{self.op.overload}({', '.join(told)})"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_told, value))}]"
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    words = [f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"]
+    if not value.is_contiguous():
+        words.append(f"strides {value.stride()}")
+    if value.storage_offset():
+        words.append(f"offset {value.storage_offset()}")
+    if value.device.type != devices.current.type:
+        words.append(str(value.device))
+    words += ["conjugate"] * value.is_conj() + ["negative"] * value.is_neg()
+    if 0 < value.numel() <= 4 and value.dtype in _DTYPES:
+        words.append(str(value.tolist()))
+    return " ".join(words)
+
+
+@functools.lru_cache(maxsize=256)
+def _samples(overload: str, dtype: torch.dtype) -> tuple[Any, ...]:
+    from tritonite.catalog import overloads
+
+    op = overloads()[overload]
+    try:
+        found = tuple(samples(op, dtype, devices.current.type))
+        return tuple([x for x in found if not (op.family in SUMS and x.label.startswith("extreme"))])
+    except (NotImplementedError, RuntimeError):
+        # Its family has none in this dtype.
+        return ()
+
+
+class Drawer:
+    """Draws the calls of a seed: the same for the same overload and number."""
+
+    def __init__(self, op: Op, seed: int, number: int) -> None:
+        self.op = op
+        self.random = random.Random(f"{seed}/{op.overload}/{number}")
+        self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
+        accepted = [dtype for dtype in _DTYPES if dtype in op.declaration.accepts] or list(_DTYPES)
+        self.dtype = self._pick(accepted) if self._chance(0.8) else self._any_dtype()
+        self.shape = self._shape()
+        self.device = devices.current.type
+
+    def draw(self) -> Call:
+        """The call."""
+        self.unchecked = self.op.overload.startswith(_UNCHECKED)
+        call = self._from_sample() if self.unchecked or self._chance(0.5) else None
+        if call is None:
+            call = Call(self.op, {a.name: self._argument(a) for a in self.op.schema.arguments if not is_out(a)})
+        call = self._answered(call)
+        if self.op.out_names:
+            call = Call(self.op, {**call.arguments, **self._outs(call)})
+        return call
+
+    def _chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def _pick(self, choices: Any) -> Any:
+        return self.random.choice(choices)
+
+    def _any_dtype(self) -> torch.dtype:
+        return self._pick(_RARE_DTYPES if self._chance(0.05) else _DTYPES)
+
+    def _shape(self) -> tuple[int, ...]:
+        rank = self._pick((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))
+        while True:
+            shape = tuple(self._pick(_SIZES) for _ in range(rank))
+            if math.prod(shape) <= _MOST_ELEMENTS:
+                return shape
+
+    def _other_shape(self) -> tuple[int, ...]:
+        """The call's shape, what broadcasts to it, or another."""
+        way = self.random.random()
+        if way < 0.6:
+            return self.shape
+        if way < 0.85:
+            kept = self.shape[self.random.randrange(len(self.shape) + 1) :]
+            return tuple(1 if self._chance(0.3) else size for size in kept)
+        return self._shape()
+
+    def _values(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if dtype is torch.bool:
+            return torch.randint(0, 2, shape, generator=self.generator).bool()
+        wide = torch.randn(shape, generator=self.generator, dtype=torch.float64) * self._pick((1, 1, 3, 100))
+        if dtype.is_floating_point or dtype.is_complex:
+            extremes = [x for x in _FLOATS if not (self.op.family in SUMS and 1e30 < abs(x) < math.inf)]
+            if wide.numel() and self._chance(0.3):
+                for _ in range(self.random.randint(1, 4)):
+                    wide.view(-1)[self.random.randrange(wide.numel())] = self._pick(extremes)
+            if dtype.is_complex:
+                return torch.complex(wide, wide.flip(0) if wide.dim() else wide).to(dtype)
+            return wide.to(dtype)
+        info = torch.iinfo(dtype)
+        whole = wide.mul(3).round().clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(torch.int64)
+        if whole.numel() and self._chance(0.2):
+            extreme = self._pick((info.min, min(info.max, 2**63 - 1), 0))
+            whole.view(-1)[self.random.randrange(whole.numel())] = extreme
+        return whole.to(dtype)
+
+    def _tensor(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        shape = self._other_shape() if shape is None else shape
+        if dtype is None:
+            dtype = self.dtype if self._chance(0.75) else self._any_dtype()
+        if not shape and self._chance(0.2):
+            return self._values((), dtype)
+        return self._laid_out(self._values(shape, dtype).to(self.device))
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same elements in another layout, or as they are."""
+        way = self.random.random()
+        rank = tensor.dim()
+        if way < 0.5:
+            return tensor
+        if way < 0.65 and rank > 1:
+            order = self.random.sample(range(rank), rank)
+            inverse = [order.index(d) for d in range(rank)]
+            return tensor.permute(order).contiguous().permute(inverse)
+        if way < 0.75 and rank in (4, 5):
+            kind = torch.channels_last if rank == 4 else torch.channels_last_3d
+            return tensor.contiguous(memory_format=kind)
+        if way < 0.85 and rank:
+            d = self.random.randrange(rank)
+            if tensor.shape[d]:
+                return tensor.select(d, 0).unsqueeze(d).expand(tensor.shape)
+        if way < 0.97:
+            # With gaps, and an offset.
+            steps = [self._pick((1, 1, 2)) for _ in range(rank)]
+            sizes = [size * step + self._pick((0, 1)) for size, step in zip(tensor.shape, steps, strict=True)]
+            room = self._values((math.prod(sizes) + 3,), tensor.dtype).to(tensor.device)
+            start = self._pick((0, 1, 3))
+            view = room[start : start + math.prod(sizes)].view(sizes)
+            slices = tuple(slice(0, n * step, step) for n, step in zip(tensor.shape, steps, strict=True))
+            return view[slices].copy_(tensor)
+        if tensor.is_complex():
+            return tensor.conj()
+        return torch._neg_view(tensor) if tensor.is_floating_point() else tensor
+
+    def _number(self) -> Any:
+        if self._chance(0.4 if self.op.family not in SUMS else 0.9):
+            return self._pick((1, 2, 0.5, 1.0, -1.5, 3))
+        return self._pick(_OTHERS if self._chance(0.15) else _NUMBERS)
+
+    def _dim(self) -> int:
+        rank = max(1, len(self.shape))
+        return self.random.randrange(-rank, rank) if self._chance(0.85) else self._pick(_INTEGERS)
+
+    def _argument(self, argument: Any) -> Any:
+        """A value for an argument of the schema."""
+        kind, name = str(argument.type), argument.name
+        if kind.startswith("Optional") and self._chance(0.3):
+            return None
+        kind = kind.removeprefix("Optional[").rstrip("]") + ("]" if "List" in kind else "")
+        if kind == "Tensor":
+            if self._chance(0.04) and name != "self":
+                return self._number()
+            return self._tensor()
+        if kind == "number":
+            return self._number()
+        if kind == "float":
+            number = self._number()
+            number = number if isinstance(number, complex) else float(number)
+            # Next to a variance that a negative eps takes to 0 all is roundoff.
+            return abs(number) if name == "eps" else number
+        if kind == "bool":
+            return self._chance(0.5)
+        if kind == "str":
+            return self._pick(_WORDS)
+        if kind == "int" and name.endswith("dtype"):
+            return self._any_dtype()
+        if kind == "int":
+            few = (0, 1, 2, 3, 4)
+            return self._dim() if name.startswith("dim") else self._pick(few if self._chance(0.7) else _INTEGERS)
+        if kind == "List[int]":
+            count = self._pick((0, 1, 1, 2, 3))
+            return [self._dim() for _ in range(count)] if name.startswith("dim") else list(self.shape[-count:])
+        if kind == "List[bool]":
+            return [self._chance(0.7) for _ in range(self._pick((3, 3, 3, 2)))]
+        if kind == "List[Tensor]":
+            return [self._tensor() for _ in range(self._pick((0, 1, 2, 3)))]
+        if kind == "List[number]":
+            return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
+        raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")
+
+    def _from_sample(self) -> Call | None:
+        """A sample of the family, some of its arguments changed."""
+        found = _samples(self.op.overload, self.dtype if self.dtype in _DTYPES else torch.float32)
+        if not found:
+            return None
+        sample = self._pick(found)
+        positional = [a.name for a in self.op.schema.arguments if not (a.kwarg_only or is_out(a))]
+        arguments = {**dict(zip(positional, sample.args, strict=False)), **sample.kwargs}
+        tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+        if tensors:
+            self.shape = tuple(tensors[0].shape)
+        schema = {a.name: a for a in self.op.schema.arguments}
+        for _ in range(self._pick((0, 1, 1, 2, 3))):
+            name = self._pick(list(arguments))
+            arguments[name] = self._changed(schema[name], arguments[name])
+        return Call(self.op, arguments)
+
+    def _changed(self, argument: Any, value: Any) -> Any:
+        if self.unchecked:
+            return self._argument(argument) if _is_number(argument) else value
+        if not isinstance(value, torch.Tensor) or self._chance(0.2):
+            return self._argument(argument)
+        way = self.random.random()
+        if way < 0.45:
+            return self._laid_out(value)
+        if way < 0.65:
+            return self._laid_out(value.to(self._any_dtype()))
+        if way < 0.8:
+            return self._tensor(tuple(value.shape), value.dtype)
+        if way < 0.9 and value.dim():
+            return value.narrow(self.random.randrange(value.dim()), 0, 0)
+        return self._tensor(None, value.dtype)
+
+    def _answered(self, call: Call) -> Call:
+        """The call, or one like it for which ATen has an answer."""
+        arguments = dict(call.arguments)
+        if self.device == "cpu" and self.op.packet in NAN_UNDEFINED:
+            for name, value in arguments.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype in _DTYPES:
+                    arguments[name] = value.nan_to_num(1.0, math.inf, -math.inf)
+                elif isinstance(value, float) and math.isnan(value):
+                    arguments[name] = 1.0
+        answered = DRAWN.get(self.op.packet)
+        return Call(self.op, arguments if answered is None else answered(arguments))
+
+    def _outs(self, call: Call) -> dict[str, Any]:
+        """Outputs: like ATen's results, or empty, or changed, or memory that an argument has, too."""
+        tensors = [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
+        results = functional_results(call) or ()
+        outs = {}
+        for i, name in enumerate(self.op.out_names):
+            like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
+            shape, dtype = tuple(self.shape), self.dtype
+            if i < len(results) and results[i] is not None and self._chance(0.8):
+                shape, dtype = tuple(results[i].shape), results[i].dtype
+            dtype = dtype if self._chance(0.75) else self._any_dtype()
+            way = self.random.random()
+            if way < 0.25 or self.unchecked:
+                outs[name] = torch.empty(0, dtype=dtype, device=self.device)
+            elif way < 0.75:
+                outs[name] = self._tensor(shape, dtype)
+            elif way < 0.85:
+                outs[name] = self._tensor(None, dtype)
+            elif way < 0.9 or not like.dim() or not like.numel():
+                outs[name] = like
+            else:
+                # A part of its memory: the first elements, or all but the first.
+                outs[name] = like[:-1] if self._chance(0.5) else like[1:]
+        return outs
+
+
+def _is_number(argument: Any) -> bool:
+    return str(argument.type) in ("number", "float", "bool")
+
+
+def functional_results(call: Call) -> tuple[Any, ...] | None:
+    """What ATen's overload that allocates its outputs gives for the arguments, if there is one and it takes them."""
+    for name, schema in schemas(call.op.overload.partition(".")[0]):
+        names = tuple(argument.name for argument in schema.arguments)
+        if names == call.op.names and not any(
+            a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+        ):
+            packet, _, rest = name.partition(".")
+            function = getattr(getattr(torch.ops.aten, packet), rest or "default")
+            keywords = {a.name: call.arguments[a.name] for a in schema.arguments if a.kwarg_only}
+            try:
+                found = function(*[value for key, value in call.arguments.items() if key not in keywords], **keywords)
+            except Exception:  # noqa: BLE001 - it refuses them as it likes
+                return None
+            return found if isinstance(found, tuple) else (found,)
+    return None
+
+
+def draw(op: Op, seed: int, number: int) -> Call:
+    """The call of an overload that has this number, of those that a seed gives."""
+    return Drawer(op, seed, number).draw()

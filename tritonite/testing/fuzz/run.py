@@ -1,0 +1,163 @@
+"""Fuzzing in several processes: one that a call ends is replaced by another, and the call is a finding."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tritonite.catalog import overloads
+from tritonite.dispatch.override import select
+from tritonite.stats import counts
+from tritonite.testing.fuzz.check import Finding, check, synchronize
+from tritonite.testing.fuzz.draw import draw
+
+# A call that takes longer than this many seconds, compilation included, hangs.
+_PATIENCE = 120.0
+
+
+@dataclass
+class Tally:
+    """How many calls were drawn and how many a kernel served; those that ended ATen's process, or kept it busy."""
+
+    calls: int = 0
+    served: int = 0
+    aten_crashes: list[str] = field(default_factory=list)
+
+
+def fuzz_one(overload: str, seed: int, number: int) -> Finding | None:
+    """Check one call, by its overload, seed and number."""
+    call = draw(overloads()[overload], seed, number)
+    found = check(call)
+    return None if found is None else Finding(found[0], overload, seed, number, str(call), found[1])
+
+
+def fuzz(
+    seconds: float,
+    names: str | Iterable[str] | None,
+    seed: int,
+    processes: int,
+    tally: Tally,
+    turns: int | None = None,
+) -> Iterator[Finding]:
+    """Draw calls of the overloads named (default: all) for so many seconds, yielding what is wrong; counts in `tally`.
+
+    With `turns` each process ends after so many calls.
+    """
+    chosen = sorted(select(names))
+    random.Random(seed).shuffle(chosen)
+    end = time.monotonic() + seconds
+    context = multiprocessing.get_context("spawn")
+    workers = {place: _Worker(context, chosen, seed, place, (processes, turns), 0) for place in range(processes)}
+    try:
+        while workers:
+            ready = multiprocessing.connection.wait([worker.connection for worker in workers.values()], 1.0)
+            late = time.monotonic() > end
+            for place, worker in list(workers.items()):
+                finding = None
+                if worker.connection in ready:
+                    finding = worker.receive(tally)
+                elif time.monotonic() - worker.heard > _PATIENCE:
+                    finding = worker.stopped("hang", tally)
+                if finding is not None:
+                    yield finding
+                if late or worker.ended:
+                    worker.end()
+                    del workers[place]
+                    if not (late or worker.turn + 1 == turns):
+                        workers[place] = _Worker(context, chosen, seed, place, (processes, turns), worker.turn + 1)
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+class _Worker:
+    """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do."""
+
+    def __init__(
+        self, context: Any, chosen: list[str], seed: int, place: int, steps: tuple[int, int | None], turn: int
+    ) -> None:
+        self.connection, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(theirs, chosen, seed, place, *steps, turn), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.seed, self.turn, self.heard, self.ended = seed, turn, time.monotonic(), False
+        self.at: tuple[str, int, str, str] | None = None
+
+    def receive(self, tally: Tally) -> Finding | None:
+        """The next thing that the process says."""
+        self.heard = time.monotonic()
+        try:
+            kind, value = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            if self.process.exitcode == 0:
+                self.ended = True
+                return None
+            return self.stopped("crash", tally)
+        if kind == "at":
+            self.turn, self.at = value[0], value[1:]
+        elif kind == "done":
+            tally.calls += value[0]
+            tally.served += value[1]
+        return value if kind == "finding" else None
+
+    def stopped(self, kind: str, tally: Tally) -> Finding | None:
+        """What to say of a process that ended in the middle of a call, or does not end it."""
+        self.ended = True
+        if self.at is None:
+            return Finding("start", "", self.seed, 0, "a process", f"ended with {self.process.exitcode}")
+        overload, number, call, whose = self.at
+        detail = f"{whose}: {f'exit code {self.process.exitcode}' if kind == 'crash' else f'over {_PATIENCE:.0f} s'}"
+        if whose == "aten":
+            tally.aten_crashes.append(f"{call}: {kind}, {detail} ({overload}, {number})")
+            return None
+        return Finding(kind, overload, self.seed, number, call, detail)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _work(connection: Any, chosen: list[str], seed: int, place: int, step: int, turns: int | None, turn: int) -> None:
+    """Check the calls from `turn` on, of all turns those that are this process's."""
+    torch.set_num_threads(1)
+    # A quarter of the processes, or one of two, makes its calls through Python.
+    os.environ["TRITONITE_NATIVE"] = str(int(place % min(step, 4) != 0 or step == 1))
+    log = os.environ.get("TRITONITE_FUZZ_LOG", os.devnull)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), sys.stderr.fileno())
+    while turn != turns:
+        total = turn * step + place
+        number, which = divmod(total, len(chosen))
+        name = chosen[which]
+        connection.send(("at", (turn, name, number, name, "aten")))
+        # Drawing asks ATen for results.
+        call = draw(overloads()[name], seed, number)
+        told = str(call)
+
+        def begin(whose: str) -> None:
+            connection.send(("at", (turn, name, number, told, whose)))  # noqa: B023 - called within this turn
+
+        before = counts(name)
+        try:
+            found = check(call, begin)
+            synchronize()
+        except RuntimeError as error:
+            # What the device raises ends the process.
+            if "CUDA error" in str(error) or "device-side assert" in str(error):
+                os._exit(3)
+            raise
+        after = counts(name)
+        if found is not None:
+            connection.send(("finding", Finding(found[0], name, seed, number, told, found[1])))
+        served = after.launched + after.replayed > before.launched + before.replayed
+        connection.send(("done", (1, int(served))))
+        turn += 1
