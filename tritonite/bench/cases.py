@@ -171,9 +171,7 @@ SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
 SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
 # The tensors of operators that do not take several of one shape.
-OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {
-    "glu_backward": lambda make, shape: (make(*shape[:-1], shape[-1] // 2), make(*shape)),
-}
+OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {}
 for _name in ("nll_loss_forward", "nll_loss_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[1]))
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):

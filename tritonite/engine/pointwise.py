@@ -172,7 +172,7 @@ def _evaluate(
     for i in tl.static_range(_count(LAYOUT, False)):
         if _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
             number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
-            values = values + (number.to(_dtype(LAYOUT, False, i)),)
+            values = values + (number.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
         elif _position(LAYOUT, i) is not None:
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             value = _load(
@@ -630,7 +630,10 @@ def _typed(
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
             continue
-        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target]))
+        # A number that is compared is one of the common dtype.
+        half = common.is_floating_point and common.itemsize == 2 and operator.promote is dtypes.Promotion.ALWAYS_BOOL
+        through = TRITON_DTYPES[common] if half else None
+        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], through))
         operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
         if isinstance(kind, _Tensor):

@@ -10,7 +10,6 @@ from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
-from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
@@ -324,7 +323,13 @@ def log_sigmoid_backward(grad_output, self, buffer):
     return grad_output * tl.where(self < 0, 1.0 - fraction, fraction)
 
 
-@pointwise("_prelu_kernel", accepts=FLOATS, one_dtype=True)
+def _with_weight(self, weight):
+    if 0 in self.stride():
+        raise Decline("an input that repeats, whose layout the result has not")
+    return self, weight
+
+
+@pointwise("_prelu_kernel", accepts=FLOATS, one_dtype=True, prepare=_with_weight)
 def _prelu_kernel(self, weight):
     return tl.where(self > 0, self, weight * self)
 
@@ -372,7 +377,7 @@ def _glu_gradients(grad_output, a, b):
 def glu_backward(grad_output, self, dim, outs=()):
     """The gradient of glu, written in two halves."""
     halves = _halves(self, dim)
-    if broadcast_shape((grad_output.shape, halves[0].shape)) != tuple(halves[0].shape):
+    if grad_output.shape != halves[0].shape:
         raise Decline("gradient of another shape")
     if grad_output.dtype is not self.dtype:
         raise Decline("gradient of another dtype")

@@ -95,7 +95,12 @@ def _floor_divide(x, y):
 def _divisible(self, other):
     """On a CPU ATen raises where an integer is divided by 0, so that divisors are looked at; on a GPU it does not."""
     values = [value for value in (self, other) if isinstance(value, torch.Tensor)]
-    if values[0].device.type != "cpu" or any(x.is_floating_point() for x in values) or number_type(other) is float:
+    if (
+        not values
+        or values[0].device.type != "cpu"
+        or any(x.is_floating_point() for x in values)
+        or number_type(other) is float
+    ):
         return self, other
     if isinstance(other, torch.Tensor):
         with looking():
@@ -309,8 +314,8 @@ def nextafter(self, other):
 
 
 def _exponent(self, other):
-    if isinstance(other, torch.Tensor) and other.dtype is torch.bool:
-        raise Decline("an exponent of bools")
+    if isinstance(other, torch.Tensor) and other.dtype is torch.bool and self.dtype.itemsize == 2:
+        raise Decline("an exponent of bools for a half type")
     # ATen's power of 2, which it multiplies with, is contiguous.
     return self, other.contiguous() if isinstance(other, torch.Tensor) else other
 

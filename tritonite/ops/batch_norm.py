@@ -240,10 +240,11 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     _channels(input, *present(*running))
     if any(each.dtype is not statistics_dtype(input) for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
-    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's. The kernel that finds
-    # all gradients at once does not ask for them.
+    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
     handed_on = input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0
-    as_of_batch = train or (handed_on and not (output_mask[0] and any(output_mask[1:])))
+    if handed_on and not train and output_mask[0] and any(output_mask[1:]):
+        raise Decline("statistics handed on twice, of which the layout decides ATen's")
+    as_of_batch = train or handed_on
     statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")

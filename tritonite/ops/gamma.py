@@ -164,7 +164,8 @@ def polygamma(self, order, factor, n):
 def _trigamma(self):
     """Recurrence up to 6, then the asymptotic series (DLMF 5.15.8); reflection below 1/2; as many terms as ATen."""
     reflected = self < 0.5
-    sine = libdevice.sin(3.141592653589793 * (self - libdevice.floor(self)))
+    # From the nearest integer, next to which a sine keeps its precision.
+    sine = libdevice.sin(3.141592653589793 * (self - libdevice.rint(self)))
     # At a pole ATen has what the roundoff of pi leaves.
     sine = tl.where(sine == 0.0, libdevice.sin(3.141592653589793 * self), sine)
     one = tl.full(self.shape, 1.0, self.dtype)

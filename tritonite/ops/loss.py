@@ -169,9 +169,9 @@ def soft_margin_loss(self, target, reduction, outs=()):
 
 @scalar_kernel(accepts=FLOATS, asserting=True)
 def _cross_entropy(self, target, weight):
-    # ATen's assertions, in its words.
-    tl.device_assert((self >= 0.0) & (self <= 1.0), "input_val >= zero && input_val <= one")
-    tl.device_assert((target >= 0.0) & (target <= 1.0), "target_val >= zero && target_val <= one")
+    # ATen's assertions, in its words, as one: each waits for all of a program's threads.
+    inside = (self >= 0.0) & (self <= 1.0) & (target >= 0.0) & (target <= 1.0)
+    tl.device_assert(inside, "input_val >= zero && input_val <= one && target_val >= zero && target_val <= one")
     log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
     log = tl.where(log < -100.0, -100.0, log)
     other_log = tl.where(other_log < -100.0, -100.0, other_log)
@@ -370,6 +370,8 @@ def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
 def _with_mask(grad_output, mask, scale):
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}")
+    if mask.shape != grad_output.shape and not grad_output.is_contiguous():
+        raise Decline("mask of another shape")
     return grad_output, mask, scale
 
 

@@ -166,6 +166,8 @@ def _int_mm(self, mat2, outs=()):
         raise Decline("operands that are not of int8, or do not fit")
     if devices.current.type == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
         raise Decline("sizes that ATen refuses")
+    if not a.numel() or not b.numel():
+        raise Decline("no elements")
     if any(not out.is_contiguous() for out in outs) or any(0 in x.stride() for x in (self, mat2)):
         raise Decline("operands that repeat, or an output that is not contiguous")
     if devices.current.type == "cuda" and not (_suits_cublas(self) and _suits_cublas(mat2)):

@@ -270,8 +270,12 @@ def _fused_rms_norm(input, normalized_shape, weight, eps, outs=()):
 def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask, outs=()):
     check_floats(input, grad_out, weight)
     dims, rows = _trailing(input.shape, normalized_shape)
-    if grad_out.shape != input.shape or tuple(rstd.shape) != rows:
-        raise Decline("operands of other shapes")
+    if grad_out.shape != input.shape or tuple(rstd.shape) != rows or rstd.dtype is not opmath(input.dtype):
+        raise Decline("operands of other shapes, or statistics of another dtype than ATen keeps")
+    if any(tuple(each.shape) != tuple(normalized_shape) for each in present(weight)):
+        raise Decline("weight of another shape")
+    if any(not each.is_contiguous() for each in present(rstd, weight)):
+        raise Decline("statistics or a weight with gaps, which ATen reads as if there were none")
     if len(output_mask) != 2 or (output_mask[1] and weight is None):
         raise Decline("a gradient by what there is not, or a mask of another length")
     wanted = output_mask

@@ -84,6 +84,8 @@ def accumulated_dtype(self, dtype, outs):
     """The dtype that elements are converted to and added up in, of the result too; declines what is not served."""
     if dtype is None:
         dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
+    if self.dtype.is_floating_point and not dtype.is_floating_point and dtype.itemsize < 4:
+        raise Decline("fractions added up as narrow integers, of which conversions differ")
     if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
         raise Decline(f"{self.dtype} in {dtype}")
     return dtype
@@ -333,8 +335,8 @@ _equal = Reduction((1,), _same_value, _and, only, (torch.int32,))
 @operator("equal", accepts=ALL, promotion="bool")
 def equal(self, other, outs=()):
     """The host waits for the device, as it does for ATen's."""
-    if self.dtype is not other.dtype:
-        raise Decline("operands of several dtypes")
+    if self.dtype is not other.dtype or self.device != other.device:
+        raise Decline("operands of several dtypes, or on several devices")
     if self.shape != other.shape:
         return (False,)
     (result,) = reduced(_equal, (self, other), None, False, (torch.int64,), outs, self.dtype)
@@ -367,7 +369,7 @@ def _variance(mean, squares, own_count, count, correction):
     divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)
     variance = true_divide(squares, tl.broadcast_to(divisor, squares.shape))
     # An infinite element is as far from the mean as infinity from itself.
-    return tl.where(tl.abs(mean) == float("inf"), float("nan"), variance)
+    return tl.where(mean - mean == 0.0, variance, float("nan"))
 
 
 @triton.jit
@@ -434,10 +436,11 @@ _var_mean, _std_mean = moments(_variance_mean, 2), moments(_deviation_mean, 2)
 def _spread(reduction, self, dim, correction, keepdim, outs):
     if self.dtype not in FLOATS:
         raise Decline(f"dtype {self.dtype}")
-    if isinstance(correction, complex) or not self.numel():
-        raise Decline("complex correction, or no elements")
+    if isinstance(correction, complex) or (not self.numel() and correction is not None and correction < 0):
+        raise Decline("complex correction, or a negative one of no elements")
     numbers = (1.0 if correction is None else float(correction),)
-    if math.prod(self.shape[d] for d in dimensions(dim, self.dim())) <= numbers[0]:
+    count = math.prod(self.shape[d] for d in dimensions(dim, self.dim()))
+    if count <= numbers[0]:
         raise Decline("no degrees of freedom, of which ATen warns")
     dtypes = (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
@@ -512,7 +515,7 @@ def _vector_norm(self, ord, dim, keepdim, dtype, outs):
     if math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and float(ord) not in _NORMS:
         # Of one element ATen takes the size, which a power and its root need not give back.
         ord = 1
-    if not self.numel() and float(ord) not in (0.0, 1.0, 2.0):
+    if not self.numel() and not 0 <= ord < 2**16:
         raise Decline("an empty tensor, of which there is no such norm")
     reduction = _NORMS.get(float(ord), _any_norm)
     numbers = (float(ord),) if reduction is _any_norm else ()

@@ -22,7 +22,8 @@ def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
     a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
     b = b.mT if b.shape[1] == a.shape[1] else a.mT
     row = b[0] if len(b) else b.flatten()
-    return {"mat1": a, "mat": a, "mat2": b, "vec1": a.sum(1), "vec2": row, "vec": b.sum(1), "self": a[:, :1] + b[:1]}
+    given = {"mat1": a, "mat": a, "mat2": b, "vec2": row, "self": a[:, :1] + b[:1]}
+    return given | {"vec1": a.sum(1).to(a.dtype), "vec": b.sum(1).to(b.dtype)}
 
 
 def _batches(tensors: facts.Tensors) -> dict[str, Any]:
