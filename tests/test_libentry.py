@@ -123,3 +123,15 @@ def test_later_launches_do_not_walk_the_decorators(monkeypatch, device):
     monkeypatch.setattr(type(tuned.fn), "run", lambda *args, **kwargs: pytest.fail("walked the decorators"))
     launch()
     torch.testing.assert_close(out, x * 2)
+
+
+def test_it_decorates_without_parentheses():
+    @tritonite.libentry
+    @triton.jit
+    def double(x, n, BLOCK: tl.constexpr):
+        offset = tl.arange(0, BLOCK)
+        tl.store(x + offset, 2 * tl.load(x + offset, mask=offset < n), mask=offset < n)
+
+    x = torch.ones(5, device=tritonite.device)
+    double[(1,)](x, 5, BLOCK=8)
+    assert x.tolist() == [2.0] * 5

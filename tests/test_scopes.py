@@ -1,5 +1,6 @@
 """Enabling, scopes and names."""
 
+import asyncio
 import threading
 import warnings
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite.dispatch.override import installed
+from tritonite.dispatch.override import installed, registered
 from tritonite.errors import UnknownOperator
 
 pytestmark = pytest.mark.smoke
@@ -31,6 +32,83 @@ def test_everything_listed_is_installed_and_removed():
     with tritonite.use_gems():
         assert installed() == {name for name, op in tritonite.overloads().items() if op.has_place}
     assert not installed()
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_scope_decorates_functions(bare):
+    def inside():
+        """What it says."""
+        return bool(installed())
+
+    decorated = tritonite.use_gems(inside) if bare else tritonite.use_gems(include="add")(inside)
+    assert decorated() and decorated() and decorated.__doc__ == "What it says." and not installed()
+
+
+def test_a_decorated_generator_has_the_scope_while_it_runs_alone():
+    seen = []
+
+    @tritonite.use_gems
+    def numbers():
+        try:
+            seen.append(bool(installed()))
+            sent = yield 1
+            seen.append(bool(installed()))
+            yield sent
+        except ValueError:
+            yield bool(installed())
+        finally:
+            seen.append(bool(installed()))
+        return 3
+
+    running = numbers()
+    assert next(running) == 1 and not installed()
+    assert running.send(2) == 2 and not installed()
+    assert running.throw(ValueError) is True and not installed()
+    with pytest.raises(StopIteration, match="3"):
+        next(running)
+    other = numbers()
+    next(other)
+    other.close()
+    assert seen == [True] * 5 and not installed()
+
+
+def test_a_decorated_coroutine_has_the_scope_while_it_runs_alone():
+    seen = []
+
+    @tritonite.use_gems()
+    async def inside():
+        seen.append(bool(installed()))
+        await asyncio.sleep(0)
+        seen.append(bool(installed()))
+        return 4
+
+    async def outside():
+        await asyncio.sleep(0)
+        seen.append(bool(installed()))
+
+    async def both():
+        return await asyncio.gather(inside(), outside(), inside())
+
+    assert asyncio.run(both()) == [4, None, 4]
+    assert sorted(seen) == [False, True, True, True, True] and not installed()
+
+
+def test_one_scope_is_entered_twice():
+    scope = tritonite.use_gems(include="add")
+    with scope:
+        with scope:
+            assert installed()
+        assert installed()
+    assert not installed()
+
+
+def test_disable_within_a_scope_leaves_it_in_force_until_it_ends(device):
+    tritonite.enable()
+    with tritonite.use_gems(include="add"):
+        tritonite.disable()
+        torch.ones(3, device=device) + 1
+        assert launched("add.Tensor") == 1
+    assert not installed() and not registered()
 
 
 def test_scope_restores_after_an_exception():

@@ -305,18 +305,19 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
     return kernel
 
 
-def libentry() -> Callable[[Any], LibEntry]:
+def libentry(fn: Any = None) -> Any:
     """Decorator over `triton.jit`, `triton.autotune` and `triton.heuristics`, in any nesting: a cache of kernels.
 
-    The first call of a kind goes through the decorators, tuning included. Later calls evaluate the heuristics, look
-    the compiled kernel up by what Triton specialises on, and launch it, without walking the decorators again.
+    With parentheses or without. The first call of a kind goes through the decorators, tuning included. Later calls
+    evaluate the heuristics, look the compiled kernel up by what Triton specialises on, and launch it, without walking
+    the decorators again. Raises InvalidDeclaration for anything but such a kernel.
 
         @libentry()
         @triton.autotune(configs=[...], key=["n"])
         @triton.jit
         def kernel(x, n, BLOCK: tl.constexpr): ...
     """
-    return LibEntry
+    return LibEntry if fn is None else LibEntry(fn)
 
 
 class LibEntry(KernelInterface):

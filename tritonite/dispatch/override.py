@@ -10,8 +10,10 @@ import contextlib
 import difflib
 import fnmatch
 import functools
+import inspect
 import itertools
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -247,10 +249,17 @@ def disable() -> None:
 class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a function is
     """`enable()` for the length of a with block; what was in force outside returns at its end, exceptions or not.
 
-    Scopes nest, and the one entered last decides alone: inside `use_gems(include="add")` only add is overridden. They
-    are process-wide, as torch's registrations are. A selection's first scope registers it, in milliseconds; later ones
-    switch it on and off, in microseconds, until `disable()` takes it out of torch.
+    It decorates functions, with parentheses or without: generators and coroutines have it in force while they run, and
+    not while they wait. One object may be entered several times. Scopes nest, and the one entered last decides alone:
+    inside `use_gems(include="add")` only add is overridden. They are process-wide, as torch's registrations are. A
+    selection's first scope registers it, in milliseconds; later ones switch it on and off, in microseconds, until
+    `disable()` takes it out of torch.
     """
+
+    def __new__(cls, include: Any = None, exclude: Names = None) -> Any:  # type: ignore[misc]
+        if inspect.isfunction(include) and not include.__module__.startswith("torch"):
+            return cls()(include)
+        return super().__new__(cls)
 
     def __init__(self, include: Names = None, exclude: Names = None) -> None:
         _require_device()
@@ -270,6 +279,39 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
         with _lock:
             del _layers[self._scopes.pop()]
             _apply()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
+        if inspect.isgeneratorfunction(function):
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return (yield from self._each_step(function(*args, **kwargs)))
+
+        elif inspect.iscoroutinefunction(function):
+
+            async def run(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+                return await types.coroutine(self._each_step)(function(*args, **kwargs).__await__())
+
+        else:
+            return super().__call__(function)
+        return functools.wraps(function)(run)
+
+    def _each_step(self, steps: Any) -> Any:
+        """A generator's steps, or a coroutine's, each within the scope."""
+        step = functools.partial(next, steps)
+        while True:
+            try:
+                with self:
+                    item = step()
+            except StopIteration as stop:
+                return stop.value
+            try:
+                step = functools.partial(steps.send, (yield item))
+            except GeneratorExit:
+                with self:
+                    steps.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is the generator's to catch
+                step = functools.partial(steps.throw, error)
 
 
 def installed() -> frozenset[str]:
