@@ -32,6 +32,16 @@ def test_info_names_versions_mode_and_variables(monkeypatch):
     assert "[1]" in text and "TRITONITE_NO_SUCH" in text
 
 
+def test_the_version_is_an_option():
+    assert run("--version") == tritonite.__version__
+
+
+def test_verify_draws_calls_and_repeats_one():
+    text = run("verify", "--op", "add.Tensor", "--fuzz", "0", "--jobs", "1")
+    assert "0 findings" in text
+    assert "1 calls" in run("verify", "--op", "add.Tensor", "--seed", "1", "--case", "2")
+
+
 def test_explain_tells_the_path():
     text = run("explain", "add.Tensor", "--shape", "3,1", "--shape", "4", "--dtype", "float16", "--dtype", "float32")
     assert "float16[3, 1]" in text and "float32[4]" in text and "result float32[3, 4]" in text

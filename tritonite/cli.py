@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "TRITONITE_TUNE": "the file of tuned tiles; by default tritonite/tune.sqlite in the user's cache folder",
     "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (the default on NVIDIA's GPUs)",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
+    "TRITONITE_FUZZ_LOG": "the file that processes of `tritonite verify --fuzz` write their errors to",
     "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
 }
@@ -49,6 +50,21 @@ def main() -> None:
     except TritoniteError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(tritonite.__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Options of no command."""
 
 
 @app.command()
