@@ -66,6 +66,9 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
     # Among numbers alone it has the default dtype.
     tensor = torch.tensor(number, dtype=torch.float64 if others and type(number) is float else None)
     for other in others:
+        if other.dtype.itemsize == 1 and other.is_floating_point():
+            # Which do not promote, as ATen's kernel says.
+            continue
         as_number = torch.result_type(other, number)
         if as_number != torch.result_type(other, tensor):
             tensor = tensor.to(as_number)

@@ -316,8 +316,11 @@ def nextafter(self, other):
 def _exponent(self, other):
     if isinstance(other, torch.Tensor) and other.dtype is torch.bool and self.dtype.itemsize == 2:
         raise Decline("an exponent of bools for a half type")
-    # ATen's power of 2, which it multiplies with, is contiguous.
-    return self, other.contiguous() if isinstance(other, torch.Tensor) else other
+    if not isinstance(other, torch.Tensor) or other.is_contiguous():
+        return self, other
+    if self.shape != other.shape or 0 in self.stride():
+        raise Decline("an exponent that decides the layout of ATen's power of 2, which it multiplies with")
+    return self, other.contiguous()
 
 
 @pointwise("ldexp", promote=INT_TO_FLOAT, prepare=_exponent)
