@@ -16,6 +16,7 @@ from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
     asked_for,
     by_statistics,
+    check_without_gaps,
     expanded,
     gradient,
     gradients,
@@ -146,8 +147,7 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
     _check_parameters(input, weight, bias, running_mean, running_var)
-    if any(not out.is_contiguous() for out in outs):
-        raise Decline("outputs that are not contiguous")
+    check_without_gaps(*outs)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
     given = _laid(along, running_mean, running_var, weight, bias)
     kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]

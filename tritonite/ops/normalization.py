@@ -163,6 +163,12 @@ def present(*operands):
     return [operand for operand in operands if operand is not None]
 
 
+def check_without_gaps(*operands):
+    """Decline operands and outputs with gaps, which ATen takes as if there were none; None is no operand."""
+    if any(not operand.is_contiguous() for operand in present(*operands)):
+        raise Decline("operands or outputs with gaps, which ATen takes as if there were none")
+
+
 def expanded(shape, *operands):
     return [None if operand is None else operand.expand(shape) for operand in operands]
 
@@ -274,8 +280,7 @@ def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, ou
         raise Decline("operands of other shapes, or statistics of another dtype than ATen keeps")
     if any(tuple(each.shape) != tuple(normalized_shape) for each in present(weight)):
         raise Decline("weight of another shape")
-    if any(not each.is_contiguous() for each in present(rstd, weight)):
-        raise Decline("statistics or a weight with gaps, which ATen reads as if there were none")
+    check_without_gaps(rstd, weight)
     if len(output_mask) != 2 or (output_mask[1] and weight is None):
         raise Decline("a gradient by what there is not, or a mask of another length")
     wanted = output_mask
@@ -305,8 +310,9 @@ def _by_channel(shape, *operands):
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
     check_floats(input, weight, bias)
     shape = _groups(N, C, HxW, group, input)
-    if any(tuple(operand.shape) != (C,) or not operand.is_contiguous() for operand in present(weight, bias)):
-        raise Decline("weight or bias of another shape, or with gaps, which ATen reads as if there were none")
+    if any(tuple(operand.shape) != (C,) for operand in present(weight, bias)):
+        raise Decline("weight or bias of another shape")
+    check_without_gaps(weight, bias)
     shapes = [input.shape, (N, group), (N, group)]
     outs = outputs(present(input, weight, bias), shapes, [input.dtype] * 3, outs)
     _groups(N, C, HxW, group, outs[0])
@@ -318,8 +324,7 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
 def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
     check_floats(input, grad_out, mean, rstd, weight)
     shape = _groups(N, C, HxW, group, input, grad_out)
-    if any(not operand.is_contiguous() for operand in present(mean, rstd, weight)):
-        raise Decline("statistics or a weight with gaps, which ATen reads as if there were none")
+    check_without_gaps(mean, rstd, weight)
     if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
         raise Decline("operands of other shapes")
     results = asked_for(present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
@@ -376,8 +381,7 @@ def _weight_norm_interface(v, g, dim=0, outs=()):
     check_floats(v, g)
     _check_precision(v)
     dims = _slices(v, dim, g)
-    if any(not tensor.is_contiguous() for tensor in (v, *outs)):
-        raise Decline("operands or outputs with gaps, which ATen reads as if there were none")
+    check_without_gaps(v, *outs)
     outs = outputs((v, g), [v.shape, g.shape], [v.dtype, opmath(v.dtype)], outs)
     _weight_norm.run((v, g.expand(v.shape)), dims, outs[:1], opmath(v.dtype), (), outs[1:], (0,))
     return outs
@@ -387,8 +391,7 @@ def _weight_norm_interface(v, g, dim=0, outs=()):
 def _weight_norm_interface_backward(grad_w, saved_v, saved_g, saved_norms, dim, outs=()):
     check_floats(saved_v, grad_w, saved_g)
     _check_precision(saved_v)
-    if any(not tensor.is_contiguous() for tensor in (saved_v, grad_w, *outs)):
-        raise Decline("operands or outputs with gaps, which ATen reads as if there were none")
+    check_without_gaps(saved_v, grad_w, *outs)
     dims = _slices(saved_v, dim, saved_g, saved_norms)
     if grad_w.shape != saved_v.shape or saved_norms.dtype is not opmath(saved_v.dtype):
         raise Decline("operands of other shapes or dtypes")

@@ -8,7 +8,6 @@ from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["approximate"] = ("none", "tanh")
-facts.ZERO_SIGN_UNDEFINED |= {"elu", "hardtanh"}
 # A product of three, one of which may underflow.
 facts.ZERO_SIGN_OF_ROUNDOFF.add("gelu_backward")
 facts.NAN_UNDEFINED |= {
@@ -18,7 +17,7 @@ facts.NAN_UNDEFINED |= {
     "hardtanh_backward",
     "softshrink_backward",
 }
-facts.ZERO_SIGN_UNDEFINED |= {"hardtanh", "log_sigmoid_backward", "relu", "softshrink"}
+facts.ZERO_SIGN_UNDEFINED |= {"elu", "hardtanh", "log_sigmoid_backward", "relu", "softshrink"}
 
 
 @facts.arguments("glu_backward")
