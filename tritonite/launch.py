@@ -523,9 +523,14 @@ class LibEntry(KernelInterface):
 
 
 def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Where the first tensor is that is on a GPU."""
-    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-    return next((tensor.device.index for tensor in tensors if tensor.device.type == "cuda"), None)
+    """Where the first tensor is that is on a GPU, in tuples and descriptors too."""
+    for value in (*args, *kwargs.values()):
+        value = value.base if isinstance(value, DESCRIPTORS) else value
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+            return value.device.index
+        if isinstance(value, tuple) and (index := _device_index(value, {})) is not None:
+            return index
+    return None
 
 
 def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:

@@ -289,10 +289,10 @@ def _log_sigmoid_buffer(self):
 @operator("log_sigmoid_forward", kernels=(_log_sigmoid, _log_sigmoid_buffer))
 def log_sigmoid_forward(self, outs=()):
     """ATen keeps exp(-|x|) for the gradient on the CPU, and an empty buffer on a GPU."""
-    shared = self.untyped_storage()._cdata
-    if any(not out.is_contiguous() or out.untyped_storage()._cdata == shared for out in outs):
-        raise Decline("output with gaps, or that shares memory with the input")
     if _ON_CPU:
+        shared = self.untyped_storage()._cdata
+        if any(not out.is_contiguous() or out.untyped_storage()._cdata == shared for out in outs):
+            raise Decline("output with gaps, or that shares memory with the input")
         (buffer,) = _log_sigmoid_buffer.run((self,), outs[1:])
     elif outs:
         buffer = outs[1]

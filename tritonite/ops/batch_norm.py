@@ -147,8 +147,8 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
     _check_parameters(input, weight, bias, running_mean, running_var)
-    check_without_gaps(*outs)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
+    check_without_gaps(*outs)
     given = _laid(along, running_mean, running_var, weight, bias)
     kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]
     saved = outs[1:] or [empty((size,), kept, input.device) for _ in range(2)]

@@ -89,7 +89,7 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
-    if packet in _products():
+    if packet in _family("matmul"):
         floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
@@ -101,6 +101,8 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
     read = max(x.numel() for x in tensors)
     count = max(1.0, read / max(1, result.numel()))
+    if packet in _family("scan"):
+        return max(count, *result.shape, 1.0)
     if packet is not None and packet.endswith("norm_backward"):
         # What is added up are gradients times elements of order 1.
         return count * min(max(1.0, float(tensors[0].double().square().mean().nan_to_num(1, 1))), 16.0)
@@ -116,9 +118,9 @@ def cancelling(packet: str | None) -> bool:
     return packet is not None and any(name in packet for name in names)
 
 
-@functools.lru_cache(maxsize=1)
-def _products() -> frozenset[str]:
-    return frozenset(op.packet for op in catalog.overloads().values() if op.family == "matmul")
+@functools.lru_cache(maxsize=2)
+def _family(name: str) -> frozenset[str]:
+    return frozenset(op.packet for op in catalog.overloads().values() if op.family == name)
 
 
 def assert_close(

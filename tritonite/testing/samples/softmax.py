@@ -33,8 +33,11 @@ facts.ARGUMENTS["_log_softmax_backward_data"] = _softmax(torch.log_softmax)
 
 
 @facts.arguments("_masked_softmax", "_masked_softmax_backward")
-def _masked(tensors: facts.Tensors) -> dict[str, Any]:
+def _masked(tensors: facts.Tensors) -> dict[str, Any] | None:
     """A mask of all elements: its type is 2. ATen reads all operands as contiguous whatever they are."""
+    if not tensors[0].numel() and tensors[0].device.type != "cpu":
+        # ATen's launch fails.
+        return None
     x, other = (tensor.expand(tensors[0].shape).contiguous() for tensor in tensors[:2])
     mask = x.flip(0) > 0 if x.dim() else x > 0
     if x.is_floating_point() and x.dim():
