@@ -24,6 +24,10 @@ $(VENV)/test: $(VENV)/demo
 	@echo "installing what the tests need"
 	@$(PIP) --no-build-isolation -e ".[test,dev]" && touch $@
 
+$(VENV)/docs: $(VENV)/base
+	@echo "installing what the documentation needs"
+	@$(PIP) --no-build-isolation -e ".[docs]" && touch $@
+
 demo: $(VENV)/demo
 	@$(BIN)/python -m tritonite demo
 
@@ -77,11 +81,13 @@ check: $(VENV)/test
 	@$(BIN)/python tools/operator_table.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
 
-docs: $(VENV)/base
+# docs/ops.md from the catalog, and a site of all pages in site/.
+docs: $(VENV)/docs
 	@$(BIN)/python tools/operator_table.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 format: $(VENV)/test
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

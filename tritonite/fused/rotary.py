@@ -72,10 +72,8 @@ def rotary_embedding_(
 ) -> None:
     """`rotary_embedding` written into query and key, of which what is passed through is not touched.
 
-    Query and key may be views of one tensor, such as a product's columns, but must share no elements.
-
-    Args:
-        query, key, cos, sin, interleaved: as `rotary_embedding`'s.
+    The arguments are those of `rotary_embedding`. Query and key may be views of one tensor, such as a product's
+    columns, but must share no elements.
 
     Raises errors.Unsupported as that does, for a query or key whose elements share memory, and, while gradients are
     recorded, for arguments that require one.
