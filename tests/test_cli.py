@@ -52,6 +52,12 @@ def test_explain_tells_the_path():
     assert "outside ATen" in run("explain", "tritonite::silu_and_mul", "--shape", "4,8")
 
 
+def test_commands_take_the_names_of_functions():
+    assert "runs as _softmax" in run("explain", "softmax", "--shape", "4,8")
+    assert "runs as native_layer_norm" in run("explain", "layer_norm", "--shape", "4,8")
+    assert "ATen: no kernel" in run("explain", "sort")
+
+
 @pytest.mark.parametrize("overload", sorted(tritonite.overloads())[::40])
 def test_explain_takes_any_overload(overload):
     done = CliRunner().invoke(cli.app, ["explain", overload])

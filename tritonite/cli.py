@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import platform
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +22,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import tritonite
+from tritonite.catalog import names
 from tritonite.dispatch import native
-from tritonite.dispatch.override import select
+from tritonite.dispatch.override import select, unknown
 from tritonite.errors import NoDevice, TritoniteError
 from tritonite.explain import overload_named
 from tritonite.tune import store
 
+# How many sets of arguments are tried where they are guessed.
+_MOST_ATTEMPTS = 64
 app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
 
@@ -102,34 +106,80 @@ def info() -> None:
 
 @app.command()
 def explain(
-    overload: Annotated[str, typer.Argument(help="such as add.Tensor or tritonite::silu_and_mul")],
+    operator: Annotated[str, typer.Argument(help="such as softmax, add.Tensor or tritonite::silu_and_mul")],
     shape: Annotated[
         list[str] | None, typer.Option(help="of each tensor argument, such as 64,64; the last is repeated")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16; likewise")] = None,
 ) -> None:
     """What happens to a call: path, promotion, kernel and launch, or why ATen serves it."""
-    op = overload_named(overload)
     shapes, dtypes = shape or ["64,64"], _dtypes(dtype or ["float32"])
-    tensors = 0
-    arguments: dict[str, object] = {}
+    refusals = []
+    for args, kwargs in _calls(operator, functools.partial(_tensors, shapes, dtypes)):
+        try:
+            text = tritonite.explain(operator, *args, **kwargs)
+        except TritoniteError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as refusal:
+            refusals.append(str(refusal))
+        else:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            return
+    message = f"ATen refuses these arguments: {refusals[0]}" if refusals else "no arguments for it are known"
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
+
+
+def _tensors(shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[torch.Tensor]:
+    """Those of a call, one after another; the last shape and dtype stand for all that follow."""
+    pairs = zip(*(itertools.chain(each, itertools.repeat(each[-1])) for each in (shapes, dtypes)), strict=True)
+    return itertools.starmap(_tensor, pairs)
+
+
+def _calls(
+    operator: str, tensors: Callable[[], Iterator[torch.Tensor]]
+) -> Iterator[tuple[Sequence[object], dict[str, object]]]:
+    """Arguments to explain a call with: one set of an overload, several to try of a function."""
+    if "::" in operator or operator in tritonite.overloads():
+        yield _call(overload_named(operator), tensors())
+        return
+    function = names.function_named(operator)
+    if function is None:
+        raise unknown(operator)
+    for parameters in names.ways(function):
+        given = _given(parameters, tensors())
+        yield from ((values, {}) for values in itertools.islice(itertools.product(*given), _MOST_ATTEMPTS))
+
+
+def _given(parameters: Iterable[Sequence[object]], tensors: Iterator[torch.Tensor]) -> list[list[object]]:
+    """What is tried for parameters, with a tensor for those that take one, and its last size for a list of sizes."""
+    given, sizes = list[list[object]](), list[int]()
+    for values in parameters:
+        others = [value for value in values if not names.is_like(value)]
+        if len(others) < len(values):
+            others.append(tensor := next(tensors))
+            sizes = sizes or list(tensor.shape[-1:])
+        given.append([sizes, *others] if [1] in others and sizes else others)
+    return given
+
+
+def _call(op: tritonite.Op, tensors: Iterator[torch.Tensor]) -> tuple[list[object], dict[str, object]]:
+    """Arguments of an overload by position, and by name those that have to be."""
+    args, kwargs, dtype = list[object](), dict[str, object](), torch.float32
     for argument in op.schema.arguments:
-        kind = str(argument.type)
-        if kind in ("Tensor", "Optional[Tensor]"):
-            place = min(tensors, len(shapes) - 1), min(tensors, len(dtypes) - 1)
-            arguments[argument.name] = _tensor(shapes[place[0]], dtypes[place[1]])
-            tensors += 1
-        elif not argument.has_default_value():
-            arguments[argument.name] = _guess(str(argument.real_type), dtypes[0])
-    positional = [arguments.pop(name) for name in op.names if name in arguments and not _is_keyword(op, name)]
-    try:
-        text = tritonite.explain(overload, *positional, **arguments)
-    except TritoniteError:
-        raise
-    except (RuntimeError, ValueError, IndexError) as refusal:
-        console.print(f"ATen refuses these arguments: {refusal}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        value: object
+        if str(argument.type) in ("Tensor", "Optional[Tensor]"):
+            value = tensor = next(tensors)
+            dtype = tensor.dtype
+        elif argument.has_default_value():
+            value = argument.default_value
+        else:
+            value = _guess(str(argument.real_type), dtype)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
 
 
 def _guess(kind: str, dtype: torch.dtype) -> object:
@@ -157,10 +207,6 @@ def _dtypes(names: list[str]) -> list[torch.dtype]:
         if not isinstance(dtype, torch.dtype):
             raise typer.BadParameter(f"torch has no dtype {name!r}", param_hint="--dtype")
     return found
-
-
-def _is_keyword(op: tritonite.Op, name: str) -> bool:
-    return next(argument.kwarg_only for argument in op.schema.arguments if argument.name == name)
 
 
 @app.command()

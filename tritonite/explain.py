@@ -3,44 +3,84 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tritonite import catalog, devices
-from tritonite.catalog import Op
+from tritonite.catalog import Op, names
 from tritonite.dispatch import call, library
-from tritonite.dispatch.override import installed, native_dispatcher
+from tritonite.dispatch.override import installed, native_dispatcher, unknown
 from tritonite.dispatch.plan import CopyStep, DataUnknown, LaunchStep, ReadStep, Recorder, ZeroStep, record
 from tritonite.dispatch.python import recordable
 from tritonite.errors import Decline, UnknownOperator
 from tritonite.launch import LaunchDescription
 
 
-def explain(name: str, *args: Any, **kwargs: Any) -> str:
-    """What happens to a call of an overload with these arguments: the path, promotion, launches, results, or why ATen.
+def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """What happens to a call with these arguments: the path, promotion, launches, results, or why ATen serves it.
 
-    An operator outside ATen is named with its namespace ("tritonite::silu_and_mul"), and takes its schema's arguments.
-    The host function runs, and what it would launch is noted instead: nothing is computed, though memory is allocated
-    and kernels may be compiled. Raises UnknownOperator for an overload that is not served, Unsupported for a call
-    outside ATen that would, and ATen's own error for arguments that ATen refuses.
+    Nothing is computed, though memory is allocated and kernels may be compiled: the host function runs, and what it
+    would launch is noted instead.
+
+    Args:
+        function: an overload ("add.Tensor"), an operator outside ATen with its namespace ("tritonite::silu_and_mul"),
+            the name of a function of torch's ("softmax", "linear"), or a function (torch.softmax, one of your own). Of
+            a function each call of ATen's operators is explained, with the arguments that the function gives it.
+        args: the overload's or the function's.
+
+    Raises UnknownOperator for a name that torch has not, Unsupported for a call outside ATen that would, and ATen's own
+    error for arguments that ATen refuses.
     """
-    op = overload_named(name)
+    if isinstance(function, str) and (function in catalog.overloads() or function.startswith("tritonite::")):
+        return _overload(overload_named(function), args, kwargs)
+    name = function if isinstance(function, str) else getattr(function, "__name__", str(function))
+    known = names.function_named(function) if isinstance(function, str) else names.known_function(function)
+    if known is None:
+        raise unknown(name)
+    calls, _ = names.traced(known, args, kwargs)
+    given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
+    title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"
+    if len(calls) == 1 and name == calls[0].overload:
+        # It is an operator, and has said so.
+        return _call(calls[0], given)
+    return "\n\n".join([title, *(_call(each, given) for each in calls)])
+
+
+def _call(each: names.AtenCall, given: set[int]) -> str:
+    """What happens to a call of ATen's that was traced; of tensors that it would compute there are but likenesses."""
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in given:
+            return tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, real, (each.args, each.kwargs))
+    op = catalog.overloads().get(each.overload)
+    if op is not None:
+        return _overload(op, args, kwargs)
+    reason = catalog.excluded.get(each.overload)
+    return f"{each.overload}{_describe(args, kwargs)}\npath       ATen: no kernel{f' ({reason})' if reason else ''}"
+
+
+def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What happens to a call of an overload."""
     refusal = _refusal(op, args, kwargs)
-    if refusal is not None and str(refusal).startswith(op.qualified.partition("::")[0] + "::"):
+    foreign = str(refusal).startswith((op.qualified.partition("::")[0] + "::", "Unknown keyword"))
+    if refusal is not None and foreign:
         # They are not the schema's arguments.
         raise refusal
     values = _in_schema_order(op, args, kwargs)
     dispatcher = native_dispatcher()
     kept = dispatcher.kept(op.overload, values) if dispatcher is not None else ""
-    state = "overridden now" if name in installed() else "not overridden now: ATen serves it"
+    state = "overridden now" if op.overload in installed() else "not overridden now: ATen serves it"
     if op.declaration.library is not None:
         state = "outside ATen: always registered"
     elif not op.has_place:
         state = "ATen has it on CUDA alone; here it can be called directly"
-    lines = [f"{name}{_describe(args, kwargs)}", f"state      {state}"]
+    lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
     recorder: Recorder | None = None
     run, leaves, numbers = recordable(op, values)
 

@@ -27,6 +27,12 @@ def has_lazy_bits(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
+def overload_name(operator: Any) -> str:
+    """What the catalog calls a torch.ops.OpOverload: "add.Tensor", "relu", "tritonite::silu_and_mul"."""
+    name, overload = operator._schema.name.removeprefix("aten::"), operator._schema.overload_name
+    return f"{name}.{overload}" if overload else name
+
+
 def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
     """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
     found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")

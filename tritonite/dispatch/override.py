@@ -22,11 +22,13 @@ from typing import Any
 import torch
 
 from tritonite import catalog, devices, launch, stats
-from tritonite.catalog import Op
+from tritonite.catalog import Op, names
 from tritonite.dispatch import native, python
 from tritonite.errors import NoDevice, UnknownOperator
 
-Names = str | Iterable[str] | None
+# Names that `enable()` takes, or functions of torch's.
+Name = str | Callable[..., Any]
+Names = Name | Iterable[Name] | None
 
 _MOST_SELECTIONS = 256
 _lock = threading.RLock()
@@ -46,31 +48,42 @@ _leaving = False
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
     """The overloads that `include` (default: all) names and `exclude` does not. Raises UnknownOperator."""
-    return _selected(
-        *(names if names is None or isinstance(names, str) else tuple(names) for names in (include, exclude))
-    )
+    return _selected(*(None if each is None else _listed(each) for each in (include, exclude)))
+
+
+def _listed(given: Name | Iterable[Name]) -> tuple[Name, ...]:
+    return (given,) if isinstance(given, str) or callable(given) else tuple(given)
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
-def _selected(include: str | tuple[str, ...] | None, exclude: str | tuple[str, ...] | None) -> frozenset[str]:
+def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None) -> frozenset[str]:
     chosen = frozenset(catalog.overloads()) if include is None else _match(include)
     # What ATen has on another kind of device alone has no place here.
     chosen = frozenset(name for name in chosen if catalog.overloads()[name].has_place)
     return chosen if exclude is None else chosen - _match(exclude)
 
 
-def _match(patterns: str | Iterable[str]) -> frozenset[str]:
-    return frozenset().union(*map(_match_one, [patterns] if isinstance(patterns, str) else patterns))
+def _match(patterns: Iterable[Name]) -> frozenset[str]:
+    return frozenset().union(*map(_match_one, patterns))
 
 
-def _match_one(pattern: str) -> frozenset[str]:
-    names = list(catalog.overloads())
-    found = [name for name in names if _names(pattern, name)]
+def _match_one(pattern: Name) -> frozenset[str]:
+    every = list(catalog.overloads())
+    function = names.function_named(pattern) if isinstance(pattern, str) else names.known_function(pattern)
+    found = {name for name in every if isinstance(pattern, str) and _names(pattern, name)}
+    if function is not None and not (found and isinstance(function, torch._ops.OpOverload)):
+        found |= names.reached(function)
     if not found:
-        packets = {name.partition(".")[0] for name in names}
-        close = difflib.get_close_matches(str(pattern), [*packets, *names], n=1)
-        raise UnknownOperator(name=pattern, hint=f" (did you mean {close[0]!r}?)" if close else "")
+        raise unknown(pattern, "" if function is None else " (what it calls of ATen has no kernel here)")
     return frozenset(found)
+
+
+def unknown(name: Name, hint: str = "") -> UnknownOperator:
+    """The error for a name that nothing has, with the nearest of those that there are, if there is no other `hint`."""
+    every = catalog.overloads()
+    text = name if isinstance(name, str) else getattr(name, "__name__", str(name))
+    close = difflib.get_close_matches(text, [*{known.partition(".")[0] for known in every}, *every], n=1)
+    return UnknownOperator(name=text, hint=hint or (f" (did you mean {close[0]!r}?)" if close else ""))
 
 
 def _names(pattern: str, overload: str) -> bool:
@@ -221,9 +234,11 @@ def enable(include: Names = None, exclude: Names = None) -> None:
     """Run ATen's operators as Triton kernels in this process, from every thread, until `disable()`.
 
     Args:
-        include: which ones: operator names ("softmax", in-place forms included), overloads ("add.Tensor") or globs
-            ("bitwise_*"), one or several. Default: all.
-        exclude: which of those to leave to ATen.
+        include: which ones, one or several: the names of torch's functions ("softmax", "linear") or the functions
+            themselves (torch.relu), which stand for all that their calls reach, in place and in their backward
+            formulas too; overloads ("add.Tensor", torch.ops.aten.add.Tensor); or globs over overloads ("bitwise_*").
+            Default: all.
+        exclude: which of those to leave to ATen, likewise.
 
     A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, NoDevice where
     nothing can run.

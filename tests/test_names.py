@@ -1,0 +1,86 @@
+"""Names that users know: what they select, and what explain says of them."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tritonite
+from tritonite.dispatch.override import select
+from tritonite.errors import UnknownOperator
+
+NAMES = {
+    "softmax": {"_softmax", "_softmax_backward_data"},
+    "linear": {"addmm", "mm"},
+    "matmul": {"mm", "mv", "dot", "bmm"},
+    "rms_norm": {"_fused_rms_norm" if tritonite.device == "cuda" else "rsqrt"},
+    "cross_entropy": {"_log_softmax", "nll_loss_forward", "nll_loss_backward"},
+    "layer_norm": {"native_layer_norm", "native_layer_norm_backward"},
+    "scaled_dot_product_attention": {"mm", "bmm"},
+    "logsigmoid": {"log_sigmoid_forward"},
+    "relu": {"relu", "relu_", "relu.out", "threshold_backward"},
+    "softmax.int": {"_softmax"},
+    torch.relu: {"relu"},
+    torch.Tensor.softmax: {"_softmax"},
+    torch.special.expit: {"sigmoid"},
+    functional.cross_entropy: {"_log_softmax", "nll_loss_forward"},
+    functional.linear: {"addmm"},
+    torch.ops.aten.softmax: {"_softmax"},
+}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: getattr(name, "__name__", name))
+def test_a_name_selects_what_its_calls_reach(name):
+    assert NAMES[name] <= select(name)
+    assert not NAMES[name] & select(exclude=name)
+
+
+def test_what_a_call_does_not_reach_is_not_selected():
+    assert {name.partition(".")[0].removesuffix("_") for name in select("add")} == {"add"}
+    assert select(torch.ops.aten.add.Tensor) == {"add.Tensor"}
+    assert select(["softmax", torch.relu]) == select("softmax") | select(torch.relu)
+
+
+def test_a_scope_by_name_serves_the_call(device):
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    with tritonite.use_gems(include="softmax"):
+        (torch.softmax(x, 0) * x.detach()).sum().backward()
+    assert tritonite.stats().keys() == {"_softmax", "_softmax_backward_data"}
+
+
+def test_asking_for_a_name_changes_nothing():
+    seed = torch.initial_seed()
+    with pytest.raises(UnknownOperator):
+        select("manual_seed")
+    assert torch.initial_seed() == seed
+
+
+def test_names_without_kernels_are_told_apart():
+    with pytest.raises(UnknownOperator, match="has no kernel here"):
+        select("sort")
+    with pytest.raises(UnknownOperator, match="did you mean 'softmax'"):
+        select("softmx")
+
+
+@pytest.mark.parametrize("function", ["softmax", torch.softmax])
+def test_explain_says_what_a_function_runs_as(function, device):
+    text = tritonite.explain(function, torch.randn(4, 8, device=device), 0)
+    assert "runs as    _softmax\n\n_softmax(float32[4, 8], 0, False)" in text and "transform_rows" in text
+
+
+def test_explain_follows_a_function_of_ones_own(device):
+    weight = torch.randn(8, 8, device=device, requires_grad=True)
+    text = tritonite.explain(lambda x: (x @ weight).relu().sort(), torch.randn(4, 8, device=device))
+    assert "runs as    mm, relu, sort" in text and "path       ATen: no kernel" in text
+
+
+def test_explain_says_where_there_is_no_kernel(device):
+    x = torch.randn(4, device=device)
+    assert tritonite.explain("sort", x) == "sort(float32[4])\npath       ATen: no kernel"
+    assert "ATen: no kernel" in tritonite.explain("nonzero", x)
+    assert "views alone" in tritonite.explain("view", x, [2, 2])
+
+
+@pytest.mark.parametrize(("name", "other"), [("add.Tensor", 1), ("add", 1), ("softmax", 0)])
+def test_explain_refuses_unknown_keywords(name, other, device):
+    with pytest.raises(RuntimeError, match="Unknown keyword argument 'foo'"):
+        tritonite.explain(name, torch.randn(4, device=device), other, foo=1)
