@@ -10,6 +10,7 @@ from tritonite.dispatch.override import disable, enable, use_gems
 from tritonite.dynamic import pointwise_dynamic
 from tritonite.explain import explain
 from tritonite.launch import libentry
+from tritonite.report import OperatorReport, Report, report
 from tritonite.stats import Counts, reset_stats, stats
 
 device = _devices.current.type
@@ -20,6 +21,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Counts",
     "Op",
+    "OperatorReport",
+    "Report",
     "backend",
     "device",
     "disable",
@@ -30,6 +33,7 @@ __all__ = [
     "ops",
     "overloads",
     "pointwise_dynamic",
+    "report",
     "reset_stats",
     "stats",
     "use_gems",

@@ -1,4 +1,4 @@
-"""The command line: `tritonite info`, `build`, `demo`, `explain`, `verify`, `bench`, `tune`."""
+"""The command line: `tritonite info`, `build`, `demo`, `explain`, `report`, `verify`, `bench`, `tune`."""
 
 from __future__ import annotations
 
@@ -280,6 +280,52 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
 
 
 @app.command()
+def report(
+    model: Annotated[list[str], typer.Option(help="bert or llama; several allowed")],
+    dtype: Annotated[str, typer.Option(help="default bfloat16, and float32 in the interpreter")] = "",
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="of the prompt; default 512")] = None,
+) -> None:
+    """Who runs each call of ATen in a model's passes, how often, why not Tritonite, and what it costs on a GPU."""
+    from tritonite.bench import models
+
+    kind, tiny = _model_dtype(dtype), tritonite.backend.interpreted
+    for name in _models(model):
+        for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny):
+            with torch.inference_mode():
+                found = tritonite.report(phase.forward)
+                phase.restore()
+            console.print(f"{name} {phase.name}, {phase.tokens} tokens, {str(kind).removeprefix('torch.')}")
+            console.print(found)
+
+
+def _models(chosen: list[str] | None) -> list[str]:
+    from tritonite.bench import models
+
+    for name in chosen or ():
+        if name not in models.MODELS:
+            raise typer.BadParameter(f"no model {name!r}; there are {', '.join(models.MODELS)}", param_hint="--model")
+    return chosen or []
+
+
+def _model_dtype(name: str) -> torch.dtype:
+    """The one named, or what models usually have here."""
+    from tritonite.bench import models
+
+    if not name:
+        return torch.float32 if tritonite.backend.interpreted else torch.bfloat16
+    (dtype,) = _dtypes([name])
+    if dtype not in models.MINIMUM_SIMILARITY:
+        raise typer.BadParameter("models run in float16, bfloat16 and float32", param_hint="--dtype")
+    return dtype
+
+
+def _prompt() -> int:
+    """How many tokens a model's prompt has."""
+    return 16 if tritonite.backend.interpreted else 512
+
+
+@app.command()
 def bench(
     op: Annotated[list[str] | None, typer.Option(help="operator or glob; several allowed")] = None,
     family: Annotated[list[str] | None, typer.Option(help="such as activation; several allowed")] = None,
@@ -303,12 +349,8 @@ def bench(
     from tritonite.bench import cases, models, results, run, timing
     from tritonite.bench import console as view
 
-    for name in model or ():
-        if name not in models.MODELS:
-            raise typer.BadParameter(f"no model {name!r}; there are {', '.join(models.MODELS)}", param_hint="--model")
+    model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
     dtypes = _dtypes(dtype) if dtype else None
-    if model and not set(dtypes or ()) <= models.MINIMUM_SIMILARITY.keys():
-        raise typer.BadParameter("models run in float16, bfloat16 and float32", param_hint="--dtype")
     for name in measure or ():
         if name not in results.MEASURES or (name == "graph" and tritonite.device != "cuda"):
             raise typer.BadParameter(f"cannot measure {name!r} here", param_hint="--measure")
@@ -327,13 +369,13 @@ def bench(
     names = [each.name for each in (timing.ATEN, *providers)]
     machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
     tiny = tritonite.backend.interpreted
-    length = tokens or (16 if tiny else 512)
+    length = tokens or _prompt()
     passes = (
         models.measure(
             name, (timing.ATEN, *providers), dtype=kind, batch=batch, tokens=length, tiny=tiny, rounds=rounds
         )
         for name in model or ()
-        for kind in dtypes or [torch.float32 if tiny else torch.bfloat16]
+        for kind in model_dtypes
     )
     every: Iterator[results.Result | results.ModelResult]
     every = itertools.chain(run.run(chosen, providers, rounds), itertools.chain.from_iterable(passes))

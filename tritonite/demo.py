@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritonite
 
@@ -32,21 +30,6 @@ SENTENCES = (
     "She plays the violin every evening.",
 )
 MINIMUM_COSINE = 0.9999
-
-
-class _Counting(TorchDispatchMode):
-    """Counts the operators that compute; views do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.is_view:
-            return func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        self.calls[f"{name}.{func._schema.overload_name}" if func._schema.overload_name else name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def minilm_folder() -> Path | None:
@@ -98,17 +81,13 @@ def run(console: Console) -> bool:
         aten_seconds = time.perf_counter() - begin
         progress.update(task, description="Tritonite", total=len(layers), completed=0)
         hooks = [layer.register_forward_hook(lambda *_: progress.advance(task)) for layer in layers]
-        tritonite.reset_stats()
         begin = time.perf_counter()
-        with tritonite.use_gems(), _Counting() as counting:
-            embeddings = _embed(model, tokens)
-        seconds = time.perf_counter() - begin
+        report = tritonite.report(_embed, model, tokens)
+        embeddings, seconds = report.result, time.perf_counter() - begin
         for hook in hooks:
             hook.remove()
-        # The statistics belong to the model, not to what is printed of it.
-        statistics = tritonite.stats()
     _print_neighbours(console, embeddings)
-    _print_operators(console, counting.calls, statistics)
+    console.print(report)
     cosine = float((embeddings * expected).sum(1).min())
     console.print(
         f"largest difference from ATen {float((embeddings - expected).abs().max()):.2e}, cosine >= {cosine:.6f}"
@@ -125,16 +104,3 @@ def _print_neighbours(console: Console, embeddings: torch.Tensor) -> None:
     for i, sentence in enumerate(SENTENCES):
         table.add_row(sentence, SENTENCES[int(index[i])], f"{float(best[i]):.3f}")
     console.print(table)
-
-
-def _print_operators(console: Console, calls: Counter[str], statistics: dict[str, tritonite.Counts]) -> None:
-    table = Table("operator", "Triton", "ATen", "why ATen")
-    for name in sorted({*calls, *statistics}, key=lambda name: (name not in statistics, name)):
-        counts = statistics.get(name)
-        launched = counts.launched + counts.replayed if counts else 0
-        reasons = ", ".join(counts.declined) if counts else "no kernel yet"
-        rest = sum(counts.declined.values()) if counts else calls[name]
-        table.add_row(name, str(launched or ""), str(rest or ""), reasons)
-    console.print(table)
-    triton_calls = sum(counts.launched + counts.replayed for counts in statistics.values())
-    console.print(f"{triton_calls} calls in Triton kernels")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tritonite import tables
+
+_log = logging.getLogger("tritonite")
 _lock = threading.Lock()
 _REASONS = 64
 
@@ -25,10 +29,12 @@ class Counts:
 
 
 class _Counter:
-    def __init__(self) -> None:
+    def __init__(self, overload: str) -> None:
+        self.overload = overload
         self.launched = 0
         self.declined: Counter[str] = Counter()
         self.unrecordable: Counter[str] = Counter()
+        self.told: set[str] = set()
 
     def count_launch(self) -> None:
         with _lock:
@@ -36,6 +42,13 @@ class _Counter:
 
     def count_decline(self, reason: str) -> None:
         _count(self.declined, reason)
+        self.tell(reason)
+
+    def tell(self, reason: str) -> None:
+        """Log why a call is declined, each reason once until `reset_stats()`."""
+        if reason not in self.told and len(self.told) < _REASONS:
+            self.told.add(reason)
+            _log.debug("%s is left to ATen: %s", self.overload, reason)
 
     def count_unrecordable(self, reason: str) -> None:
         _count(self.unrecordable, reason)
@@ -53,7 +66,7 @@ _counters: dict[str, _Counter] = {}
 
 def counts_of(overload: str) -> _Counter:
     with _lock:
-        return _counters.setdefault(overload, _Counter())
+        return _counters.setdefault(overload, _Counter(overload))
 
 
 # The native dispatcher, once it is in use.
@@ -78,12 +91,30 @@ def counts(overload: str) -> Counts:
         return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
 
-def stats() -> dict[str, Counts]:
-    """Counts of every overload called since the process began or `reset_stats()`."""
+class Stats(dict[str, Counts]):
+    """Counts by overload; printed, they are a table."""
+
+    def __rich__(self) -> Any:
+        from rich.table import Column, Table
+
+        numbers = (Column(name, justify="right") for name in ("replayed", "launched", "declined"))
+        table = Table(Column("operator", overflow="fold"), *numbers, "why declined, or not recorded")
+        for name, entry in self.items():
+            declined = sum(entry.declined.values())
+            listed = (str(count or "") for count in (entry.replayed, entry.launched, declined))
+            table.add_row(name, *listed, "; ".join([*entry.declined, *entry.unrecordable]))
+        return table
+
+    def __str__(self) -> str:
+        return tables.text_of(self)
+
+
+def stats() -> Stats:
+    """Counts of every overload called since the process began or `reset_stats()`, which print as a table."""
     with _lock:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}
-    return {name: entry for name, entry in found.items() if entry != Counts()}
+    return Stats({name: entry for name, entry in found.items() if entry != Counts()})
 
 
 def totals() -> Counts:
@@ -112,6 +143,7 @@ def reset_stats() -> None:
             counter.launched = 0
             counter.declined.clear()
             counter.unrecordable.clear()
+            counter.told.clear()
         names = list(_counters)
     for dispatcher in _native:
         for name in names:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast as _ProfiledRange
+from torch.autograd import profiler
 
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
@@ -36,6 +38,8 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
     interpreted = devices.current.interpreted
     tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
     inside_kernel, name, in_force = launch.inside_kernel, op.overload, _InForce
+    # In a profile a range of our own within that of ATen's operator.
+    label = f"tritonite::{name}"
 
     def aten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for i in tensor_arguments:
@@ -48,7 +52,11 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
         if kernel is not None and (name not in in_force.names or (interpreted and inside_kernel())):
             return aten(args, kwargs)
         try:
-            result = op(*args, **kwargs)
+            if kernel is not None and profiler._is_profiler_enabled:
+                with _ProfiledRange(label):
+                    result = op(*args, **kwargs)
+            else:
+                result = op(*args, **kwargs)
         except Decline as decline:
             count_decline(decline.reason)
             if kernel is None:
@@ -90,6 +98,7 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
             if op.declaration.library is not None:
                 counts.count_decline(decline.reason)
                 raise Unsupported(name=op.overload, reason=decline.reason) from None
+            counts.tell(decline.reason)
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()

@@ -13,6 +13,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +25,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/SmallVector.h>
@@ -265,7 +267,7 @@ struct Entry {
 // All that is known of an overridden operator. Made once and never freed: calls may be under way at any time.
 struct State {
   State(c10::OperatorHandle handle, std::string space, std::string name)
-      : handle(std::move(handle)), space(std::move(space)), name(std::move(name)) {}
+      : handle(std::move(handle)), space(std::move(space)), name(std::move(name)), label("tritonite::" + this->name) {}
 
   // ATen's, or of operators outside ATen, behind which there is no other kernel.
   bool is_atens() const {
@@ -273,7 +275,7 @@ struct State {
   }
 
   c10::OperatorHandle handle;
-  std::string space, name;
+  std::string space, name, label;
   c10::DispatchKey key = c10::DispatchKey::CUDA;
   // By argument: whether it is a tensor or a list of them, and whether it is written.
   std::vector<bool> tensor, written;
@@ -1143,6 +1145,21 @@ void call_kernel(const State& state, c10::DispatchKeySet keys, Stack* stack) {
   kernel->callBoxed(state.handle, keys, stack);
 }
 
+// In a profile a range of our own within that of ATen's operator.
+class ProfiledRange {
+ public:
+  explicit ProfiledRange(const State& state) {
+    if (!state.is_atens()) return;
+    if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
+      range.emplace(std::move(*callbacks));
+      range->before(state.label.c_str());
+    }
+  }
+
+ private:
+  std::optional<at::RecordFunction> range;
+};
+
 // Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
 bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
   py::gil_scoped_acquire gil;
@@ -1151,7 +1168,10 @@ bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
   for (size_t i = 0; i < arguments; ++i) {
     values.append(to_python((*stack)[stack->size() - arguments + i], schema.arguments()[i]));
   }
-  const auto outcome = py::handle(state.record)(values).cast<py::tuple>();
+  const auto outcome = [&] {
+    const ProfiledRange range(state);
+    return py::handle(state.record)(values).cast<py::tuple>();
+  }();
   const auto kind = outcome[0].cast<std::string>();
   if (kind == "declined") {
     auto* counter = reason_counter(state, outcome[1].cast<std::string>());
@@ -1199,6 +1219,7 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
     if (!reason) {
       replay.draw(*stack, arguments);
       try {
+        const ProfiledRange range(state);
         replay.run(stack, arguments);
         state.replayed.fetch_add(1, std::memory_order_relaxed);
         return;

@@ -1,0 +1,80 @@
+"""What is said of calls that were made: the report of a function, counts as a table, the log, and profiles."""
+
+import logging
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tritonite
+from tritonite import cli
+from tritonite.dispatch.override import installed
+
+pytestmark = pytest.mark.usefixtures("path")
+
+
+def step(x):
+    (x.softmax(-1) * 2).sort().values.sum().backward()
+    return x.grad
+
+
+def test_a_report_says_who_ran_each_call_and_why(device):
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    report = tritonite.report(step, x)
+    assert report.result is x.grad and not installed()
+    for name in ("_softmax", "_softmax_backward_data", "mul.Tensor", "sum"):
+        found = report.operators[name]
+        assert found.calls == found.tritonite > 0 and not found.reasons
+    assert report.operators["sort"].reasons == {"no kernel": 1}
+    timed = [found.microseconds for found in report.operators.values() if found.microseconds]
+    assert bool(timed) == (device == "cuda")
+    assert report.as_dict()["sort"]["aten"] == 1
+    assert "sort" in str(report) and "no kernel" in str(report) and "in Triton kernels" in str(report)
+
+
+def test_a_report_keeps_to_what_is_enabled(device):
+    x = torch.randn(4, device=device)
+    tritonite.enable(include="exp")
+    report = tritonite.report(lambda: (x.exp(), x.log(), x.to(torch.complex64).exp()))
+    assert report.operators["log"].reasons == {"not enabled": 1}
+    assert report.operators["exp"].reasons == {"dtype torch.complex64": 1} and report.operators["exp"].tritonite == 1
+
+
+def test_what_the_function_raises_passes_through(device):
+    with pytest.raises(RuntimeError, match="must match"):
+        tritonite.report(torch.add, torch.ones(3, device=device), torch.ones(4, device=device))
+    assert not installed()
+
+
+def test_stats_print_as_a_table(device):
+    x = torch.randn(4, device=device)
+    with tritonite.use_gems():
+        x.exp(), x.to(torch.complex64).exp()
+    lines = str(tritonite.stats()).splitlines()
+    (line,) = (line for line in lines if "exp" in line)
+    assert "replayed" in "".join(lines) and "dtype torch.complex64" in line
+
+
+def test_declines_are_logged_once_for_each_reason(device, caplog):
+    # Of a size of its own, because the native dispatcher remembers what was declined.
+    x = torch.randn(4, 37, device=device).to(torch.complex64)
+    with caplog.at_level(logging.DEBUG, logger="tritonite"), tritonite.use_gems(include="cosh"):
+        x.cosh(), x[1:].cosh(), x[2:].cosh()
+    assert [record.getMessage() for record in caplog.records] == ["cosh is left to ATen: dtype torch.complex64"]
+
+
+def test_a_profile_shows_our_calls_under_their_own_name(device):
+    x = torch.randn(64, 64, device=device)
+    with tritonite.use_gems():
+        x + x
+        with torch.profiler.profile() as profile:
+            x + x
+    assert {"aten::add", "tritonite::add.Tensor"} <= {event.key for event in profile.key_averages()}
+
+
+def test_the_command_reports_on_a_model():
+    pytest.importorskip("transformers", reason="models come from transformers")
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(
+        cli.app, ["report", "--model", "bert", "--tokens", "8"]
+    )
+    assert result.exit_code == 0 and "bert prefill, 8 tokens" in result.output and "addmm" in result.output
