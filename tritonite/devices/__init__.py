@@ -22,10 +22,10 @@ class Device:
     `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows, columns) of a tile
     that reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are
     reduced at a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps`
-    the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest),
-    `options` what its compiler is told besides, and `flushing` what else where subnormals may be 0. With
-    `forward_progress` a program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's
-    assembly.
+    the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `registers`
+    how many of 32 bits a multiprocessor has, `options` what its compiler is told besides, and `flushing` what else
+    where subnormals may be 0. With `forward_progress` a program that runs keeps running while others wait for it; one
+    that runs `ptx` takes NVIDIA's assembly.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class Device:
     programs: int
     most_warps: int = 16
     shared_memory: int = 226 * 1024
+    registers: int = 2**16
     small_elements: int = 0
     small_block: int = 0
     interpreted: bool = False

@@ -21,9 +21,16 @@ from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape
+from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.launch import libentry
-from tritonite.ops.normalization import BACKWARD, RMS_BACKWARD, mean_and_rstd
+from tritonite.ops.normalization import (
+    BACKWARD,
+    RMS_BACKWARD,
+    gradient_of_normalized,
+    mean_and_rstd,
+    normalized_by,
+)
 from tritonite.ops.reduction import add_states, combine_moments, moment_leaf, over_count
 
 
@@ -134,6 +141,39 @@ def _blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int) -> _Bl
         "num_warps": 4 if rows * elements <= tile // 2 else 8,
     }
     return _Blocks(programs, splits, constants | device.options)
+
+
+# A program of so many warps has a multiprocessor for itself, and a late ring of so many chunks.
+_RING_WARPS, _LATE = 16, 4
+
+
+def _ring(grads: tuple[torch.Tensor, ...], total: torch.Tensor, parameters: int, sums: int) -> _Blocks | None:
+    """How rows stream through a ring in shared memory, with the `constants` of `norm_backward_by_ring`, or None.
+
+    They do on NVIDIA's GPUs that have room for a row and a few chunks more, where rows lie at 16 bytes and there are
+    enough of them for all multiprocessors. What is added up takes half of the registers at most.
+    """
+    device, size, (n_rows, n_columns) = devices.current, total.dtype.itemsize, total.shape
+    programs, columns = devices.multiprocessors(total.device), _RING_WARPS * 32 * 16 // size
+    chunks, late = -(-n_columns // columns), _LATE * (len(grads) - 1)
+    # Reductions take some shared memory, too.
+    ring = ((devices.shared_memory(total.device) - 2**11) // (columns * size) - late) // 2
+    aligned = all(each.data_ptr() % 16 == 0 and each.stride(0) * size % 16 == 0 for each in (*grads, total))
+    if not (device.ptx and size <= 4 and aligned and all(each.stride(1) == 1 for each in grads)):
+        return None
+    if n_rows < programs or sums * chunks * columns > device.registers // 2 or ring < chunks + _LATE // 2:
+        return None
+    # Two thirds of the registers hold the sums and as much of the weight.
+    held = (2 * device.registers // 3 - sums * chunks * columns) // columns
+    constants = {
+        "CHUNKS": chunks,
+        "WHOLE": n_columns // columns,
+        "RING": ring,
+        "LATE": late,
+        "HELD": min(held, chunks) * parameters,
+        "num_warps": _RING_WARPS,
+    }
+    return _Blocks(-(-n_rows // -(-n_rows // programs)), 1, constants)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -443,6 +483,7 @@ def norm_backward(
         row = tl.full((ROWS,), block, INDEX) * ROWS + tl.arange(0, ROWS)
         row_mask = inside(row, n_rows, ROWS == 1)
         rstd = tl.load(statistics[0] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
+        mean, share = 0.0, 0.0
         if LAYER:
             mean = tl.load(statistics[1] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
         values = ()
@@ -459,11 +500,9 @@ def norm_backward(
                 weighted = grad.to(COMPUTE)
                 if len(weight) > 0:
                     weighted *= _kept(weights[chunk], PACKED).to(COMPUTE)[None, :]
+                products += weighted * normalized_by(h.to(COMPUTE), mean, rstd)
                 if LAYER:
                     shares += weighted
-                    products += weighted * ((h.to(COMPUTE) - mean) * rstd)
-                else:
-                    products += weighted * (h.to(COMPUTE) * rstd)
         if len(means) > 0:
             product = tl.load(means[len(means) - 1] + row, mask=row_mask, other=0)[:, None]
             if LAYER:
@@ -478,20 +517,14 @@ def norm_backward(
             index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
             both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
             grad = _kept(values[2 * chunk], PACKED).to(COMPUTE)
-            h = _kept(values[2 * chunk + 1], PACKED).to(COMPUTE)
-            if LAYER:
-                h = (h - mean) * rstd
-            else:
-                h = h * rstd
+            h = normalized_by(_kept(values[2 * chunk + 1], PACKED).to(COMPUTE), mean, rstd)
             if SUMS[0]:
                 added = added + (sums[len(added)] + grad * h,)
             if SUMS[1]:
                 added = added + (sums[len(added)] + grad,)
             if len(weight) > 0:
                 grad *= _kept(weights[chunk], PACKED).to(COMPUTE)[None, :]
-            if LAYER:
-                grad = grad - share
-            grad = (grad - h * product) * rstd
+            grad = gradient_of_normalized(grad, h, share, product, rstd)
             if len(grads) > 1:
                 offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]
                 grad += tl.load(grads[1] + offset, mask=both, other=0).to(COMPUTE)
@@ -541,7 +574,11 @@ def _backward(
     total, statistics = _rows(total.contiguous()), tuple([each.contiguous().view(-1) for each in statistics])
     outs = [None if each is None else empty(each.shape, each.dtype, each.device) for each in like]
     written = tuple([out for out in outs if out is not None])
-    blocks = _blocks(total, len(grads) + 1, int(weight is not None), len(written))
+    weights = () if weight is None else (weight.contiguous(),)
+    blocks, ring = _blocks(total, len(grads) + 1, len(weights), len(written)), None
+    if blocks.splits > 1:
+        ring = _ring(grads, total, len(weights), len(written))
+        blocks = ring or blocks
     means: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         operands = (grads[0], total, *(each[:, None].expand(total.shape) for each in reversed(statistics)))
@@ -550,14 +587,19 @@ def _backward(
         means = tuple([empty((len(total),), compute, total.device) for _ in statistics])
         transforms[weight is not None].reduction.run(operands, (1,), means, compute)
     partials = empty((len(written), blocks.programs, n_columns), compute, total.device)
-    norm_backward[(blocks.programs, blocks.splits)](
-        *(grads, total, statistics, () if weight is None else (weight.contiguous(),), means, by_total, partials),
-        *(tuple([each.stride(0) for each in grads]), tuple([each.stride(1) for each in grads]), len(total), n_columns),
-        INDEX=offset_type(*grads, total),
-        COMPUTE=TRITON_DTYPES[compute],
-        SUMS=tuple([int(out is not None) for out in outs]) if len(outs) > 1 else (int(outs[0] is not None), 0),
-        **blocks.constants,
-    )
+    strides = [tuple([each.stride(i) for each in grads]) for i in range(2)]
+    sums = tuple([int(out is not None) for out in outs]) if len(outs) > 1 else (int(outs[0] is not None), 0)
+    constants = {"INDEX": offset_type(*grads, total), "SUMS": sums, **blocks.constants}
+    if ring is not None:
+        norm_backward_by_ring[(ring.programs,)](
+            *(grads, total, statistics, weights, by_total, partials, strides[0], len(total), n_columns), **constants
+        )
+    else:
+        norm_backward[(blocks.programs, blocks.splits)](
+            *(grads, total, statistics, weights, means, by_total, partials, *strides, len(total), n_columns),
+            COMPUTE=TRITON_DTYPES[compute],
+            **constants,
+        )
     if written:
         # At least what memory reads at a time, 32 bytes.
         columns = min(power_of_2(n_columns), max(8, 2 * devices.current.row_elements // power_of_2(blocks.programs)))

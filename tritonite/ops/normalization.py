@@ -84,6 +84,17 @@ def _projections_weight(grad, x, mean, rstd, weight):
 
 
 @triton.jit
+def normalized_by(x, mean, rstd):
+    return (x - mean) * rstd
+
+
+@triton.jit
+def gradient_of_normalized(weighted, normalized, mean_weighted, mean_product, rstd):
+    """The gradient by x of what is x' already, and of the output's gradient times the weight."""
+    return (weighted - mean_weighted - normalized * mean_product) * rstd
+
+
+@triton.jit
 def gradient(grad, x, mean, rstd, mean_grad, mean_product):
     return rstd * (grad - mean_grad - (x - mean) * rstd * mean_product)
 

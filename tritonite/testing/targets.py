@@ -28,6 +28,7 @@ from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.errors import Decline
+from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
 from tritonite.tune import tiles as tables
@@ -213,6 +214,21 @@ def fused_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...
                 yield f"{name} {dtype} of {width}", specialization, tuple(names if full else names[1:2])
 
 
+def rings(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Gradients of norms whose rows stream through a ring, where a few rows are enough for all multiprocessors."""
+    for dtype, width in ((torch.float32, 14_336), (torch.float32, 12_012), (torch.bfloat16, 28_664)):
+        x, rows = torch.empty(4, width, dtype=dtype), torch.empty(4)
+        name: str = "skip_rms_norm_backward"
+        given: tuple[Any, ...] = (x, None, x, rows, x[0], True)
+        if dtype is torch.float32:
+            name, given = "skip_layer_norm_backward", (x, x, x, rows, rows, x[0], x[0], True, True)
+        record = dataclasses.replace(devices.current, programs=8)
+        with _noting() as found, mock.patch.object(devices, "current", record):
+            library.registered()[f"tritonite::{name}"](*given)
+        assert found[0].kernel is norm_backward_by_ring.jit
+        yield f"{name} {dtype} of {width} by a ring", found[0], ("sm_80", "sm_90", "sm_100") if full else ("sm_90",)
+
+
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     catalog.overloads()
     index, parts = part
@@ -225,7 +241,7 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
     if not names or "rows" in names:
         yield from itertools.islice(long_rows(full), index, None, parts)
     if not names or "fused" in names:
-        yield from itertools.islice(fused_rows(full), index, None, parts)
+        yield from itertools.islice(itertools.chain(fused_rows(full), rings(full)), index, None, parts)
 
 
 def _targets(
