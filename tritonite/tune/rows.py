@@ -15,7 +15,6 @@ class Regime(NamedTuple):
 class Cooperative(NamedTuple):
     """A program of `warps` warps has `blocks` blocks of `block_bytes` of a row, or more where `most` are not enough.
 
-    Where rows have no weights, a thread has so many `registers`, or as many as the compiler gives it.
     A multiprocessor has several such programs, and their shares of rows in its own cache, so that others load while one
     waits: with all of a share in registers, one or two programs each, it takes 1.1 to 2 times as long.
     """
@@ -23,7 +22,6 @@ class Cooperative(NamedTuple):
     block_bytes: int
     blocks: int
     warps: int
-    registers: int = 0
     most: int = 8
 
 
@@ -78,8 +76,8 @@ _NVIDIA = Rows(
     twice_narrow=Regime(2, 32),
     halves_tiles=16,
     cooperative=Cooperative(16 * 1024, 4, 16),
-    cooperative_staged=Cooperative(16 * 1024, 3, 8, 48),
-    cooperative_halves=Cooperative(16 * 1024, 4, 8, 64),
+    cooperative_staged=Cooperative(16 * 1024, 3, 8),
+    cooperative_halves=Cooperative(16 * 1024, 4, 8),
     cooperative_bytes=192 * 1024,
     common_bytes=128 * 1024,
 )

@@ -128,8 +128,7 @@ class Blocks(NamedTuple):
     """How a space is cut: a program takes `steps` blocks of `rows` rows, `columns` elements of each at a time.
 
     Where rows are `splits` for several programs each leaves its state, and another launch combines those. Programs that
-    are `sharing` a row wait for each other, and take rows for as long as there are any. A thread has so many
-    `registers`, or as many as the compiler gives it.
+    are `sharing` a row wait for each other.
     """
 
     rows: int
@@ -139,7 +138,6 @@ class Blocks(NamedTuple):
     steps: int
     splits: int = 1
     sharing: int = 1
-    registers: int = 0
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -148,14 +146,12 @@ class Blocks(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told."""
-        limit = {"maxnreg": self.registers} if self.registers else {}
-        return {"num_warps": min(devices.current.most_warps, self.warps), **limit, **devices.current.options}
+        return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options}
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
         whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
-        shared = {"sharing": self.sharing, "threads": 32 * self.options["num_warps"]} if self.sharing > 1 else {}
-        return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, **shared}
+        return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, "sharing": self.sharing}
 
 
 class Traits(NamedTuple):
@@ -299,9 +295,7 @@ def _shared(space: Space, itemsize: int, regime: Cooperative) -> Blocks:
     blocks = -(-space.n_reduced // columns)
     steps = max(regime.blocks, -(-blocks // regime.most))
     sharing = -(-blocks // steps)
-    programs = min(space.n_kept * sharing, max(sharing, devices.current.programs))
-    registers = 0 if space.has_weights else regime.registers
-    return Blocks(1, columns, regime.warps, programs, steps, sharing=sharing, registers=registers)
+    return Blocks(1, columns, regime.warps, space.n_kept * sharing, steps, sharing=sharing)
 
 
 def unrolled(space: Space, traits: Traits, blocks: Blocks) -> int:

@@ -1,10 +1,10 @@
 """Cooperative rows: several programs (CTAs) share a row and wait for each other's states within one launch.
 
-A program takes tickets, each of which tells it a row and a share of that row. Tickets are counted by an atomic
-operation, and a program draws none before it has done with waiting: so all rows but the last one begun have programs at
-work on all of their shares, in whatever order the device starts them and however many run at a time. The next ticket is
-on its way while results are written. That takes a device on which a running program keeps running while others wait
-(`Device.forward_progress`), and room for the programs of one row.
+A program takes a ticket, which tells it its row and its share of that row. Tickets are counted by an atomic operation,
+so that the programs of a row are next to each other in the order in which programs run, whatever order the device
+starts them in: at any time all rows but the last one begun have all of their programs at work, and those end and make
+room. That takes a device on which a running program keeps running while others wait (`Device.forward_progress`), and
+room for the programs of one row.
 """
 
 from __future__ import annotations
@@ -26,19 +26,11 @@ def scratch(n_rows: int, states: int, sharing: int, device: torch.device) -> tor
 
 
 @triton.jit
-def draw_ticket(scratch, FACTS: tl.constexpr):
-    """What a program's first thread will have of a ticket; nobody waits for it yet."""
-    threads = tl.arange(0, FACTS.threads)
-    # At one address for all threads the compiler would have a warp wait, to count for all of its threads at once.
-    return tl.atomic_add(scratch + threads, 1, mask=threads == 0, sem="relaxed").to(tl.uint32)
-
-
-@triton.jit
-def row_and_share(drawn, FACTS: tl.constexpr):
-    """Which of the rows, and which of its shares, is the program's by what was drawn."""
+def take_ticket(scratch, SHARING: tl.constexpr, INDEX: tl.constexpr):
+    """(row, share): which of the rows, and which of its SHARING shares, is the program's."""
     # Without a sign, because a division of one with a sign takes registers that two programs need to fit.
-    ticket = tl.sum(tl.where(tl.arange(0, FACTS.threads) == 0, drawn, 0)).to(tl.uint32)
-    return (ticket // FACTS.sharing).to(FACTS.index), (ticket % FACTS.sharing).to(FACTS.index)
+    ticket = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.uint32)
+    return (ticket // SHARING).to(INDEX), (ticket % SHARING).to(INDEX)
 
 
 @triton.jit

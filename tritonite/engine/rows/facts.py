@@ -50,10 +50,9 @@ class Facts:
     block: tuple[int, int] = (1, 1)
     whole: tuple[bool, bool] = (False, False)
     once: bool = False
-    # How many programs share a row, and a program's threads; how many blocks all of them have, if loops over those are
-    # unrolled; and the cache modifier for what is the same in every row.
+    # How many programs share a row; how many blocks all of them have, if loops over those are unrolled; and the cache
+    # modifier for what is the same in every row.
     sharing: int = 1
-    threads: int = 1
     unrolled: int = 0
     common: str = ""
 

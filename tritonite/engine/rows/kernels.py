@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.rows.cooperative import draw_ticket, row_and_share, states_of_row
+from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.facts import KEPT, REDUCED
 from tritonite.language.folds import fold
 from tritonite.launch import libentry
@@ -351,57 +351,6 @@ def _read_and_apply(inputs, results, numbers, outs, rows, begin, n_reduced, FACT
     _apply(values, results, numbers, outs, rows, reduced, mask, FACTS, "evict_first")
 
 
-@triton.jit
-def _transform(tensors, space, given_numbers, row, share, FACTS: tl.constexpr):
-    """Transform a block of rows, or a share of them. Returns what is drawn of the next ticket of cooperative rows."""
-    inputs, outs, of_rows = tensors
-    written, given, scratch = of_rows
-    shapes, strides, sizes, steps = space
-    count, number_0, number_1 = given_numbers
-    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
-    ONCE: tl.constexpr = FACTS.once and len(given) == 0
-    kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
-    kept_mask = inside(kept, n_kept, FACTS.whole[0])
-    rows = (kept, kept_mask, shapes, strides)
-    start = share * steps * FACTS.block[1]
-    steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
-    numbers = _in_float64(number_0, number_1, FACTS.numbers)
-    results, drawn = (), 0
-    if len(given) > 0:
-        for i in tl.static_range(len(given)):
-            offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
-            results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
-    else:
-        reduced = start + tl.arange(0, FACTS.block[1])
-        reduced_mask = inside(reduced, n_reduced, FACTS.whole[1])
-        if ONCE:
-            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds), "", "")
-        leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
-        span = (start, steps, n_reduced)
-        states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
-        if FACTS.sharing > 1:
-            states = states_of_row(states, scratch[0], row, share, FACTS)
-            drawn = draw_ticket(scratch[0], FACTS)
-        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
-    for i in tl.static_range(len(written)):
-        offset = strided_offset(kept, shapes[0], strides[4][i])
-        mask = kept_mask & (share == 0) if FACTS.sharing > 1 else kept_mask
-        tl.store(written[i] + offset, results[FACTS.written[i]].to(written[i].dtype.element_ty), mask=mask)
-    applied = ()
-    APPLIED: tl.constexpr = FACTS.applied
-    for i in tl.static_range(APPLIED):
-        applied = applied + (results[i],)
-    if ONCE:
-        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
-    else:
-        # Only the first of these blocks may go beyond the row's end.
-        for later in tl.static_range(2):
-            for step in range(1 if later else 0, steps if later else 1):
-                begin = start + (steps - 1 - step) * FACTS.block[1]
-                _read_and_apply(inputs, applied, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)
-    return drawn
-
-
 @libentry()
 @triton.jit(do_not_specialize=["steps"])
 def transform_rows(
@@ -426,12 +375,48 @@ def transform_rows(
     Memory would be read twice but for the caches. So the first reading asks them to keep a row (evict_last), the second
     goes backwards, from what was read last, and it and the results ask for no room (evict_first).
     """
-    tensors, space, numbers = (inputs, outs, of_rows), (shapes, strides, sizes, steps), (count, number_0, number_1)
+    written, given, scratch = of_rows
+    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    ONCE: tl.constexpr = FACTS.once and len(given) == 0
     if FACTS.sharing > 1:
-        row, share = row_and_share(draw_ticket(of_rows[2][0], FACTS), FACTS)
-        while row < sizes[0]:
-            drawn = _transform(tensors, space, numbers, row, share, FACTS)
-            row, share = row_and_share(drawn, FACTS)
+        row, share = take_ticket(scratch[0], FACTS.sharing, FACTS.index)
     else:
         row, share = tl.program_id(0).to(FACTS.index), tl.program_id(1).to(FACTS.index)
-        _transform(tensors, space, numbers, row, share, FACTS)
+    kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
+    kept_mask = inside(kept, n_kept, FACTS.whole[0])
+    rows = (kept, kept_mask, shapes, strides)
+    start = share * steps * FACTS.block[1]
+    steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
+    numbers = _in_float64(number_0, number_1, FACTS.numbers)
+    results = ()
+    if len(given) > 0:
+        for i in tl.static_range(len(given)):
+            offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
+            results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
+    else:
+        reduced = start + tl.arange(0, FACTS.block[1])
+        reduced_mask = inside(reduced, n_reduced, FACTS.whole[1])
+        if ONCE:
+            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds), "", "")
+        leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
+        span = (start, steps, n_reduced)
+        states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
+        if FACTS.sharing > 1:
+            states = states_of_row(states, scratch[0], row, share, FACTS)
+        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
+    for i in tl.static_range(len(written)):
+        offset = strided_offset(kept, shapes[0], strides[4][i])
+        mask = kept_mask & (share == 0) if FACTS.sharing > 1 else kept_mask
+        tl.store(written[i] + offset, results[FACTS.written[i]].to(written[i].dtype.element_ty), mask=mask)
+    applied = ()
+    APPLIED: tl.constexpr = FACTS.applied
+    for i in tl.static_range(APPLIED):
+        applied = applied + (results[i],)
+    if ONCE:
+        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
+    else:
+        # Only the first of these blocks may go beyond the row's end.
+        for later in tl.static_range(2):
+            for step in range(1 if later else 0, steps if later else 1):
+                begin = start + (steps - 1 - step) * FACTS.block[1]
+                _read_and_apply(inputs, applied, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)
