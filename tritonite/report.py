@@ -117,7 +117,7 @@ def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         after = stats()
     times: dict[str, float] = {}
     for event in profile.key_averages() if profile is not None else ():
-        if event.key.startswith(_RANGE) and event.device_type is torch.autograd.DeviceType.CPU:
+        if event.key.startswith(_RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
             times[event.key.removeprefix(_RANGE)] = float(event.device_time_total)
     total = sum(times.values())
     found = {}
@@ -132,7 +132,7 @@ def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         if calls > ours + declined:
             reasons[_why_not_asked(name, selected)] = calls - ours - declined
         microseconds = times.get(name, 0.0) if timed else None
-        share = microseconds / total if microseconds is not None and total else None
+        share = None if microseconds is None else microseconds / (total or 1.0)
         found[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
     dearest = sorted(found, key=lambda name: (-(found[name].microseconds or 0), -found[name].calls, name))
     return Report({name: found[name] for name in dearest}, result)

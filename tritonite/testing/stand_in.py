@@ -18,6 +18,8 @@ from tritonite.dispatch import override, python
 
 # The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.
 _hosts: dict[str, Callable[..., Any]] = {}
+# Those that the native dispatcher knows of.
+_declared: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -39,7 +41,6 @@ def standing_in(
     packet = overload.partition(".")[0]
     schema = dict(catalog.schemas(packet))[overload]
     names = [argument.name for argument in schema.arguments if not is_out(argument)]
-    first = overload not in _hosts
     _hosts[overload] = run
     declared = Declaration(
         packets=(packet,),
@@ -57,8 +58,9 @@ def standing_in(
     op = overload_of(declared, overload, schema)
     key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
     if dispatcher is not None:
-        if first:
+        if overload not in _declared:
             override.declare_native(dispatcher, op)
+            _declared.add(overload)
         dispatcher.clear(overload)
         dispatcher.install(overload, False)
         dispatcher.set_active(overload, True)
