@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-_lock = threading.Lock()
+from tritonite.locks import brief
+
 _REASONS = 64
 
 
@@ -31,7 +31,7 @@ class _Counter:
         self.unrecordable: Counter[str] = Counter()
 
     def count_launch(self) -> None:
-        with _lock:
+        with brief:
             self.launched += 1
 
     def count_decline(self, reason: str) -> None:
@@ -42,7 +42,7 @@ class _Counter:
 
 
 def _count(reasons: Counter[str], reason: str) -> None:
-    with _lock:
+    with brief:
         if reason not in reasons and len(reasons) >= _REASONS:
             reason = "other reasons"
         reasons[reason] += 1
@@ -52,7 +52,7 @@ _counters: dict[str, _Counter] = {}
 
 
 def counts_of(overload: str) -> _Counter:
-    with _lock:
+    with brief:
         return _counters.setdefault(overload, _Counter())
 
 
@@ -73,14 +73,14 @@ def counts(overload: str) -> Counts:
         more, reasons, _ = dispatcher.counts(overload)
         replayed += more
         declined.update(reasons)
-    with _lock:
+    with brief:
         declined.update(counter.declined)
         return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
 
 def stats() -> dict[str, Counts]:
     """Counts of every overload called since the process began or `reset_stats()`."""
-    with _lock:
+    with brief:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}
     return {name: entry for name, entry in found.items() if entry != Counts()}
@@ -90,7 +90,7 @@ def totals() -> Counts:
     """Counts of all overloads together, each reason behind the overload that gave it."""
     replayed, launched = 0, 0
     declined, unrecordable = Counter[str](), Counter[str]()
-    with _lock:
+    with brief:
         names = list(_counters)
         for name, counter in _counters.items():
             launched += counter.launched
@@ -107,7 +107,7 @@ def totals() -> Counts:
 
 def reset_stats() -> None:
     """Set every count to zero."""
-    with _lock:
+    with brief:
         for counter in _counters.values():
             counter.launched = 0
             counter.declined.clear()

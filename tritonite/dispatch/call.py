@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite.errors import Decline
+from tritonite.locks import brief
 
 
 class _Local(threading.local):
@@ -28,7 +29,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_lock = threading.Lock()
 _poison = False
 # The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
 native: Any = None
@@ -255,7 +255,7 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
         # Such a generator has no offset: each draw is a seed.
         with _disable_current_modes():
             return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
-    with _lock:
+    with brief:
         offset = generator.get_offset()
         generator.set_offset(offset + advance)
         return generator.initial_seed(), offset
