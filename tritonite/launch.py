@@ -433,7 +433,8 @@ class LibEntry(KernelInterface):
         self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any], symbols: dict[str, Any]
     ) -> Any:
         recorder = call.recorder()
-        if recorder is not None and torch.cuda.is_current_stream_capturing():
+        # Who launches a kernel of their own has nothing to leave the call to: it compiles, as Triton would.
+        if call.in_host_function() and torch.cuda.is_current_stream_capturing():
             raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)

@@ -13,7 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
-from tritonite.dispatch.call import Size, value_of
+from tritonite.dispatch.call import Size, run_host, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration
@@ -192,7 +192,7 @@ class Op:
         """What a call returns, as a sequence also where it is one tensor."""
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
-        return self.declaration.host(*self.bind(args, kwargs))
+        return run_host(self.declaration.host, *self.bind(args, kwargs))
 
 
 def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from tritonite.locks import brief
 
 class _Local(threading.local):
     recorder: Any = None
+    in_host_function = False
 
 
 _local = _Local()
@@ -43,6 +44,20 @@ def swap_recorder(recorder: Any) -> Any:
     """Set who is told of what this thread's host functions do. Returns who was."""
     outer, _local.recorder = _local.recorder, recorder
     return outer
+
+
+def in_host_function() -> bool:
+    """Whether this thread runs an operator's host function, so that what it cannot do may decline."""
+    return _local.in_host_function
+
+
+def run_host(host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """What a host function returns. Raises Decline where it does."""
+    outer, _local.in_host_function = _local.in_host_function, True
+    try:
+        return host(values, outs)
+    finally:
+        _local.in_host_function = outer
 
 
 class Symbol:
