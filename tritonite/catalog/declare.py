@@ -176,7 +176,8 @@ class Op:
             outs = [values[0]]
         return [None if i is None else values[i] for i in self.positions], outs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    # An argument of the schema's may be called self.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         results = self.plain(self.results(args, kwargs))
         return results[0] if len(results) == 1 else results or None
 
