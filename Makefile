@@ -79,11 +79,13 @@ check: $(VENV)/test
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/house_rules.py
 	@$(BIN)/python tools/operator_table.py --check
+	@$(BIN)/python tools/operator_stubs.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
 
-# docs/ops.md from the catalog, and a site of all pages in site/.
+# docs/ops.md and the stubs of tritonite.ops from the catalog, and a site of all pages in site/.
 docs: $(VENV)/docs
 	@$(BIN)/python tools/operator_table.py
+	@$(BIN)/python tools/operator_stubs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 format: $(VENV)/test

@@ -311,6 +311,33 @@ def test_memory_formats_and_layouts_are_as_pytorch_hands_them_on(device):
     ]
 
 
+def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(device, monkeypatch):
+    @tritonite.libentry
+    @triton.jit
+    def add_one(source, target, n, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        tl.store(target + index, tl.load(source + index, mask=index < n) + 1, mask=index < n)
+
+    def host(x, pad, value):
+        result = torch.empty_like(x)
+        add_one[(1,)](x, result, x.numel(), BLOCK=8)
+        return result
+
+    if device == "cpu":
+        # As on a GPU: no kernel is known yet, and the first launch goes through the decorators.
+        monkeypatch.setattr(type(add_one), "_compiles", True)
+        monkeypatch.setattr(type(add_one), "_resolve", lambda *_: None)
+    x, pad = torch.arange(6.0, device=device), (0, 1)
+    with standing_in("constant_pad_nd", host) as runs:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for _ in range(2):
+            assert torch.constant_pad_nd(x, pad, 2.0).tolist() == [*x.tolist(), 2.0]
+        reason = "a kernel to compile while a CUDA graph is captured"
+        assert tritonite.stats()["constant_pad_nd"].declined == {reason: 2} and len(runs) == 2
+    # No operator's host function runs here, so that there is nothing to decline to.
+    assert torch.equal(host(x, pad, 2.0), x + 1)
+
+
 def test_negated_and_conjugated_tensors(device, replays):
     x = torch.randn(4, dtype=torch.complex64, device=device)
     negative, plain = x.conj().imag, x.imag.contiguous()

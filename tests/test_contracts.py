@@ -262,6 +262,8 @@ def test_direct_calls(device):
     assert_close(tritonite.ops.add(x, 2.0, alpha=3), torch.add(x, 2.0, alpha=3))
     y = x.clone()
     assert tritonite.ops.relu_(y) is y
+    assert_close(tritonite.ops.add(self=x, other=x), x + x)
+    assert tritonite.ops.relu_(self=y) is y
     assert_close(y, x.relu())
     assert tritonite.ops.add(x.to(torch.complex64), 1).dtype is torch.complex64
     with pytest.raises(AttributeError, match="no operator 'addd'"):

@@ -1,6 +1,8 @@
 """What `make check` relies on beyond the linters."""
 
+import ast
 import importlib.util
+import inspect
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import tritonite
 
 TOOLS = Path(__file__).parent.parent / "tools"
 
@@ -49,15 +53,25 @@ def test_house_rules_allow_what_has_its_place():
     assert not list(breaches("try:\n    pass\nexcept Exception:  # noqa: BLE001 - why\n    pass", "tritonite/x.py"))
 
 
-def test_operator_table_goes_stale(monkeypatch, tmp_path):
-    table = load("operator_table")
-    monkeypatch.setattr(table, "PATH", tmp_path / "ops.md")
-    monkeypatch.setattr("sys.argv", ["operator_table.py", "--check"])
-    assert table.main() == 1
-    table.PATH.write_text(table.table())
-    assert table.main() == 0
-    table.PATH.write_text(table.PATH.read_text().replace("gelu", "gélu", 1))
-    assert table.main() == 1
+@pytest.mark.parametrize("name", ["operator_table", "operator_stubs"])
+def test_what_is_generated_goes_stale(name, monkeypatch, tmp_path):
+    tool = load(name)
+    monkeypatch.setattr(tool, "PATH", tmp_path / "generated")
+    monkeypatch.setattr("sys.argv", [name, "--check"])
+    assert tool.main() == 1
+    monkeypatch.setattr("sys.argv", [name])
+    assert tool.main() == 0
+    monkeypatch.setattr("sys.argv", [name, "--check"])
+    assert tool.main() == 0
+    tool.PATH.write_text(tool.PATH.read_text().replace("gelu", "gélu", 1))
+    assert tool.main() == 1
+
+
+def test_stubs_are_functions_of_every_operator():
+    tool = load("operator_stubs")
+    defined = {each.name for each in ast.parse("\n".join(tool.definitions())).body}
+    missing = set(dir(tritonite.ops)) - defined
+    assert all(name.startswith("__") or inspect.ismodule(getattr(tritonite.ops, name)) for name in missing)
 
 
 def test_a_wheel_has_all_of_the_package(tmp_path):

@@ -61,7 +61,9 @@ def _is_registration(node: ast.AST) -> bool:
 
 
 def main() -> int:
-    files = sorted(path for folder in ("tritonite", "tests", "tools") for path in (ROOT / folder).rglob("*.py"))
+    files = sorted(
+        path for folder in ("tritonite", "tests", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+    )
     names = {path: path.relative_to(ROOT).as_posix() for path in files}
     found = [line for path in files for line in breaches(path.read_text(), names[path])]
     for line in found:

@@ -29,6 +29,7 @@ from tritonite import devices, dtypes
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.locks import brief, fork_safe_lock
 
 _LIMIT = 4096
 # What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
@@ -37,7 +38,7 @@ ASSERTING = {"debug": True, "sanitize_overflow": False}
 DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
 _SEVERAL = torch.cuda.device_count() > 1
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 
 
 class _Local(threading.local):
@@ -340,7 +341,7 @@ class LibEntry(KernelInterface):
         self._constexprs = frozenset(self.arg_names[i] for i in fn.constexprs) if self._compiles else frozenset()
         self._configs: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], CompiledKernel] = {}
-        self._tuning = threading.RLock()
+        self._tuning = fork_safe_lock()
 
     @property
     def _compiles(self) -> bool:
@@ -432,7 +433,8 @@ class LibEntry(KernelInterface):
         self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any], symbols: dict[str, Any]
     ) -> Any:
         recorder = call.recorder()
-        if recorder is not None and torch.cuda.is_current_stream_capturing():
+        # Who launches a kernel of their own has nothing to leave the call to: it compiles, as Triton would.
+        if call.in_host_function() and torch.cuda.is_current_stream_capturing():
             raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
         with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
@@ -582,7 +584,7 @@ def _is_constant(jit: Any, name: str, value: Any) -> bool:
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
-    with _lock:
+    with brief:
         while len(cache) >= _LIMIT:
             cache.pop(next(iter(cache)))
         cache[key] = value

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from tritonite import tables
+from tritonite.locks import brief
 
 _log = logging.getLogger("tritonite")
-_lock = threading.Lock()
 _REASONS = 64
 
 
@@ -37,7 +36,7 @@ class _Counter:
         self.told: set[str] = set()
 
     def count_launch(self) -> None:
-        with _lock:
+        with brief:
             self.launched += 1
 
     def count_decline(self, reason: str) -> None:
@@ -55,7 +54,7 @@ class _Counter:
 
 
 def _count(reasons: Counter[str], reason: str) -> None:
-    with _lock:
+    with brief:
         if reason not in reasons and len(reasons) >= _REASONS:
             reason = "other reasons"
         reasons[reason] += 1
@@ -65,7 +64,7 @@ _counters: dict[str, _Counter] = {}
 
 
 def counts_of(overload: str) -> _Counter:
-    with _lock:
+    with brief:
         return _counters.setdefault(overload, _Counter(overload))
 
 
@@ -86,7 +85,7 @@ def counts(overload: str) -> Counts:
         more, reasons, _ = dispatcher.counts(overload)
         replayed += more
         declined.update(reasons)
-    with _lock:
+    with brief:
         declined.update(counter.declined)
         return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
@@ -111,7 +110,7 @@ class Stats(dict[str, Counts]):
 
 def stats() -> Stats:
     """Counts of every overload called since the process began or `reset_stats()`, which print as a table."""
-    with _lock:
+    with brief:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}
     return Stats({name: entry for name, entry in found.items() if entry != Counts()})
@@ -121,7 +120,7 @@ def totals() -> Counts:
     """Counts of all overloads together, each reason behind the overload that gave it."""
     replayed, launched = 0, 0
     declined, unrecordable = Counter[str](), Counter[str]()
-    with _lock:
+    with brief:
         names = list(_counters)
         for name, counter in _counters.items():
             launched += counter.launched
@@ -138,7 +137,7 @@ def totals() -> Counts:
 
 def reset_stats() -> None:
     """Set every count to zero."""
-    with _lock:
+    with brief:
         for counter in _counters.values():
             counter.launched = 0
             counter.declined.clear()

@@ -13,7 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
-from tritonite.dispatch.call import Size, value_of
+from tritonite.dispatch.call import Size, run_host, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration
@@ -176,7 +176,8 @@ class Op:
             outs = [values[0]]
         return [None if i is None else values[i] for i in self.positions], outs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    # An argument of the schema's may be called self.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         results = self.plain(self.results(args, kwargs))
         return results[0] if len(results) == 1 else results or None
 
@@ -192,7 +193,7 @@ class Op:
         """What a call returns, as a sequence also where it is one tensor."""
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
-        return self.declaration.host(*self.bind(args, kwargs))
+        return run_host(self.declaration.host, *self.bind(args, kwargs))
 
 
 def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:

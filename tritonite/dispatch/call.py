@@ -14,21 +14,22 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite.errors import Decline
+from tritonite.locks import brief
 
 
 class _Local(threading.local):
     recorder: Any = None
+    in_host_function = False
 
 
 _local = _Local()
-_lock = threading.Lock()
 _poison = False
 # The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
 native: Any = None
@@ -43,6 +44,20 @@ def swap_recorder(recorder: Any) -> Any:
     """Set who is told of what this thread's host functions do. Returns who was."""
     outer, _local.recorder = _local.recorder, recorder
     return outer
+
+
+def in_host_function() -> bool:
+    """Whether this thread runs an operator's host function, so that what it cannot do may decline."""
+    return _local.in_host_function
+
+
+def run_host(host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """What a host function returns. Raises Decline where it does."""
+    outer, _local.in_host_function = _local.in_host_function, True
+    try:
+        return host(values, outs)
+    finally:
+        _local.in_host_function = outer
 
 
 class Symbol:
@@ -255,7 +270,7 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
         # Such a generator has no offset: each draw is a seed.
         with _disable_current_modes():
             return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
-    with _lock:
+    with brief:
         offset = generator.get_offset()
         generator.set_offset(offset + advance)
         return generator.initial_seed(), offset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,8 +12,9 @@ from tritonite import catalog, devices
 from tritonite.catalog import Declaration, Op
 from tritonite.dispatch import override, python
 from tritonite.errors import Decline, Unsupported
+from tritonite.locks import fork_safe_lock
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _registered: dict[str, Op] = {}
 
 

@@ -12,7 +12,6 @@ import fnmatch
 import functools
 import inspect
 import itertools
-import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable
@@ -25,13 +24,14 @@ from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op, names
 from tritonite.dispatch import native, python
 from tritonite.errors import NoDevice, UnknownOperator
+from tritonite.locks import fork_safe_lock
 
 # Names that `enable()` takes, or functions of torch's.
 Name = str | Callable[..., Any]
 Names = Name | Iterable[Name] | None
 
 _MOST_SELECTIONS = 256
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _scope_ids = itertools.count(1)
 # The selections in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
 _layers: dict[int, frozenset[str]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from tritonite.engine.iteration import (
 )
 from tritonite.errors import Decline
 from tritonite.launch import ASSERTING, Launch, Specialization, flatten
+from tritonite.locks import brief
 
 _ITERATIONS_PER_OPERATOR = 1024
 # Dtypes whose numbers every half type holds.
@@ -336,7 +336,6 @@ class Pointwise:
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self._methods = methods or ((deciding, promote),) * len(output_dtypes)
         self._iterations: dict[tuple[object, ...], Iteration | str] = {}
-        self._lock = threading.Lock()
 
     def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
@@ -380,7 +379,7 @@ class Pointwise:
                 if not decline.lasting:
                     raise
                 iteration = decline.reason
-            with self._lock:
+            with brief:
                 while len(self._iterations) >= _ITERATIONS_PER_OPERATOR:
                     self._iterations.pop(next(iter(self._iterations)))
                 self._iterations[hashed] = iteration

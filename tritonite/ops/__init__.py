@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tritonite import catalog
+from tritonite.catalog import signature
 from tritonite.errors import Decline
 
 # A family declares its operators when it is imported.
@@ -60,7 +61,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return packet(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"aten::{name}, run directly."
+    call.__signature__, call.__doc__ = signature.described(name)
     return call
 
 
