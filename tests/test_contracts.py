@@ -348,3 +348,15 @@ def test_explain_computes_nothing(device):
     tritonite.explain("mul_.Tensor", out, x)
     assert (out == 7).all()
     assert "sizes that data decides" in tritonite.explain("equal", x, x)
+
+
+def test_incomplete_gamma_functions_near_0(device):
+    """Of a small order Q is small, and 1 - P would be what cancels."""
+    a = torch.tensor([1e-6, 1e-3, 0.02, 0.16], dtype=torch.float64, device=device)
+    x = torch.tensor([1.02, 0.9, 1.08, 1.16], dtype=torch.float64, device=device)
+    # By mpmath.
+    exact = torch.tensor(
+        [2.1217130367269328e-07, 0.0002604296998218178, 0.003926017669801399, 0.031809301624878605], dtype=torch.float64
+    )
+    with tritonite.use_gems():
+        torch.testing.assert_close(torch.special.gammaincc(a, x).cpu(), exact, rtol=2e-14, atol=0)

@@ -224,3 +224,13 @@ def test_cross_entropy_runs_through_both_ways():
     counts = tritonite.stats()
     for name in ("nll_loss_forward", "nll_loss_backward"):
         assert counts[name].launched + counts[name].replayed == 2 and not counts[name].declined
+
+
+def test_a_gradient_into_its_own_weight_is_atens(device):
+    x, target, weight = (torch.rand(6, device=device) for _ in range(3))
+    backward = torch.ops.aten.binary_cross_entropy_backward.grad_input
+    expected, actual = weight.clone(), weight.clone()
+    backward(x, x, target, expected, 0, grad_input=expected)
+    with tritonite.use_gems():
+        backward(x, x, target, actual, 0, grad_input=actual)
+    assert torch.equal(actual, expected)

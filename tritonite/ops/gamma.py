@@ -241,6 +241,54 @@ def _prefactor(a, x):
 
 
 @triton.jit
+def _lgamma_of_1_and(a):
+    """log(gamma(1 + a)) for a in [0, 2], near 0 by DLMF 5.7.3, as 1 + a would be rounded."""
+    near = polynomial(
+        a,
+        (
+            2.1207184805554666e-7,
+            -4.492469198764566e-7,
+            9.5514121304074198e-7,
+            -2.0392157538013662e-6,
+            4.3748667899074878e-6,
+            -9.4394882752683959e-6,
+            2.0507212775670692e-5,
+            -4.4926236738133142e-5,
+            9.9457512781808534e-5,
+            -0.00022315475845357938,
+            0.00050966952474304242,
+            -0.001192753911703261,
+            0.0028905103307415233,
+            -0.0073855510286739853,
+            0.020580808427784548,
+            -0.067352301053198095,
+            0.32246703342411322,
+        ),
+    )
+    near = a * (a * near + 0.42278433509846714) - libdevice.log1p(a)
+    return tl.where(a < 0.25, near, libdevice.lgamma(a + 1.0))
+
+
+@triton.jit
+def _upper_gamma_by_series(a, x, near, epsilon: tl.constexpr):
+    """Q where it is `near` 0 beside small a and x, so that 1 - P would cancel: DLMF 8.7.3, as in Cephes' igam.c."""
+    x = tl.where(near, x, tl.zeros_like(x))
+    power = tl.full(a.shape, 1.0, a.dtype)
+    term = power
+    total = tl.zeros_like(a)
+    n = 0
+    while (n < 100) & (tl.max((tl.abs(term) > tl.abs(total) * (0.1 * epsilon)).to(tl.int32), axis=None) != 0):
+        n += 1
+        power = power * true_divide(-x, tl.full(a.shape, 1.0, a.dtype) * n)
+        term = true_divide(power, a + n)
+        total = total + term
+    wide_a, wide_x = a.to(tl.float64), tl.where(near, x, tl.full(a.shape, 1.0, a.dtype)).to(tl.float64)
+    scaled = wide_a * libdevice.log(wide_x)
+    first = -libdevice.expm1(scaled - _lgamma_of_1_and(wide_a))
+    return (first - libdevice.exp(scaled - libdevice.lgamma(wide_a)) * total.to(tl.float64)).to(a.dtype)
+
+
+@triton.jit
 def _igamma_pair(a, x):
     """(P, Q), the regularised incomplete gamma functions.
 
@@ -298,6 +346,9 @@ def _igamma_pair(a, x):
 
     p = tl.where(lower, series, 1.0 - fraction)
     q = tl.where(lower, 1.0 - series, fraction)
+    smallest = tl.where(safe_x <= 0.5, true_divide(-0.4 * one, libdevice.log(safe_x)), 1.1 * safe_x)
+    near = valid & lower & (safe_x <= 2.0) & (safe_a <= smallest)
+    q = tl.where(near, _upper_gamma_by_series(safe_a, safe_x, near, epsilon), q)
 
     # Temme's expansion.
     ratio = tl.where(huge, true_divide(x - a, a), tl.zeros_like(a))

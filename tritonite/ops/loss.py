@@ -346,25 +346,21 @@ def soft_margin_loss_backward(grad_output, self, target, factor):
     return -1.0 * factor * target * true_divide(decay, decay + 1.0) * grad_output
 
 
-def _with_weight(grad_output, self, target, weight, reduction):
-    _check_gradient(grad_output, self, target, weight)
-    return self, target, grad_output, weight, _mean_factor(self, reduction)
-
-
-@pointwise(
-    "binary_cross_entropy_backward",
-    accepts=FLOATS,
-    one_dtype=True,
-    prepare=lambda grad_output, self, target, weight, reduction: _with_weight(
-        grad_output, self, target, weight, reduction
-    ),
-)
-def binary_cross_entropy_backward(self, target, grad_output, weight, factor):
+@scalar_kernel(accepts=FLOATS, cast=("factor",), one_dtype=True)
+def _cross_entropy_gradient(self, target, grad_output, weight, factor):
     variance = (1.0 - self) * self
     gradient = true_divide(grad_output * (self - target), tl.maximum(variance, 1e-12))
     if weight is not None:
         gradient = gradient * weight
     return gradient * factor
+
+
+@operator("binary_cross_entropy_backward", kernels=(_cross_entropy_gradient,))
+def binary_cross_entropy_backward(grad_output, self, target, weight=None, reduction=MEAN, outs=()):
+    _check_gradient(grad_output, self, target, weight)
+    if weight is not None and any(out.untyped_storage()._cdata == weight.untyped_storage()._cdata for out in outs):
+        raise Decline("an output in the weight's memory, which ATen writes before it reads the weight")
+    return _cross_entropy_gradient.run((self, target, grad_output, weight, _mean_factor(self, reduction)), outs)
 
 
 def _with_mask(grad_output, mask, scale):

@@ -96,9 +96,9 @@ facts.may_decline(
 )
 
 
-@facts.drawn("_fused_rms_norm", "_fused_rms_norm_backward")
+@facts.drawn("_fused_rms_norm", "_fused_rms_norm_backward", "var_mean", "std_mean")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Whether ATen has 0 or nan next to an infinite element depends on how long a row is."""
+    """What ATen's norm has next to an infinite element depends on a row's length, its mean with one on the order."""
     return {
         name: value.nan_to_num(2.0, 2.0, 2.0) if facts.real(value) and value.is_floating_point() else value
         for name, value in arguments.items()
