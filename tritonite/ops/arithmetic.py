@@ -190,15 +190,29 @@ def _of_floats(self, end, weight):
     return self, end, weight
 
 
-@pointwise("addcmul", accepts=NUMBERS, casts=True)
-def addcmul(self, tensor1, tensor2, value):
-    return multiply_add(value * tensor1, tensor2, self)
-
-
 _ON_CPU = tl.constexpr(devices.current.type == "cpu")
 
 
-@pointwise("addcdiv", accepts=FLOATS, casts=True)
+@pointwise("addcmul", accepts=NUMBERS, casts=True)
+def addcmul(self, tensor1, tensor2, value):
+    """In the order of ATen's kernel for the device: a product of two may be infinite, and is then nan times 0."""
+    if _ON_CPU:
+        return multiply_add(value * tensor1, tensor2, self)
+    return multiply_add(value, tensor1 * tensor2, self)
+
+
+def _not_of_integers(self, tensor1, tensor2, value):
+    if not any(each.is_floating_point() or each.is_complex() for each in (tensor1, tensor2)):
+        raise Decline("a quotient of integers")
+    return self, tensor1, tensor2, value
+
+
+@pointwise(
+    "addcdiv",
+    accepts=FLOATS,
+    casts=True,
+    prepare=lambda self, tensor1, tensor2, value=1: _not_of_integers(self, tensor1, tensor2, value),
+)
 def addcdiv(self, tensor1, tensor2, value):
     """In the order of ATen's kernel for the device: a value of 0 next to an infinite quotient is nan, or is not."""
     if _ON_CPU:

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import FLOATS, opmath
@@ -24,6 +25,7 @@ from tritonite.language.math import true_divide
 from tritonite.ops.reduction import add_states, check_floats, only, over_count
 
 NONE, MEAN, SUM = 0, 1, 2
+_ON_CPU = tl.constexpr(devices.current.type == "cpu")
 
 
 @triton.jit
@@ -313,10 +315,14 @@ def mse_loss_backward(grad_output, self, target, factor):
     pin=("beta",),
 )
 def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
+    """Where beta is 0, so that both forms do not meet, ATen's kernel for the device says which of them is at 0."""
     x = self - target
     inner = true_divide(factor * x * grad_output, beta)
-    outer = tl.where(x <= -1.0 * beta, -1.0 * factor, factor) * grad_output
-    return tl.where((x <= -1.0 * beta) | (x >= beta), outer, inner)
+    outer = tl.where(x < 0.0, -1.0 * factor, factor) * grad_output
+    if _ON_CPU:
+        outer = tl.where(x == 0.0, -1.0 * factor * grad_output, outer)
+        return tl.where((x <= -1.0 * beta) | (x >= beta), outer, inner)
+    return tl.where((x < -1.0 * beta) | (x > beta), outer, inner)
 
 
 @pointwise(

@@ -188,6 +188,8 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
         raise Decline("a float8 result")
     if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
         raise Decline("sizes or layouts that ATen may refuse")
+    if self.device.type != "cpu" and not (_lies_aligned(self) and _lies_aligned(mat2)):
+        raise Decline("layouts that ATen refuses on a GPU")
     if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
         raise Decline("scales of another dtype")
     single = scale_a.numel() == scale_b.numel() == 1

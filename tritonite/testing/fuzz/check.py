@@ -163,10 +163,11 @@ def outcome_in_float64(call: Call) -> Outcome:
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
     wide = call.map(functools.partial(to_reference, integers=integers))
     function = REFERENCES.get(call.op.packet)
-    if function is None or call.op.out_names or call.op.inplace:
+    if function is None:
         return outcome(wide)
     try:
-        return Outcome(function(*wide.arguments.values()), wide)
+        given = {name: x for name, x in wide.arguments.items() if name not in call.op.out_names}
+        return Outcome(function(*[given.pop(name) for name in call.op.names[: call.op.positional]], **given), wide)
     except Exception as error:  # noqa: BLE001 - without a reference ATen is one
         return Outcome(error, wide)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.testing.samples import facts
 
 
@@ -73,7 +74,27 @@ def _grouped_product(self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor,
     return torch.cat([self[begin:end] @ matrix for begin, end, matrix in parts])
 
 
-facts.REFERENCES |= {"_scaled_mm": _scaled_product, "_grouped_mm": _grouped_product}
+def _activated(
+    self: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    use_gelu: bool = False,
+    out: Any = None,
+    **scales: Any,
+) -> torch.Tensor:
+    """ATen's gelu after a product on a GPU has constants of float32, in float64 too."""
+    total = torch.addmm(self, mat1, mat2, **scales)
+    if not use_gelu:
+        return total.relu()
+    return torch.nn.functional.gelu(total, approximate="none" if devices.current.type == "cpu" else "tanh")
+
+
+facts.REFERENCES |= {
+    "_addmm_activation": _activated,
+    "_grouped_mm": _grouped_product,
+    "_scaled_mm": _scaled_product,
+}
 
 
 def _first(make: Any, name: str) -> Any:
