@@ -36,7 +36,7 @@ class LibraryFormulas:
     `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them, or raises Decline
     where the host function would. `save` and `gradient` are torch.library.register_autograd's `setup_context` and
     `backward`; None where it has no gradient. The `leading` arguments may have any more dimensions before their others,
-    and results have them then, too.
+    and results have them then, too; where they are `broadcast`, those of fewer dimensions need none.
     """
 
     schema: str
@@ -44,6 +44,7 @@ class LibraryFormulas:
     save: Callable[..., None] | None = None
     gradient: Callable[..., Any] | None = None
     leading: tuple[str, ...] = ()
+    broadcast: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,12 @@ class Op:
     def takes_tensors(self) -> tuple[bool, ...]:
         """For each argument of the schema whether it is a tensor, an optional one or a list of them."""
         return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
+
+    @functools.cached_property
+    def written(self) -> tuple[int, ...]:
+        """The arguments of the schema that the operator writes into."""
+        infos = [argument.alias_info for argument in self.schema.arguments]
+        return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 
     @functools.cached_property
     def slots(self) -> tuple[int, ...]:
@@ -467,7 +474,8 @@ def library_operator(
 def library_op(declaration: Declaration) -> Op:
     """The overload of an operator outside ATen, once torch.library has its schema."""
     (name,) = declaration.packets
-    return overload_of(declaration, name, torch._C._get_schema(name, ""))
+    packet, _, overload = name.partition(".")
+    return overload_of(declaration, name, torch._C._get_schema(packet, overload))
 
 
 def _family(function: Callable[..., Any]) -> str:

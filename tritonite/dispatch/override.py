@@ -193,8 +193,8 @@ def _dispatcher_in_use() -> ModuleType | None:
 
 def declare_native(module: ModuleType, op: Op) -> None:
     """Tell the native dispatcher of an operator."""
-    written = [a.alias_info is not None and a.alias_info.is_write for a in op.schema.arguments]
     key = devices.current.dispatch_key
+    written = [i in op.written for i in range(len(op.schema.arguments))]
     module.declare(op.overload, key, list(op.takes_tensors), written, list(op.slots), python.recording(op))
 
 

@@ -1,0 +1,67 @@
+"""What the source of a function in Triton's language tells before anything is compiled."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import triton.language as tl
+from triton.runtime.jit import JITCallable, KernelInterface
+
+
+def result_counts(function: Callable[..., Any]) -> set[int]:
+    """How many values its return statements give, as far as they are written as values: of calls only Triton knows."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):
+        return set()
+    (definition,) = tree.body
+    returned = [node.value for node in _own_nodes(definition) if isinstance(node, ast.Return)]
+    unknown = (ast.Call, ast.Name, ast.Subscript, ast.Attribute, ast.IfExp, type(None))
+    return {
+        len(value.elts) if isinstance(value, ast.Tuple) else 1 for value in returned if not isinstance(value, unknown)
+    }
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All within a definition but what is in definitions within it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.Lambda)):
+            yield child
+            yield from _own_nodes(child)
+
+
+def refused_names(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables outside a function that it reads and Triton does not let it read, with their values."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    # A variable that has no value yet may be anything.
+    outer = {name: cell.cell_contents for name, cell in cells if _has_value(cell)}
+    for instruction in dis.get_instructions(function):
+        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in function.__globals__:
+            outer[instruction.argval] = function.__globals__[instruction.argval]
+    return {name: value for name, value in outer.items() if not _readable(value)}
+
+
+def _has_value(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _readable(value: Any) -> bool:
+    """Whether Triton lets a function read such a value from outside of it."""
+    return (
+        value is None
+        or isinstance(value, (ModuleType, KernelInterface, JITCallable, tl.constexpr, tl.dtype))
+        or getattr(value, "__triton_builtin__", False)
+        or getattr(value, "__triton_aggregate__", False)
+        or (isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"))
+        or str(getattr(value, "__module__", "")).startswith(("triton.language", "triton.experimental.gluon.language"))
+    )
