@@ -1,10 +1,11 @@
 """The operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
 
-Arguments are ATen's. A call that a kernel does not serve goes to ATen. Direct calls record no gradients.
+Arguments are ATen's. A call that a kernel does not serve goes to ATen. Gradients are recorded as ATen records them.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from tritonite import catalog
+from tritonite.dispatch import direct
 from tritonite.errors import Decline
 
 # A family declares its operators when it is imported.
@@ -47,16 +49,30 @@ def _packets() -> set[str]:
 def __getattr__(name: str) -> Callable[..., Any]:
     if name.startswith("__") or name not in _packets():
         raise AttributeError(f"tritonite.ops has no operator {name!r}")
+    return _function(name)
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    """One function for each operator, so that it can be pickled by name."""
     packet = getattr(torch.ops.aten, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return packet(*args, **kwargs)
+        if not direct.may_pass_by(*args, *kwargs.values()):
+            with direct.Serving():
+                return packet(*args, **kwargs)
         chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
         op = catalog.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
-        if op is not None and not any(isinstance(v, torch.Tensor) and (v.is_neg() or v.is_conj()) for v in args):
+        if op is not None:
             try:
-                return op(*args, **kwargs)
+                result = op(*args, **kwargs)
             except Decline:
                 pass
+            else:
+                direct.increment_versions(op, args, kwargs)
+                return result
         return packet(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
