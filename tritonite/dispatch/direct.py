@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op
+from tritonite.dispatch.opaque import opaque
 from tritonite.errors import Decline
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -58,6 +59,7 @@ def may_pass_by(*args: Any) -> bool:
 class Serving(TorchDispatchMode):
     """Within it this thread's calls of ATen run the catalog's kernels, below autograd, transforms and other modes."""
 
+    @opaque
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.name().removeprefix("aten::")

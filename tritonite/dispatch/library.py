@@ -12,6 +12,7 @@ import torch
 from tritonite import catalog, devices
 from tritonite.catalog import Declaration, Op
 from tritonite.dispatch import direct, override, python
+from tritonite.dispatch.opaque import opaque
 from tritonite.errors import Decline, Unsupported
 
 _lock = threading.Lock()
@@ -86,6 +87,7 @@ def _without_gradient(op: Op) -> Callable[..., Any]:
     """The kernel at the key of autograd of an operator that writes into its arguments."""
     name = op.overload
 
+    @opaque
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
             reason = "it writes into its arguments and has no gradient; take the functional form, or torch.no_grad()"

@@ -24,6 +24,7 @@ import torch
 from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op
 from tritonite.dispatch import native, python
+from tritonite.dispatch.opaque import opaque
 from tritonite.errors import NoDevice, UnknownOperator
 
 Names = str | Iterable[str] | None
@@ -217,6 +218,7 @@ def _require_device() -> None:
         raise NoDevice
 
 
+@opaque
 def enable(include: Names = None, exclude: Names = None) -> None:
     """Run ATen's operators as Triton kernels in this process, from every thread, until `disable()`.
 
@@ -237,6 +239,7 @@ def enable(include: Names = None, exclude: Names = None) -> None:
         _apply()
 
 
+@opaque
 def disable() -> None:
     """Undo `enable()`, and take all of ours out of torch. Scopes that are open stay in force until they end."""
     global _leaving
@@ -256,16 +259,19 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
     `disable()` takes it out of torch.
     """
 
+    @opaque
     def __new__(cls, include: Any = None, exclude: Names = None) -> Any:  # type: ignore[misc]
         if inspect.isfunction(include) and not include.__module__.startswith("torch"):
             return cls()(include)
         return super().__new__(cls)
 
+    @opaque
     def __init__(self, include: Names = None, exclude: Names = None) -> None:
         _require_device()
         self._selection = select(include, exclude)
         self._scopes: list[int] = []
 
+    @opaque
     def __enter__(self) -> None:
         global _leaving
         scope = next(_scope_ids)
@@ -275,11 +281,13 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
             _apply()
         self._scopes.append(scope)
 
+    @opaque
     def __exit__(self, *_: object) -> None:
         with _lock:
             del _layers[self._scopes.pop()]
             _apply()
 
+    @opaque
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function):
 
