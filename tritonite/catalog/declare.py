@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
-from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
+from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
 from tritonite.dispatch.call import Size, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
@@ -284,7 +285,8 @@ def pointwise(
     the packets, with tensors or numbers for operands, wherever ATen has a kernel of its own.
 
     Args:
-        packets: ATen names without overload or trailing underscore, such as "add".
+        packets: ATen names without overload or trailing underscore, such as "add". Raises InvalidDeclaration for
+            others.
         promote: how the arguments decide the dtype computed in and the dtype of the result.
         accepts: the common dtypes served; ATen serves (or refuses) the others.
         own: tensor arguments that take no part in promotion and keep their dtype, such as a mask.
@@ -300,7 +302,7 @@ def pointwise(
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
-        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        every = _forms(packets)
         kernel_names = tuple(inspect.signature(formula).parameters)
         kernel = Pointwise(
             packets[0],
@@ -331,6 +333,16 @@ def pointwise(
         return kernel
 
     return declare
+
+
+def _forms(packets: Sequence[str]) -> tuple[str, ...]:
+    """The packets and their in-place forms, as far as ATen has them. Raises InvalidDeclaration where it has neither."""
+    for packet in packets:
+        if not schemas(packet) and not schemas(f"{packet}_"):
+            close = difflib.get_close_matches(packet, packet_names(), n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InvalidDeclaration(name=packet, reason=f"ATen has no operator of this name{hint}")
+    return tuple(name for packet in packets for name in (packet, f"{packet}_") if schemas(name))
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
@@ -402,7 +414,7 @@ def operator(
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = _arguments(function)
-        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        every = _forms(packets)
         declarations.append(
             Declaration(
                 packets=every,
