@@ -17,13 +17,14 @@ import triton
 from torch.autograd import forward_ad
 from triton.runtime.jit import KernelInterface
 
+from tritonite import devices
 from tritonite.catalog import Declaration, HostFunction, LibraryFormulas, Op
 from tritonite.dispatch import direct, library, override, python
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
-from tritonite.language.source import refused_names, result_counts
+from tritonite.language.source import enclosed, refused_names, result_counts, without_enclosed
 
 PromotionMethod = tuple[Any, ...]
 
@@ -94,6 +95,8 @@ def _make(
         counts.add(num_outputs)
     if len(counts) > 1:
         raise InvalidDeclaration(name=name, reason=f"its arguments speak of {sorted(counts)} outputs")
+    if devices.current.interpreted and enclosed(plain):
+        formula = triton.jit(without_enclosed(plain))
     returned = result_counts(plain)
     if len(returned | counts) > 1:
         said = f", and its arguments speak of {counts.pop()}" if counts else ""

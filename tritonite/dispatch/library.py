@@ -109,13 +109,13 @@ def _vmapped(op: Op) -> Callable[..., Any]:
     def call(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         function, size = overload_of(op.qualified), info.batch_size
         pairs = list(zip(op.names, in_dims, args, strict=False))
-        ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and arg is not None]
+        ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]
         # Those of no dimensions do not promote as those of one do, which they would become.
         promotes = formulas.broadcast and 0 in ranks and len({arg.dtype for arg in args if _is_tensor(arg)}) > 1
         if not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
             values = [
                 arg
-                if name not in leading or arg is None or (dim is None and formulas.broadcast)
+                if name not in leading or not _is_tensor(arg) or (dim is None and formulas.broadcast)
                 else arg.expand(size, *arg.shape)
                 if dim is None
                 else _batched(arg.movedim(dim, 0), max(ranks) if formulas.broadcast else arg.dim() - 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -36,11 +38,30 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
+def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables of enclosing functions that a function reads, with their values, if they have any yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if _has_value(cell)}
+
+
+def without_enclosed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with those variables among its globals, where Triton's interpreter looks for them."""
+    variables = enclosed(function)
+    if not variables:
+        return function
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__ | variables,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    return functools.update_wrapper(copy, function)
+
+
 def refused_names(function: Callable[..., Any]) -> dict[str, Any]:
     """The variables outside a function that it reads and Triton does not let it read, with their values."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    # A variable that has no value yet may be anything.
-    outer = {name: cell.cell_contents for name, cell in cells if _has_value(cell)}
+    outer = enclosed(function)
     for instruction in dis.get_instructions(function):
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval in function.__globals__:
             outer[instruction.argval] = function.__globals__[instruction.argval]
