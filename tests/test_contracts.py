@@ -1,13 +1,19 @@
 """What ATen promises about a result beside its values: layout, aliasing, errors, overlap."""
 
+import copy
 import gc
 import itertools
+import pickle
+import sys
 
 import pytest
 import torch
 
 import tritonite
+from tritonite import catalog
 from tritonite.engine.pointwise import Iteration
+from tritonite.errors import InvalidDeclaration
+from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
 pytestmark = pytest.mark.smoke
@@ -267,6 +273,75 @@ def test_direct_calls(device):
     with pytest.raises(AttributeError, match="no operator 'addd'"):
         tritonite.ops.addd  # noqa: B018
     assert tritonite.stats() == {}
+
+
+def recorded(monkeypatch):
+    """The overloads whose host functions run from here on."""
+    seen, results = [], catalog.Op.results
+    monkeypatch.setattr(
+        catalog.Op, "results", lambda self, *args: (seen.append(self.overload), results(self, *args))[1]
+    )
+    return seen
+
+
+def test_direct_calls_record_gradients(device, monkeypatch):
+    seen = recorded(monkeypatch)
+    x, y = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(4, device=device)
+    result = tritonite.ops.mul(x, y)
+    assert type(result.grad_fn) is type((x * y).grad_fn) and seen == ["mul.Tensor"]
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, y.expand(3, 4))
+    assert tritonite.ops.mm(x, y[:, None]).grad_fn is not None and seen[1:] == ["mm"]
+    with torch.no_grad():
+        assert not tritonite.ops.mul(x, 2).requires_grad
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        tritonite.ops.add_(x, 1)
+    with pytest.raises(RuntimeError, match=r"out=\.\.\. arguments don't support"):
+        tritonite.ops.add(x, y, out=torch.empty(3, 4, device=device))
+    assert torch.autograd.gradcheck(tritonite.ops.tanh, x.detach().double().requires_grad_())
+
+
+def test_direct_calls_count_versions(device):
+    leaf, kept, out = (torch.randn(4, device=device, requires_grad=grad) for grad in (True, False, False))
+    saved = leaf * kept
+    tritonite.ops.add_(kept, 1)
+    assert tritonite.ops.add(kept, 1, out=out) is out and (kept._version, out._version) == (1, 1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_direct_calls_under_transforms(device):
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Tagged(torch.Tensor):
+        pass
+
+    x, y, ops = torch.randn(3, 4, device=device), torch.randn(4, device=device), tritonite.ops
+    assert_close(torch.vmap(lambda x: ops.add(x, y))(x), x + y)
+    torch.testing.assert_close(torch.func.grad(lambda x: ops.mul(x, y).sum())(x), y.expand(3, 4))
+    assert_close(torch.func.jvp(lambda x: ops.mul(x, x), (x,), (x,))[1], 2 * x * x)
+    assert_close(torch.compile(lambda x: ops.add(x, y) * 2, fullgraph=True, backend="aot_eager")(x), (x + y) * 2)
+    assert "aten.add" in make_fx(lambda x: ops.add(x, 1))(x).code
+    assert type(ops.exp(x.as_subclass(Tagged))) is Tagged
+    with FakeTensorMode() as mode:
+        assert ops.add(mode.from_tensor(x), 1).shape == x.shape
+
+
+def test_direct_calls_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(tritonite.ops.add)) is tritonite.ops.add
+    assert copy.deepcopy([tritonite.ops.add])[0] is tritonite.ops.add
+
+
+def test_names_that_aten_does_not_know(capsys, monkeypatch):
+    for declare in (catalog.pointwise("sigmodi"), catalog.operator("sigmodi", accepts=(torch.float32,))):
+        with pytest.raises(InvalidDeclaration, match=r"ATen has no operator of this name.*'sigmoid'"):
+            declare(lambda self: self)
+    for arguments, message in ((["swoosh"], "no operator is called 'swoosh'"), (["--part", "2/2"], "is not I/N")):
+        monkeypatch.setattr(sys, "argv", ["targets", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            targets.main()
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_direct_call_with_several_outputs(device):
