@@ -328,6 +328,13 @@ def test_direct_calls_under_transforms(device):
         assert ops.add(mode.from_tensor(x), 1).shape == x.shape
 
 
+def test_direct_calls_follow_autocast(device):
+    x = torch.randn(4, 4, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert tritonite.ops.mm(x, x).dtype is torch.bfloat16
+    assert tritonite.ops.mm(x, x).dtype is torch.float32
+
+
 def test_direct_calls_are_pickled_by_name():
     assert pickle.loads(pickle.dumps(tritonite.ops.add)) is tritonite.ops.add
     assert copy.deepcopy([tritonite.ops.add])[0] is tritonite.ops.add

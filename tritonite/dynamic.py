@@ -44,18 +44,23 @@ def pointwise_dynamic(
     Usable bare, with `()` or with arguments. The operator broadcasts, promotes, takes any strides, and accepts Python
     numbers for tensors. `out0=`, `out1=`, ... name destinations to write instead of allocating.
 
+    It is an operator of PyTorch's, which torch.compile, fake tensors and vmap know. `PointwiseFunction.gradient` gives
+    it a gradient; without one a backward through it raises NoGradient. It is copied and pickled by its name.
+
     Args:
         num_inputs: how many parameters the function has; checked when given.
         is_tensor: for each parameter, whether it is a tensor; the others are Python numbers. Default: all are.
         dtypes: for each parameter, the Python type (int, float, bool) of a number; None for a tensor.
-        num_outputs: how many values the function returns. Default: one, or as many as the other arguments say.
+        num_outputs: how many values the function returns. Default: as many as the other arguments say, or else its
+            return statements, or one where these do not tell.
         output_dtypes: for each output, a dtype that overrides the promotion; None to keep it.
         promotion_methods: for each output, `(i, j, ..., kind)`: the positions of the parameters that decide its dtype,
             and how: "DEFAULT", "NO_OPMATH", "INT_TO_FLOAT", "ALWAYS_BOOL" or "BOOL_TO_LONG" (see `Promotion`).
             Default: all tensors, "DEFAULT".
 
     Half-precision values reach the function as float32. Raises InvalidDeclaration for arguments that contradict each
-    other, and the operator raises Unsupported for tensors it cannot take.
+    other or the function, and for variables outside that Triton does not let it read: those must be tl.constexpr. The
+    operator raises Unsupported for tensors it cannot take, such as a DTensor.
     """
     settings: dict[str, Any] = {
         "num_inputs": num_inputs,

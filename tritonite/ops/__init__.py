@@ -1,6 +1,7 @@
 """The operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
 
-Arguments are ATen's. A call that a kernel does not serve goes to ATen. Gradients are recorded as ATen records them.
+Arguments are ATen's. A call that a kernel does not serve goes to ATen. Gradients are recorded as ATen records them, and
+transforms, autocast and torch.compile treat a call as one of ATen's: it passes through the dispatcher then.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _function(name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return packet(*args, **kwargs)
-        if not direct.may_pass_by(*args, *kwargs.values()):
+        if torch._C._is_any_autocast_enabled() or not direct.may_pass_by(*args, *kwargs.values()):
             with direct.Serving():
                 return packet(*args, **kwargs)
         chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
