@@ -411,7 +411,17 @@ def test_results_are_counted():
             return x + 1
         return x, -x
 
-    assert len(pointwise_dynamic(two)(torch.ones(1, device=tritonite.device))) == 2
+    def named(x):
+        pair = x, -x
+        return pair
+
+    inner = triton.jit(two)
+
+    def called(x):
+        return inner(x)
+
+    for function in (two, named, called):
+        assert len(pointwise_dynamic(function)(torch.ones(1, device=tritonite.device))) == 2
     with pytest.raises(InvalidDeclaration, match=r"give \[1, 2\] results"):
         pointwise_dynamic(one_or_two)
     with pytest.raises(InvalidDeclaration, match=r"give \[2\] results, and its arguments speak of 3"):

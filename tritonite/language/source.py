@@ -15,19 +15,36 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITCallable, KernelInterface
 
+# How many values they are, only Triton knows.
+_OPEN = (ast.Attribute, ast.Call, ast.IfExp, ast.Name, ast.Subscript, type(None))
+
 
 def result_counts(function: Callable[..., Any]) -> set[int]:
-    """How many values its return statements give, as far as they are written as values: of calls only Triton knows."""
+    """How many values its return statements give, as far as its source and that of functions it calls tell."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError):
         return set()
-    (definition,) = tree.body
-    returned = [node.value for node in _own_nodes(definition) if isinstance(node, ast.Return)]
-    unknown = (ast.Call, ast.Name, ast.Subscript, ast.Attribute, ast.IfExp, type(None))
-    return {
-        len(value.elts) if isinstance(value, ast.Tuple) else 1 for value in returned if not isinstance(value, unknown)
-    }
+    nodes = list(_own_nodes(definition))
+    counts: set[int] = set()
+    for value in [node.value for node in nodes if isinstance(node, ast.Return)]:
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            called = (function.__globals__ | enclosed(function)).get(value.func.id)
+            if isinstance(called, (KernelInterface, JITCallable)) and called.fn is not function:
+                counts |= result_counts(called.fn)
+        given = [value]
+        if isinstance(value, ast.Name):
+            # Which of the values that it is given is returned, only Triton knows: they count where all are tuples.
+            given = [node.value for node in nodes if isinstance(node, ast.Assign) and _is_name(node.targets, value.id)]
+            given = given if all(isinstance(each, ast.Tuple) for each in given) else []
+        counts |= {
+            len(each.elts) if isinstance(each, ast.Tuple) else 1 for each in given if not isinstance(each, _OPEN)
+        }
+    return counts
+
+
+def _is_name(targets: list[ast.expr], name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
