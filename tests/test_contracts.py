@@ -1,13 +1,22 @@
 """What ATen promises about a result beside its values: layout, aliasing, errors, overlap."""
 
+import copy
 import gc
+import inspect
 import itertools
+import pickle
+import sys
+from unittest import mock
 
 import pytest
 import torch
 
 import tritonite
+from tritonite import catalog
+from tritonite.catalog import Op
 from tritonite.engine.pointwise import Iteration
+from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
 pytestmark = pytest.mark.smoke
@@ -271,6 +280,82 @@ def test_direct_calls(device):
     assert tritonite.stats() == {}
 
 
+def recorded(monkeypatch):
+    """The overloads whose host functions run from here on."""
+    seen, results = [], catalog.Op.results
+    monkeypatch.setattr(
+        catalog.Op, "results", lambda self, *args: (seen.append(self.overload), results(self, *args))[1]
+    )
+    return seen
+
+
+def test_direct_calls_record_gradients(device, monkeypatch):
+    seen = recorded(monkeypatch)
+    x, y = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(4, device=device)
+    result = tritonite.ops.mul(x, y)
+    assert type(result.grad_fn) is type((x * y).grad_fn) and seen == ["mul.Tensor"]
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, y.expand(3, 4))
+    assert tritonite.ops.mm(x, y[:, None]).grad_fn is not None and seen[1:] == ["mm"]
+    with torch.no_grad():
+        assert not tritonite.ops.mul(x, 2).requires_grad
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        tritonite.ops.add_(x, 1)
+    with pytest.raises(RuntimeError, match=r"out=\.\.\. arguments don't support"):
+        tritonite.ops.add(x, y, out=torch.empty(3, 4, device=device))
+    assert torch.autograd.gradcheck(tritonite.ops.tanh, x.detach().double().requires_grad_())
+
+
+def test_direct_calls_count_versions(device):
+    leaf, kept, out = (torch.randn(4, device=device, requires_grad=grad) for grad in (True, False, False))
+    saved = leaf * kept
+    tritonite.ops.add_(kept, 1)
+    assert tritonite.ops.add(kept, 1, out=out) is out and (kept._version, out._version) == (1, 1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_direct_calls_under_transforms(device):
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Tagged(torch.Tensor):
+        pass
+
+    x, y, ops = torch.randn(3, 4, device=device), torch.randn(4, device=device), tritonite.ops
+    assert_close(torch.vmap(lambda x: ops.add(x, y))(x), x + y)
+    torch.testing.assert_close(torch.func.grad(lambda x: ops.mul(x, y).sum())(x), y.expand(3, 4))
+    assert_close(torch.func.jvp(lambda x: ops.mul(x, x), (x,), (x,))[1], 2 * x * x)
+    assert_close(torch.compile(lambda x: ops.add(x, y) * 2, fullgraph=True, backend="aot_eager")(x), (x + y) * 2)
+    assert "aten.add" in make_fx(lambda x: ops.add(x, 1))(x).code
+    assert type(ops.exp(x.as_subclass(Tagged))) is Tagged
+    with FakeTensorMode() as mode:
+        assert ops.add(mode.from_tensor(x), 1).shape == x.shape
+
+
+def test_direct_calls_follow_autocast(device):
+    x = torch.randn(4, 4, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert tritonite.ops.mm(x, x).dtype is torch.bfloat16
+    assert tritonite.ops.mm(x, x).dtype is torch.float32
+
+
+def test_direct_calls_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(tritonite.ops.add)) is tritonite.ops.add
+    assert copy.deepcopy([tritonite.ops.add])[0] is tritonite.ops.add
+
+
+def test_names_that_aten_does_not_know(capsys, monkeypatch):
+    for declare in (catalog.pointwise("sigmodi"), catalog.operator("sigmodi", accepts=(torch.float32,))):
+        with pytest.raises(InvalidDeclaration, match=r"ATen has no operator of this name.*'sigmoid'"):
+            declare(lambda self: self)
+    for arguments, message in ((["swoosh"], "no operator is called 'swoosh'"), (["--part", "2/2"], "is not I/N")):
+        monkeypatch.setattr(sys, "argv", ["targets", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            targets.main()
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_direct_call_with_several_outputs(device):
     mantissa, exponent = tritonite.ops.frexp(torch.tensor([8.0, 0.3], device=device))
     assert exponent.tolist() == [4, -1]
@@ -360,3 +445,21 @@ def test_incomplete_gamma_functions_near_0(device):
     )
     with tritonite.use_gems():
         torch.testing.assert_close(torch.special.gammaincc(a, x).cpu(), exact, rtol=2e-14, atol=0)
+
+
+def test_every_operator_is_a_function_for_direct_calls():
+    assert dir(tritonite.ops)
+    for name in dir(tritonite.ops):
+        assert not inspect.ismodule(getattr(tritonite.ops, name)), name
+
+
+def test_a_direct_call_runs_what_aten_makes_the_operator_of(device):
+    x = torch.randn(4, 8, device=device)
+    seen = []
+    with mock.patch.object(Op, "results", lambda op, *_: seen.append(op.overload) or decline()):
+        torch.testing.assert_close(tritonite.ops.softmax(x, 1), x.softmax(1))
+    assert seen == ["_softmax"]
+
+
+def decline():
+    raise Decline("a test")

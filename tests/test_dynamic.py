@@ -1,12 +1,20 @@
 """pointwise_dynamic in the forms users of such libraries know."""
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
 
+import tritonite
 from tritonite import pointwise_dynamic
-from tritonite.errors import InvalidDeclaration, Unsupported
+from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
 
 pytestmark = pytest.mark.smoke
 
@@ -144,3 +152,312 @@ def test_what_cannot_be_run(device):
         bare(torch.ones(3, device=device), torch.ones(4, device=device))
     with pytest.raises(Unsupported, match="complex64"):
         called(torch.ones(3, dtype=torch.complex64, device=device))
+
+
+@pointwise_dynamic
+def both(x, y):
+    return x * y, x + y
+
+
+@both.gradient
+def both_gradient(product, total, x, y):
+    return product * y + total, product * x + total
+
+
+@pointwise_dynamic(is_tensor=[True, False])
+def scaled(x, alpha):
+    return x * alpha
+
+
+@scaled.gradient
+def _(grad, x, alpha):
+    return grad * alpha
+
+
+def gradients(function, *operands):
+    leaves = [each.clone().requires_grad_() for each in operands]
+    results = function(*leaves)
+    total = sum((result * result).sum() for result in (results if isinstance(results, tuple) else (results,)))
+    return torch.autograd.grad(total, leaves)
+
+
+def test_gradients_are_summed_where_operands_were_broadcast(device, path):
+    x, y = torch.randn(3, 1, 4, device=device), torch.randn(5, 1, device=device)
+    for found, expected in zip(gradients(both, x, y), gradients(lambda x, y: (x * y, x + y), x, y), strict=True):
+        torch.testing.assert_close(found, expected)
+    (found,) = gradients(lambda x: scaled(x, 2.5), x)
+    torch.testing.assert_close(found, 2 * 2.5 * 2.5 * x)
+    (found,) = gradients(lambda x: both(x, 3)[0], x)
+    torch.testing.assert_close(found, 2 * 9 * x)
+
+
+def test_gradients_have_their_tensors_dtypes(device):
+    x, y = torch.randn(4, device=device).half().requires_grad_(), torch.randn(4, device=device).requires_grad_()
+    both(x, y)[0].sum().backward()
+    assert (x.grad.dtype, y.grad.dtype) == (torch.float16, torch.float32)
+    integers = torch.arange(4, device=device)
+    assert torch.equal(torch.autograd.grad(both(y, integers)[0].sum(), y)[0], integers.float())
+
+
+def test_gradcheck(device):
+    operands = [torch.randn(2, 3, device=device, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(both, operands)
+
+
+def test_backward_without_a_gradient_says_what_to_do(device, path):
+    x = torch.randn(4, device=device, requires_grad=True)
+    result = bare(x, x)
+    assert result.requires_grad
+    with pytest.raises(NoGradient, match=r"@bare\.gradient"):
+        result.sum().backward()
+    with torch.no_grad():
+        assert not bare(x, x).requires_grad
+    (grad,) = torch.autograd.grad(both(x, x)[0].sum(), x, create_graph=True)
+    with pytest.raises(NoGradient, match="both_backward has no gradient"):
+        grad.sum().backward()
+    with pytest.raises(Unsupported, match="no gradient"):
+        bare(x, x, out0=torch.empty(4, device=device))
+
+
+def test_forward_mode_is_refused(device, path):
+    x = torch.randn(4, device=device)
+    with pytest.raises(Unsupported, match="forward mode"):
+        torch.func.jvp(called, (x,), (x,))
+
+
+def test_a_gradient_that_does_not_fit_is_refused():
+    with pytest.raises(InvalidDeclaration, match="takes 1 parameters, not 1 gradients and its 2"):
+        bare.gradient(same)
+    with pytest.raises(InvalidDeclaration, match=r"give \[1\] results, and its arguments speak of 2"):
+
+        @both.gradient
+        def wrong(product, total, x, y):
+            return product * y + total * x
+
+
+def test_vmap_moves_batches_to_the_front(device, path):
+    x, y = torch.randn(3, 2, 4, device=device), torch.randn(3, 4, device=device)
+    torch.testing.assert_close(torch.vmap(bare)(x, y), x * y[:, None] + 1)
+    torch.testing.assert_close(torch.vmap(bare, (2, 1))(x, x[0]), (x * x[0] + 1).movedim(2, 0))
+    torch.testing.assert_close(torch.vmap(bare, (0, None))(y, 2.0), y * 2 + 1)
+    torch.testing.assert_close(torch.vmap(bare, (None, 0))(x[0], y), x[0] * y[:, None] + 1)
+    found = torch.vmap(several)(y, y * 2)[2]
+    assert found.dtype is torch.bool and torch.equal(found, y < y * 2)
+
+
+def test_vmap_promotes_as_single_calls_do(device):
+    x, factors = torch.randn(3, 4, device=device), torch.randn(3, device=device, dtype=torch.float64)
+    found = torch.vmap(bare)(x, factors)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, x * factors.float()[:, None] + 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_graphs_hold_the_operators(device, dynamic, path):
+    def function(x, y):
+        product, total = both(x, y=y)
+        below = torch.empty_like(product)
+        scaled(product.detach(), 0.5, out0=below)
+        return scaled(product, 0.5) + total, below
+
+    operands = [torch.randn(3, 4, device=device), torch.randn(4, device=device)]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(compiled(*operands), function(*operands))
+    first = lambda function: gradients(lambda x, y: function(x, y)[0], *operands)
+    torch.testing.assert_close(first(compiled), first(function))
+
+
+def test_an_operator_may_be_compiled_before_it_is_called(device):
+    @pointwise_dynamic
+    def difference(x, y):
+        return x - y
+
+    x = torch.randn(4, device=device)
+    compiled = torch.compile(lambda x: difference(x, 1), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), x - 1)
+
+
+def test_fake_tensors_have_the_results_metadata(device):
+    x, y = torch.randn(2, 3, 4, device=device).transpose(0, 2), torch.arange(3, device=device)[:, None]
+    with FakeTensorMode() as mode:
+        fakes = several(mode.from_tensor(x), mode.from_tensor(y))
+        with pytest.raises(Unsupported, match="broadcast"):
+            bare(mode.from_tensor(x), torch.empty(7, device=device))
+    for fake, real in zip(fakes, several(x, y), strict=True):
+        assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (
+            real.shape,
+            real.stride(),
+            real.dtype,
+            real.device,
+        )
+
+
+def test_opcheck(device):
+    x, out = torch.randn(3, 4, device=device), torch.empty(3, 4, device=device)
+    both(x, x), both(x, 2.0), both(x, x, out1=out)
+    packet = getattr(torch.ops.tritonite_dynamic, both.operator.partition("::")[2])
+    assert sorted(packet.overloads()) == ["Scalar_y", "default", "out1"]
+    leaf = x.clone().requires_grad_()
+    torch.library.opcheck(packet.default, (leaf, leaf))
+    torch.library.opcheck(packet.Scalar_y, (leaf, 2.0))
+    torch.library.opcheck(packet.out1, (x, x), {"out1": out})
+
+
+def test_functions_of_one_name_are_operators_apart(device):
+    def make(step):
+        @pointwise_dynamic
+        def named(x):
+            return x + 1
+
+        @pointwise_dynamic
+        def other(x):
+            return x - 1
+
+        return named if step > 0 else other
+
+    first, second, third = make(1), make(1), make(-1)
+    assert len({each.operator for each in (first, second, third)}) == 3
+    x = torch.zeros(2, device=device)
+    assert [torch.vmap(each)(x).tolist() for each in (first, second, third)] == [[1, 1], [1, 1], [-1, -1]]
+
+
+def test_tensors_that_are_negated_when_they_are_read(device):
+    x = torch.randn(4, dtype=torch.complex64, device=device).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(called(x), -x.resolve_neg())
+
+
+def test_destinations_are_known_to_autograd(device, path):
+    leaf, kept = torch.randn(4, device=device, requires_grad=True), torch.randn(4, device=device)
+    saved = leaf * kept
+    bare(kept, kept, out0=kept)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_copies_are_the_function_itself():
+    assert copy.deepcopy({"f": bare})["f"] is bare and copy.copy(bare) is bare
+    assert pickle.loads(pickle.dumps(bare)) is bare
+
+    @pointwise_dynamic
+    def local(x):
+        return x
+
+    with pytest.raises((pickle.PicklingError, AttributeError), match="local"):
+        pickle.dumps(local)
+
+
+@pointwise_dynamic
+def branching(x):
+    if x > 0:
+        y = x
+    else:
+        y = -x
+    return y
+
+
+@pointwise_dynamic
+def choosing(x):
+    return x if x.to(tl.int1) else -x
+
+
+@pytest.mark.parametrize("function", [branching, choosing])
+@pytest.mark.skipif(tritonite.device != "cpu", reason="Triton's compiler raises its own error")
+def test_a_branch_on_data_raises(function):
+    for size in (1, 40):
+        with pytest.raises(InvalidDeclaration, match=rf"{function.__name__}.*tl\.where"):
+            function(torch.ones(size))
+
+
+FACTOR = 3
+CONSTANT = tl.constexpr(3)
+
+
+def test_variables_outside_are_constants_of_triton(device):
+    inner = 2
+    named = tl.constexpr(4)
+
+    def with_global(x):
+        return x * FACTOR
+
+    def with_local(x):
+        return x * inner
+
+    def with_operator(x):
+        return bare(x, x)
+
+    def with_function(x):
+        return same(x)
+
+    for function, name in ((with_global, "FACTOR"), (with_local, "inner"), (with_function, "same")):
+        with pytest.raises(InvalidDeclaration, match=f"variable {name} .*tl.constexpr"):
+            pointwise_dynamic(function)
+    with pytest.raises(InvalidDeclaration, match=r"bare\.formula"):
+        pointwise_dynamic(with_operator)
+
+    @pointwise_dynamic
+    def constant(x):
+        return x * CONSTANT + named
+
+    assert constant(torch.ones(1, device=device)).item() == 7
+
+
+def test_results_are_counted():
+    def two(x):
+        return x, -x
+
+    def one_or_two(x, flag):
+        if flag is None:
+            return x + 1
+        return x, -x
+
+    def named(x):
+        pair = x, -x
+        return pair
+
+    inner = triton.jit(two)
+
+    def called(x):
+        return inner(x)
+
+    for function in (two, named, called):
+        assert len(pointwise_dynamic(function)(torch.ones(1, device=tritonite.device))) == 2
+    with pytest.raises(InvalidDeclaration, match=r"give \[1, 2\] results"):
+        pointwise_dynamic(one_or_two)
+    with pytest.raises(InvalidDeclaration, match=r"give \[2\] results, and its arguments speak of 3"):
+        pointwise_dynamic(two, num_outputs=3)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_dtensors_are_refused(device, path, tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        sharded = DTensor.from_local(torch.ones(4, device=device), init_device_mesh(device, (1,)))
+        with pytest.raises(Unsupported, match="to_local"):
+            called(sharded)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_calls_are_replayed_by_the_native_dispatcher(device):
+    """In a process of its own, where operators are registered with it."""
+    code = """
+import torch, tritonite
+from tests.test_dynamic import both, several
+x = torch.randn(3, 4, device=tritonite.device)
+for number in (2.0, 3.5, -1.0):
+    product, total = both(x, number)
+    torch.testing.assert_close(product, x * number)
+out = torch.empty_like(x)
+for _ in range(2):
+    assert several(x, x, out1=out)[1] is out
+    torch.testing.assert_close(out, x + 2)
+counts = {name.partition("test_dynamic_")[2]: each for name, each in tritonite.stats().items()}
+for name, calls in (("both.Scalar_y", 3), ("several.out1", 2)):
+    assert (counts[name].launched, counts[name].replayed) == (1, calls - 1), (name, counts)
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)

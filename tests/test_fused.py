@@ -209,8 +209,10 @@ def test_rotary_embedding_in_place(interleaved):
     for untouched in (slice(0, 1), slice(6, 7)):
         assert torch.equal(packed[:, :, untouched], before[:, :, untouched])
     assert torch.equal(packed[..., 8:], before[..., 8:])
+    version = query._version
     fused.rotary_embedding_(query, None, cos, -sin, interleaved)
     torch.testing.assert_close(query, before[:, :, 1:4])
+    assert query._version == version + 1
 
 
 def test_rotary_embedding_in_place_refuses_gradients_and_shared_memory():

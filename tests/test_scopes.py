@@ -1,6 +1,8 @@
 """Enabling, scopes and names."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -229,3 +231,40 @@ def test_counts_and_reset(device):
     assert (counts.replayed + counts.launched, counts.declined) == (1, {"dtype torch.complex64": 1})
     tritonite.reset_stats()
     assert tritonite.stats() == {}
+
+
+def test_importing_does_not_import_dynamo():
+    code = "import sys, tritonite, tritonite.fused; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_graph_breaks_do_not_trace_tritonite(device, path):
+    model = torch.nn.Linear(4, 4, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step(x):
+        model(x).sum().backward()
+        optimizer.step()
+
+    before = model.weight.detach().clone()
+    tritonite.enable()
+    torch.compile(step, backend="eager")(torch.randn(2, 4, device=device))
+    assert launched("addmm") == 1 and launched("add_.Tensor") == 2
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_scope_in_a_compiled_function_is_a_graph_break(device, path):
+    def function(x):
+        x = x + 1
+        with tritonite.use_gems(include="exp"):
+            y = x.exp()
+        return y * 2 + torch.exp(x)
+
+    x = torch.randn(4, device=device)
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), 3 * (x + 1).exp())
+    assert launched("exp") == 2 and not installed()
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Tritonite"):
+        torch.compile(function, backend="eager", fullgraph=True)(x)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
+import re
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch.autograd import forward_ad
 from triton.runtime.jit import KernelInterface
 
+from tritonite import devices
+from tritonite.catalog import Declaration, HostFunction, LibraryFormulas, Op
+from tritonite.dispatch import direct, library, override, python
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
-from tritonite.errors import Decline, InvalidDeclaration, Unsupported
+from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
+from tritonite.language.source import enclosed, refused_names, result_counts, without_enclosed
 
 PromotionMethod = tuple[Any, ...]
 
@@ -34,18 +44,23 @@ def pointwise_dynamic(
     Usable bare, with `()` or with arguments. The operator broadcasts, promotes, takes any strides, and accepts Python
     numbers for tensors. `out0=`, `out1=`, ... name destinations to write instead of allocating.
 
+    It is an operator of PyTorch's, which torch.compile, fake tensors and vmap know. `PointwiseFunction.gradient` gives
+    it a gradient; without one a backward through it raises NoGradient. It is copied and pickled by its name.
+
     Args:
         num_inputs: how many parameters the function has; checked when given.
         is_tensor: for each parameter, whether it is a tensor; the others are Python numbers. Default: all are.
         dtypes: for each parameter, the Python type (int, float, bool) of a number; None for a tensor.
-        num_outputs: how many values the function returns. Default: one, or as many as the other arguments say.
+        num_outputs: how many values the function returns. Default: as many as the other arguments say, or else its
+            return statements, or one where these do not tell.
         output_dtypes: for each output, a dtype that overrides the promotion; None to keep it.
         promotion_methods: for each output, `(i, j, ..., kind)`: the positions of the parameters that decide its dtype,
             and how: "DEFAULT", "NO_OPMATH", "INT_TO_FLOAT", "ALWAYS_BOOL" or "BOOL_TO_LONG" (see `Promotion`).
             Default: all tensors, "DEFAULT".
 
     Half-precision values reach the function as float32. Raises InvalidDeclaration for arguments that contradict each
-    other, and the operator raises Unsupported for tensors it cannot take.
+    other or the function, and for variables outside that Triton does not let it read: those must be tl.constexpr. The
+    operator raises Unsupported for tensors it cannot take, such as a DTensor.
     """
     settings: dict[str, Any] = {
         "num_inputs": num_inputs,
@@ -85,7 +100,19 @@ def _make(
         counts.add(num_outputs)
     if len(counts) > 1:
         raise InvalidDeclaration(name=name, reason=f"its arguments speak of {sorted(counts)} outputs")
-    outputs = counts.pop() if counts else 1
+    if devices.current.interpreted and enclosed(plain):
+        formula = triton.jit(without_enclosed(plain))
+    returned = result_counts(plain)
+    if len(returned | counts) > 1:
+        said = f", and its arguments speak of {counts.pop()}" if counts else ""
+        raise InvalidDeclaration(name=name, reason=f"its return statements give {sorted(returned)} results{said}")
+    outputs = (counts or returned or {1}).pop()
+    for variable, value in refused_names(plain).items():
+        advice = "make it a parameter, or a tl.constexpr outside"
+        if isinstance(value, PointwiseFunction):
+            advice = f"give its formula a name outside, {variable}.formula, and call that"
+        reason = f"it reads the variable {variable} from outside, which Triton does not compile: {advice}"
+        raise InvalidDeclaration(name=name, reason=reason)
     tensors = tuple(is_tensor) if is_tensor is not None else None
     if tensors is None:
         tensors = (
@@ -108,8 +135,23 @@ def _make(
     )
 
 
+class _Overload(NamedTuple):
+    """What serves the calls of one kind: in PyTorch's dispatcher, and beside it where calls go through Python."""
+
+    registered: Any
+    op: Op
+    kernel: Callable[..., Any] | None
+
+
 class PointwiseFunction:
-    """What `pointwise_dynamic` makes. `formula` is the scalar function, for use inside other kernels."""
+    """What `pointwise_dynamic` makes: an operator of PyTorch's, with an overload for each kind of call.
+
+    `formula` is the scalar function, for use inside other kernels, and `operator` the name in PyTorch's dispatcher. An
+    overload is registered when it is first called, and stays: a compiled graph calls it by name.
+    """
+
+    __name__: str
+    __qualname__: str
 
     def __init__(
         self,
@@ -120,10 +162,12 @@ class PointwiseFunction:
         methods: tuple[tuple[tuple[int, ...], Promotion], ...],
         output_dtypes: tuple[torch.dtype | None, ...],
     ) -> None:
+        functools.update_wrapper(self, formula.fn)
         self.formula = formula
+        self._parameters = parameters
         self._tensors = tensors
         self._signature = inspect.signature(formula.fn)
-        self._output_dtypes = output_dtypes
+        self._out_names = tuple([f"out{i}" for i in range(len(output_dtypes))])
         self._kernel = Pointwise(
             name,
             formula,
@@ -131,28 +175,216 @@ class PointwiseFunction:
             output_dtypes=output_dtypes,
             methods=methods,
         )
-        functools.update_wrapper(self, formula.fn)
+        self._gradient: PointwiseFunction | None = None
+        self._overloads: dict[tuple[str, ...], _Overload] = {}
+        self._call_it(f"{formula.fn.__module__}_{formula.fn.__qualname__}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator. Outputs are returned as one tensor, or a tuple where there are several."""
-        count = len(self._output_dtypes)
-        given = [kwargs.pop(f"out{i}", None) for i in range(count)]
+        outs = {name: kwargs.pop(name) for name in self._out_names if kwargs.get(name) is not None} if kwargs else {}
+        values = args if not kwargs and len(args) == len(self._parameters) else self._bound(args, kwargs)
+        pattern = (
+            *["Tensor" if isinstance(value, torch.Tensor) else _KINDS.get(type(value), "") for value in values],
+            *outs,
+        )
+        if torch.compiler.is_dynamo_compiling():
+            packet, name = _registered(self.operator, pattern)
+            results = getattr(getattr(torch.ops.tritonite_dynamic, packet), name)(*values, **outs)
+        else:
+            overload = self._overloads.get(pattern) or self._overload(pattern, values)
+            if overload.kernel is not None and direct.may_pass_by(*values, *outs.values()):
+                results = overload.kernel(*values, **outs)
+                direct.increment_versions(overload.op, values, outs)
+            else:
+                _refuse_what_is_dropped(self.operator, (*values, *outs.values()))
+                results = overload.registered(*values, **outs)
+        if not outs:
+            return results
+        fresh = iter(results if isinstance(results, tuple) else (results,))
+        every = tuple([outs[name] if name in outs else next(fresh) for name in self._out_names])
+        return every[0] if len(every) == 1 else every
+
+    def gradient(self, formula: Callable[..., Any]) -> PointwiseFunction:
+        """Decorate the formula of the gradients, a scalar function as the operator's is.
+
+        Its parameters are the gradient of each result, and then the operator's parameters. It returns a gradient for
+        each parameter that is a tensor.
+
+            @pointwise_dynamic
+            def product(x, y):
+                return x * y
+
+
+            @product.gradient
+            def _(grad, x, y):
+                return grad * y, grad * x
+
+        Gradients are computed in the common dtype of all of these tensors. They are summed over the dimensions that a
+        tensor was broadcast in, and have its dtype; tensors of integers have none.
+
+        Returns the operator of the gradients, another PointwiseFunction: a backward through it raises NoGradient unless
+        it is given a gradient in turn. Raises InvalidDeclaration for other parameters or another number of results.
+        """
+        results, name = len(self._out_names), self._kernel.name
+        every = (True,) * results + self._tensors
+        count = len(inspect.signature(getattr(formula, "fn", formula)).parameters)
+        if count != len(every):
+            reason = f"its gradient takes {count} parameters, not {results} gradients and its {len(self._tensors)}"
+            raise InvalidDeclaration(name=name, reason=reason)
+        self._gradient = pointwise_dynamic(formula, is_tensor=every, num_outputs=sum(self._tensors))
+        self._gradient._call_it(f"{self.operator.partition('::')[2]}_backward")
+        return self._gradient
+
+    def __reduce__(self) -> str:
+        # By its name, as functions are: copies are the function itself.
+        return self.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<pointwise_dynamic {self.operator}>"
+
+    def _call_it(self, name: str) -> None:
+        """Take a name in the dispatcher, with a number where an operator of that name has come before."""
+        own = re.sub(r"\W+", "_", name).strip("_")
+        with _lock:
+            _names[own] += 1
+            self.operator = f"{_NAMESPACE}::{own}" + (f"_{_names[own]}" if _names[own] > 1 else "")
+            _functions[self.operator] = self
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = tuple(bound.arguments.values())
-        for value, tensor, parameter in zip(values, self._tensors, bound.arguments, strict=True):
-            if isinstance(value, torch.Tensor) and not tensor:
-                raise Unsupported(name=self._kernel.name, reason=f"{parameter} is declared a number, not a tensor")
-        try:
-            outs: Sequence[torch.Tensor] = ()
-            if any(out is not None for out in given):
-                fresh = self._kernel.iteration(values).fresh
-                device = next(out.device for out in given if out is not None)
-                outs = [
-                    empty_strided(f.shape, f.strides, f.dtype, device) if out is None else out
-                    for out, f in zip(given, fresh, strict=True)
+        return tuple(bound.arguments.values())
+
+    def _overload(self, pattern: tuple[str, ...], values: Sequence[Any] = ()) -> _Overload:
+        """The overload for calls of a kind, which is registered when there is the first of them."""
+        for i, (parameter, kind, tensor) in enumerate(zip(self._parameters, pattern, self._tensors, strict=False)):
+            if kind == "Tensor" and not tensor:
+                raise Unsupported(name=self.operator, reason=f"{parameter} is declared a number, not a tensor")
+            if not kind:
+                what = type(values[i]).__name__ if values else "something else"
+                raise Unsupported(name=self.operator, reason=f"{parameter} is a {what}, not a tensor or a number")
+        with _lock:
+            if pattern not in self._overloads:
+                declaration = self._declaration(pattern)
+                library.register([declaration])
+                (name,) = declaration.packets
+                op = library.registered()[name]
+                native = override.native_dispatcher() is not None
+                kernel = None if native else python.override(op, None)
+                self._overloads[pattern] = _Overload(library.overload_of(name), op, kernel)
+        return self._overloads[pattern]
+
+    def _declaration(self, pattern: tuple[str, ...]) -> Declaration:
+        kinds, given = pattern[: len(self._parameters)], pattern[len(self._parameters) :]
+        arguments, parts = [], []
+        for name, kind, tensor in zip(self._parameters, kinds, self._tensors, strict=True):
+            arguments.append(f"{'Tensor?' if kind == 'None' else kind} {name}")
+            if kind == "None" or (kind == "Scalar" and tensor):
+                parts.append(f"{kind}_{name}")
+        outs = [f"Tensor({chr(ord('a') + i)}!) {name}" for i, name in enumerate(given)]
+        fresh = ", ".join(["Tensor"] * (len(self._out_names) - len(given)))
+        overload = "".join([f".{'_'.join((*parts, *given))}"] if parts or given else [])
+        own = f"{self.operator.partition('::')[2]}{overload}"
+        schema = f"{own}({', '.join([*arguments, *(['*'] if outs else []), *outs])}) -> ({fresh})"
+        return Declaration(
+            packets=(f"{_NAMESPACE}::{own}",),
+            arguments=self._parameters,
+            optional=frozenset(),
+            host=self._host(given),
+            family="dynamic",
+            kernels=(self._kernel,),
+            accepts=self._kernel.accepts,
+            promotion="own",
+            method="",
+            watched=False,
+            library=LibraryFormulas(
+                schema, self._fake(given), self._save, self._backward, leading=self._parameters, broadcast=True
+            ),
+        )
+
+    def _host(self, given: tuple[str, ...]) -> HostFunction:
+        kernel, names = self._kernel, self._out_names
+
+        def host(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            every = outs
+            if outs and len(outs) < len(names):
+                device, fresh = kernel.outputs(values)
+                remaining = iter(outs)
+                every = [
+                    next(remaining) if name in given else empty_strided(f.shape, f.strides, f.dtype, device)
+                    for name, f in zip(names, fresh, strict=True)
                 ]
-            results = self._kernel.run(values, outs)
-        except Decline as decline:
-            raise Unsupported(name=self._kernel.name, reason=decline.reason) from None
-        return results[0] if count == 1 else results
+            results = kernel.run(values, every)
+            return [result for name, result in zip(names, results, strict=True) if name not in given]
+
+        return host
+
+    def _fake(self, given: tuple[str, ...]) -> Callable[..., Any]:
+        kernel, names = self._kernel, self._out_names
+
+        def fake(*args: Any, **outs: torch.Tensor) -> Any:
+            values = [_EXAMPLES.get(type(value), value) for value in args]
+            device, fresh = kernel.outputs(values)
+            results = [torch.empty_strided(f.shape, f.strides, dtype=f.dtype, device=device) for f in fresh]
+            if outs:
+                kernel.outputs(values, [outs.get(name, result) for name, result in zip(names, results, strict=True)])
+            own = tuple([result for name, result in zip(names, results, strict=True) if name not in given])
+            return own[0] if len(own) == 1 else own or None
+
+        return fake
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.gradient = self._gradient
+        ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in inputs]
+        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        if self._gradient is not None:
+            ctx.save_for_backward(*[inputs[i] for i in ctx.places])
+
+    def _backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
+        if ctx.gradient is None:
+            raise NoGradient(name=self.operator, function=self.__name__)
+        values = list(ctx.numbers)
+        for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+            values[i] = value
+        results = ctx.gradient(*grads, *values)
+        remaining = iter(results if isinstance(results, tuple) else (results,))
+        found: list[torch.Tensor | None] = []
+        for value, tensor, needed in zip(values, self._tensors, ctx.needs_input_grad, strict=True):
+            own = next(remaining) if tensor else None
+            found.append(own.sum_to_size(value.shape).to(value.dtype) if needed and own is not None else None)
+        return tuple(found)
+
+
+_NAMESPACE = "tritonite_dynamic"
+_lock = threading.RLock()
+_names: collections.Counter[str] = collections.Counter()
+_functions: weakref.WeakValueDictionary[str, PointwiseFunction] = weakref.WeakValueDictionary()
+# What an argument is in a schema; PyTorch's compilers trace with numbers that they do not know.
+_KINDS = {
+    **dict.fromkeys((bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat), "Scalar"),
+    type(None): "None",
+}
+_EXAMPLES: dict[type, Any] = {torch.SymBool: True, torch.SymInt: 1, torch.SymFloat: 1.0}
+
+
+def _registered(operator: str, pattern: tuple[str, ...]) -> tuple[str, str]:
+    """The names that the packet and the overload for calls of a kind have in torch.ops."""
+    _, _, own = _functions[operator]._overload(pattern).op.overload.partition("::")
+    packet, _, overload = own.partition(".")
+    return packet, overload or "default"
+
+
+# As torch.compiler.assume_constant_result does, which would import Dynamo: it calls the function instead of tracing it.
+_registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _refuse_what_is_dropped(name: str, values: Sequence[Any]) -> None:
+    """Raise Unsupported for tensors with something that the dispatcher would drop, or refuse less clearly."""
+    sharded = sys.modules.get("torch.distributed.tensor")
+    if sharded is not None and any(isinstance(value, sharded.DTensor) for value in values):
+        raise Unsupported(name=name, reason="it has no sharding strategy for a DTensor; give it tensor.to_local()")
+    if forward_ad._current_level < 0:
+        return
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise Unsupported(name=name, reason="it has no gradient in forward mode; use the backward mode")

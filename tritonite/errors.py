@@ -69,6 +69,15 @@ class Unsupported(TritoniteError):
     template = "{name} cannot take these arguments: {reason}"
 
 
+class NoGradient(TritoniteError):
+    """Raised by a backward through an operator of `pointwise_dynamic` that has not been given a gradient."""
+
+    template = (
+        "{name} has no gradient. Give it one with @{function}.gradient over a formula of the results' gradients and "
+        "the operator's parameters, or call it under torch.no_grad() or on tensor.detach()."
+    )
+
+
 class Decline(Exception):
     """Raised by a host function, before it launches anything, when ATen must serve the call.
 

@@ -34,7 +34,7 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
     Raises UnknownOperator for a name that torch has not, Unsupported for a call outside ATen that would, and ATen's own
     error for arguments that ATen refuses.
     """
-    if isinstance(function, str) and (function in catalog.overloads() or function.startswith("tritonite::")):
+    if isinstance(function, str) and (function in catalog.overloads() or "::" in function):
         return _overload(overload_named(function), args, kwargs)
     name = function if isinstance(function, str) else getattr(function, "__name__", str(function))
     known = names.function_named(function) if isinstance(function, str) else names.known_function(function)
@@ -111,7 +111,7 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def overload_named(name: str) -> Op:
     """The overload of this name, "tritonite::" before it where it is outside ATen. Raises UnknownOperator."""
     found = catalog.overloads()
-    if name.startswith("tritonite::"):
+    if "::" in name:
         importlib.import_module("tritonite.fused")
         found = library.registered()
     if name in found:

@@ -101,7 +101,8 @@ def _interpreting() -> Iterator[None]:
     """The interpreter keeps its state in module globals, so one kernel runs at a time.
 
     It calls ATen, which is neither overridden nor recorded then. Overflow checks go off: integer operators wrap around,
-    in the interpreter as on a GPU. Where an assertion fails, which stops a GPU, ATen is left to raise its error.
+    in the interpreter as on a GPU. Where an assertion fails, which stops a GPU, ATen is left to raise its error. Raises
+    InvalidDeclaration for a kernel that branches on a block.
     """
     from triton.runtime import interpreter
     from triton.runtime.errors import InterpreterError
@@ -134,7 +135,7 @@ def _interpreting() -> Iterator[None]:
             with np.errstate(all="ignore"), _disable_current_modes():
                 yield
         except InterpreterError as error:
-            if isinstance(error.__cause__, Decline):
+            if isinstance(error.__cause__, (Decline, InvalidDeclaration)):
                 raise error.__cause__ from None
             raise
         finally:

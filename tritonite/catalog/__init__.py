@@ -2,6 +2,8 @@
 
 from tritonite.catalog.declare import (
     Declaration,
+    HostFunction,
+    LibraryFormulas,
     Op,
     declarations,
     exclude,
@@ -17,6 +19,8 @@ from tritonite.catalog.schema import has_kernel, schemas
 
 __all__ = [
     "Declaration",
+    "HostFunction",
+    "LibraryFormulas",
     "Op",
     "declarations",
     "exclude",

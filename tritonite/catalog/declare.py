@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
-from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, schemas, takes_numbers
+from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
 from tritonite.dispatch.call import Size, run_host, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
@@ -36,7 +37,7 @@ class LibraryFormulas:
     `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them, or raises Decline
     where the host function would. `save` and `gradient` are torch.library.register_autograd's `setup_context` and
     `backward`; None where it has no gradient. The `leading` arguments may have any more dimensions before their others,
-    and results have them then, too.
+    and results have them then, too; where they are `broadcast`, those of fewer dimensions need none.
     """
 
     schema: str
@@ -44,6 +45,7 @@ class LibraryFormulas:
     save: Callable[..., None] | None = None
     gradient: Callable[..., Any] | None = None
     leading: tuple[str, ...] = ()
+    broadcast: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,12 @@ class Op:
     def takes_tensors(self) -> tuple[bool, ...]:
         """For each argument of the schema whether it is a tensor, an optional one or a list of them."""
         return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
+
+    @functools.cached_property
+    def written(self) -> tuple[int, ...]:
+        """The arguments of the schema that the operator writes into."""
+        infos = [argument.alias_info for argument in self.schema.arguments]
+        return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 
     @functools.cached_property
     def slots(self) -> tuple[int, ...]:
@@ -278,7 +286,8 @@ def pointwise(
     the packets, with tensors or numbers for operands, wherever ATen has a kernel of its own.
 
     Args:
-        packets: ATen names without overload or trailing underscore, such as "add".
+        packets: ATen names without overload or trailing underscore, such as "add". Raises InvalidDeclaration for
+            others.
         promote: how the arguments decide the dtype computed in and the dtype of the result.
         accepts: the common dtypes served; ATen serves (or refuses) the others.
         own: tensor arguments that take no part in promotion and keep their dtype, such as a mask.
@@ -294,7 +303,7 @@ def pointwise(
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
-        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        every = _forms(packets)
         kernel_names = tuple(inspect.signature(formula).parameters)
         kernel = Pointwise(
             packets[0],
@@ -325,6 +334,16 @@ def pointwise(
         return kernel
 
     return declare
+
+
+def _forms(packets: Sequence[str]) -> tuple[str, ...]:
+    """The packets and their in-place forms, as far as ATen has them. Raises InvalidDeclaration where it has neither."""
+    for packet in packets:
+        if not schemas(packet) and not schemas(f"{packet}_"):
+            close = difflib.get_close_matches(packet, packet_names(), n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InvalidDeclaration(name=packet, reason=f"ATen has no operator of this name{hint}")
+    return tuple(name for packet in packets for name in (packet, f"{packet}_") if schemas(name))
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
@@ -396,7 +415,7 @@ def operator(
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = _arguments(function)
-        every = tuple(name for packet in packets for name in (packet, packet + "_") if schemas(name))
+        every = _forms(packets)
         declarations.append(
             Declaration(
                 packets=every,
@@ -468,7 +487,8 @@ def library_operator(
 def library_op(declaration: Declaration) -> Op:
     """The overload of an operator outside ATen, once torch.library has its schema."""
     (name,) = declaration.packets
-    return overload_of(declaration, name, torch._C._get_schema(name, ""))
+    packet, _, overload = name.partition(".")
+    return overload_of(declaration, name, torch._C._get_schema(packet, overload))
 
 
 def _family(function: Callable[..., Any]) -> str:

@@ -39,6 +39,12 @@ def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
     return [(f"{packet}.{schema.overload_name}" if schema.overload_name else packet, schema) for schema in found]
 
 
+def packet_names() -> set[str]:
+    """The names of all of ATen's operators, without their overloads."""
+    every = torch._C._dispatch_get_all_op_names()
+    return {name.removeprefix("aten::").partition(".")[0] for name in every if name.startswith("aten::")}
+
+
 def has_kernel(overload: str, dispatch_key: str) -> bool:
     """Whether ATen has a kernel of its own for the overload, so that overriding it displaces no autograd formula."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -1,4 +1,4 @@
-"""Operators outside ATen: their schemas, kernels, fakes and gradients, in torch.library's namespace `tritonite`."""
+"""Operators outside ATen: their schemas, kernels, fakes and gradients, as torch.library knows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from tritonite import catalog, devices
 from tritonite.catalog import Declaration, Op
-from tritonite.dispatch import override, python
+from tritonite.dispatch import direct, override, python
+from tritonite.dispatch.opaque import opaque
 from tritonite.errors import Decline, Unsupported
 from tritonite.locks import fork_safe_lock
 
@@ -18,9 +19,9 @@ _lock = fork_safe_lock()
 _registered: dict[str, Op] = {}
 
 
-@functools.lru_cache(maxsize=1)
-def _library() -> Any:
-    return torch.library.Library("tritonite", "DEF")
+@functools.lru_cache(maxsize=8)
+def _library(namespace: str) -> Any:
+    return torch.library.Library(namespace, "DEF")
 
 
 def register(declarations: Iterable[Declaration]) -> None:
@@ -31,19 +32,28 @@ def register(declarations: Iterable[Declaration]) -> None:
                 _registered[declaration.packets[0]] = _register(declaration)
 
 
+def overload_of(name: str) -> Any:
+    """What torch.ops has for an operator outside ATen, such as "tritonite::silu_and_mul"."""
+    namespace, _, own = name.partition("::")
+    packet, _, overload = own.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
 def registered() -> dict[str, Op]:
     """The operators outside ATen that have been registered, by their names with the namespace."""
     return dict(_registered)
 
 
 def _register(declaration: Declaration) -> Op:
-    library, formulas, (name,) = _library(), declaration.library, declaration.packets
+    formulas, (name,) = declaration.library, declaration.packets
+    namespace, _, own = name.partition("::")
+    library = _library(namespace)
     assert formulas is not None
     library.define(formulas.schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = catalog.library_op(declaration)
     torch.library.register_fake(name, _refusing(name, formulas.fake), lib=library)
-    if any(argument.alias_info is not None for argument in op.schema.arguments):
-        library.impl(op.qualified.partition("::")[2], _without_gradient(name), "Autograd", with_keyset=True)
+    if op.written:
+        library.impl(own, _without_gradient(op), "Autograd", with_keyset=True)
     else:
         # Without a formula, a gradient that is asked for raises an error that says so.
         torch.library.register_autograd(name, formulas.gradient, setup_context=formulas.save, lib=library)
@@ -52,17 +62,12 @@ def _register(declaration: Declaration) -> Op:
     if key:
         dispatcher = override.native_dispatcher()
         if dispatcher is None:
-            library.impl(name, python.override(op, None), key)
+            library.impl(own, python.override(op, None), key)
         else:
             override.declare_native(dispatcher, op)
             dispatcher.install(op.overload, False)
             dispatcher.install_gate(op.overload)
     return op
-
-
-def _packet(name: str) -> Any:
-    namespace, _, own = name.partition("::")
-    return getattr(getattr(torch.ops, namespace), own)
 
 
 def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,15 +83,19 @@ def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _without_gradient(name: str) -> Callable[..., Any]:
+def _without_gradient(op: Op) -> Callable[..., Any]:
     """The kernel at the key of autograd of an operator that writes into its arguments."""
+    name = op.overload
 
-    def call(keys: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    @opaque
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
             reason = "it writes into its arguments and has no gradient; take the functional form, or torch.no_grad()"
             raise Unsupported(name=name, reason=reason)
         with torch._C._AutoDispatchBelowAutograd():
-            return _packet(name).default.redispatch(keys & torch._C._after_autograd_keyset, *args)
+            result = overload_of(name).redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        direct.increment_versions(op, args, kwargs)
+        return result
 
     return call
 
@@ -98,15 +107,19 @@ def _vmapped(op: Op) -> Callable[..., Any]:
     leading = formulas.leading
 
     def call(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        function, size = _packet(op.qualified), info.batch_size
-        if all(dim is None or name in leading for name, dim in zip(op.names, in_dims, strict=False)):
+        function, size = overload_of(op.qualified), info.batch_size
+        pairs = list(zip(op.names, in_dims, args, strict=False))
+        ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]
+        # Those of no dimensions do not promote as those of one do, which they would become.
+        promotes = formulas.broadcast and 0 in ranks and len({arg.dtype for arg in args if _is_tensor(arg)}) > 1
+        if not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
             values = [
                 arg
-                if name not in leading or arg is None
+                if name not in leading or not _is_tensor(arg) or (dim is None and formulas.broadcast)
                 else arg.expand(size, *arg.shape)
                 if dim is None
-                else arg.movedim(dim, 0)
-                for name, dim, arg in zip(op.names, in_dims, args, strict=False)
+                else _batched(arg.movedim(dim, 0), max(ranks) if formulas.broadcast else arg.dim() - 1)
+                for name, dim, arg in pairs
             ]
             results = function(*values)
         else:
@@ -122,3 +135,12 @@ def _vmapped(op: Op) -> Callable[..., Any]:
         return results, dims
 
     return call
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _batched(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """With so many dimensions after the first."""
+    return tensor[(slice(None),) + (None,) * (rank + 1 - tensor.dim())]

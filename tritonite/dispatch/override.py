@@ -23,6 +23,7 @@ import torch
 from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op, names
 from tritonite.dispatch import native, python
+from tritonite.dispatch.opaque import opaque
 from tritonite.errors import NoDevice, UnknownOperator
 from tritonite.locks import fork_safe_lock
 
@@ -206,8 +207,8 @@ def _dispatcher_in_use() -> ModuleType | None:
 
 def declare_native(module: ModuleType, op: Op) -> None:
     """Tell the native dispatcher of an operator."""
-    written = [a.alias_info is not None and a.alias_info.is_write for a in op.schema.arguments]
     key = devices.current.dispatch_key
+    written = [i in op.written for i in range(len(op.schema.arguments))]
     module.declare(op.overload, key, list(op.takes_tensors), written, list(op.slots), python.recording(op))
 
 
@@ -230,6 +231,7 @@ def _require_device() -> None:
         raise NoDevice
 
 
+@opaque
 def enable(include: Names = None, exclude: Names = None) -> None:
     """Run ATen's operators as Triton kernels in this process, from every thread, until `disable()`.
 
@@ -252,6 +254,7 @@ def enable(include: Names = None, exclude: Names = None) -> None:
         _apply()
 
 
+@opaque
 def disable() -> None:
     """Undo `enable()`, and take all of ours out of torch. Scopes that are open stay in force until they end."""
     global _leaving
@@ -271,16 +274,19 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
     `disable()` takes it out of torch.
     """
 
+    @opaque
     def __new__(cls, include: Any = None, exclude: Names = None) -> Any:  # type: ignore[misc]
         if inspect.isfunction(include) and not include.__module__.startswith("torch"):
             return cls()(include)
         return super().__new__(cls)
 
+    @opaque
     def __init__(self, include: Names = None, exclude: Names = None) -> None:
         _require_device()
         self._selection = select(include, exclude)
         self._scopes: list[int] = []
 
+    @opaque
     def __enter__(self) -> None:
         global _leaving
         scope = next(_scope_ids)
@@ -290,11 +296,13 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
             _apply()
         self._scopes.append(scope)
 
+    @opaque
     def __exit__(self, *_: object) -> None:
         with _lock:
             del _layers[self._scopes.pop()]
             _apply()
 
+    @opaque
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function):
 

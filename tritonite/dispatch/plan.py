@@ -18,6 +18,7 @@ from tritonite import launch
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Blocks, Drawn, Limits, Number, Size, Symbol
+from tritonite.dispatch.opaque import opaque
 
 _aten = torch.ops.aten
 _ALLOCATIONS = {
@@ -267,6 +268,7 @@ class Recorder:
         if facts is None:
             template = [None if place in holes else value for place, value in enumerate(values)]
 
+            @opaque
             def run(given: list[Any], size: tuple[int, ...]) -> None:
                 filled = list(template)
                 for (place, make), value in zip(holes.items(), given, strict=True):

@@ -12,6 +12,7 @@ from torch.autograd import profiler
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
 from tritonite.dispatch.call import Number
+from tritonite.dispatch.opaque import opaque
 from tritonite.dispatch.plan import record
 from tritonite.errors import Decline, Unsupported
 
@@ -48,6 +49,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
                 args = (*args[:i], _number_tensor(args[i], args), *args[i + 1 :])
         return kernel.call_boxed(keyset, *args, **kwargs)
 
+    @opaque
     def call(*args: Any, **kwargs: Any) -> Any:
         if kernel is not None and (name not in in_force.names or (interpreted and inside_kernel())):
             return aten(args, kwargs)
@@ -91,6 +93,7 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
     """
     counts = stats.counts_of(op.overload)
 
+    @opaque
     def call(values: list[Any]) -> tuple[Any, ...]:
         try:
             results, recorder = record(*recordable(op, values), watch=op.declaration.watched)

@@ -475,7 +475,23 @@ class Pointwise:
         results = tuple(own or result for own, (_, result) in zip(self.output_dtypes, promoted, strict=True))
         return commons[0], promoted[0][0], results
 
-    def _make_iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+    def outputs(
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.device, tuple[Fresh, ...]]:
+        """The device, and the outputs to allocate, or none where `outs` are given. Raises Decline as a call would.
+
+        Tensors are asked for metadata alone, so that they may be fake.
+        """
+        iteration, *_ = self._typed_iteration(values, outs)
+        return iteration.device, iteration.fresh
+
+    def _typed_iteration(
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor]
+    ) -> tuple[Iteration, _Typed, dict[int, torch.Tensor], tuple[int, ...], bool]:
+        """What metadata decides: an iteration without its kernel, its types, the operands in memory, the shape.
+
+        And whether all are contiguous and of that shape.
+        """
         iteration = Iteration()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         iteration.device, scalars = common_device(tensors, outs)
@@ -507,7 +523,7 @@ class Pointwise:
 
         if outs:
             self._check_dtypes(outs, results, tensors)
-            _check_outputs(outs, shape, list(strided.items()), iteration)
+            _check_outputs(outs, shape)
         else:
             if plain and (not typed.with_numbers or 1 not in shape):
                 strides = row_major
@@ -519,12 +535,17 @@ class Pointwise:
                     layout = self._after_conversion(typed, strided)
                 strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
             iteration.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
+        return iteration, typed, strided, shape, plain
+
+    def _make_iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+        iteration, typed, strided, shape, plain = self._typed_iteration(values, outs)
         if 0 in shape:
             return iteration
+        iteration.extents = _extents(outs, shape, list(strided.items()))
 
         out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in iteration.fresh]
         n = math.prod(shape)
-        if plain and n > 1 and all([own == row_major for own in out_strides]):
+        if plain and n > 1 and all([own == contiguous_strides(shape) for own in out_strides]):
             flat = tuple([(1,) if how == "tensor" else () for _, how in iteration.operands])
             space = _Space((n,), flat, ((1,),) * len(out_strides))
         else:
@@ -538,7 +559,7 @@ class Pointwise:
             )
         aligned = (
             [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in iteration.operands],
-            [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(results),
+            [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(typed.results),
         )
         iteration.specialization = _specialize(typed.kernel, space, aligned)
         return iteration
@@ -675,18 +696,20 @@ def _number_dtype(kind: type, compute: torch.dtype) -> torch.dtype:
     return torch.bool if kind is bool else torch.int64
 
 
-def _check_outputs(
-    outs: Sequence[torch.Tensor],
-    shape: tuple[int, ...],
-    strided: list[tuple[int, torch.Tensor]],
-    iteration: Iteration,
-) -> None:
-    extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
-    for j, out in enumerate(outs):
+def _check_outputs(outs: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None:
+    for out in outs:
         if tuple(out.shape) != shape:
             raise Decline("output has another shape")
         if not never_overlaps_itself(shape, out.stride()):
             raise Decline("output overlaps itself")
+
+
+def _extents(
+    outs: Sequence[torch.Tensor], shape: tuple[int, ...], strided: list[tuple[int, torch.Tensor]]
+) -> tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...]:
+    """What each call compares addresses by: of every output, and every other tensor."""
+    extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
+    for j, out in enumerate(outs):
         others = strided + [(~k, other) for k, other in enumerate(outs) if k != j]
         for position, read in others:
             identical = (
@@ -698,7 +721,7 @@ def _check_outputs(
             out_bytes = span(out.shape, out.stride()) * out.dtype.itemsize
             read_bytes = span(read.shape, read.stride()) * read.dtype.itemsize
             extents.append((j, position, out_bytes, read_bytes, identical, _grains(out, read)))
-    iteration.extents = tuple(extents) if 0 not in shape else ()
+    return tuple(extents)
 
 
 def _grains(written: torch.Tensor, read: torch.Tensor) -> tuple[tuple[int, int, int], ...]:

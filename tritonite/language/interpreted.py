@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from tritonite.errors import Decline
+from tritonite.errors import Decline, InvalidDeclaration
 
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
@@ -65,9 +66,24 @@ def refuse_unless(condition: Any, message: str) -> None:
 
 
 def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
-    """What the interpreter makes of `tl.tensor`; a number of Triton 3.6's is no index to NumPy 2.4."""
+    """What the interpreter makes of `tl.tensor`; a number of Triton 3.6's is no index to NumPy 2.4.
+
+    Its own takes every block for true, of which Triton's compiler says that its truth is ambiguous.
+    """
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    scope.set_attr(tensor, "__bool__", _truth)
+
+
+def _truth(value: tl.tensor) -> bool:
+    """Whether a scalar is true. Raises InvalidDeclaration for a block, but where Triton asks whether it is there."""
+    if not value.type.is_block():
+        return bool(value.handle.data)
+    asking = sys._getframe(1)
+    if not asking.f_globals["__name__"].startswith("triton."):
+        reason = "it branches on a value of a tensor, which differs from element to element; use tl.where, & and |"
+        raise InvalidDeclaration(name=asking.f_code.co_name, reason=reason)
+    return True
 
 
 def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., tl.tensor]:

@@ -1,11 +1,14 @@
 """The operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
 
-Arguments are ATen's. A call that a kernel does not serve goes to ATen. Direct calls record no gradients.
+Arguments are ATen's. A call that a kernel does not serve goes to ATen. Gradients are recorded as ATen records them, and
+transforms, autocast and torch.compile treat a call as one of ATen's: it passes through the dispatcher then.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 
 from tritonite import catalog
 from tritonite.catalog import signature
+from tritonite.dispatch import direct
 from tritonite.errors import Decline
 
 # A family declares its operators when it is imported.
@@ -39,26 +43,44 @@ for _family in (
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
+# Users who ask for a name want the operator, not the family of the same name.
+delattr(sys.modules[__name__], "softmax")
 
 
-def _packets() -> set[str]:
-    return {name.partition(".")[0] for name in catalog.overloads()}
+@functools.cache
+def _packets() -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in catalog.overloads())
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("__") or name not in _packets():
+    if name not in _packets():
         raise AttributeError(f"tritonite.ops has no operator {name!r}")
+    return _function(name)
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    """One function for each operator, so that it can be pickled by name."""
     packet = getattr(torch.ops.aten, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return packet(*args, **kwargs)
+        if torch._C._is_any_autocast_enabled() or not direct.may_pass_by(*args, *kwargs.values()):
+            with direct.Serving():
+                return packet(*args, **kwargs)
         chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
         op = catalog.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
-        if op is not None and not any(isinstance(v, torch.Tensor) and (v.is_neg() or v.is_conj()) for v in args):
-            try:
-                return op(*args, **kwargs)
-            except Decline:
-                pass
-        return packet(*args, **kwargs)
+        if op is None:
+            # ATen makes it of others.
+            with direct.Serving():
+                return packet(*args, **kwargs)
+        try:
+            result = op(*args, **kwargs)
+        except Decline:
+            return packet(*args, **kwargs)
+        direct.increment_versions(op, args, kwargs)
+        return result
 
     call.__name__ = call.__qualname__ = name
     call.__signature__, call.__doc__ = signature.described(name)

@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=0 python -m tritonite.testing.targets [--full] [--part I/N] [NAME...]
 
-Prints a line for every kernel that does not compile and exits with 1 if there is one. Needs no GPU.
+Prints a line for every kernel that does not compile and exits with 1 if there is one, with 2 for arguments that name
+nothing. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -229,19 +232,19 @@ def rings(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
         yield f"{name} {dtype} of {width} by a ring", found[0], ("sm_80", "sm_90", "sm_100") if full else ("sm_90",)
 
 
+_GROUPS = {"tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings}
+
+
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     catalog.overloads()
     index, parts = part
-    chosen = [d for d in catalog.declarations if not names or d.packets[0] in names]
+    chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
     for declaration in chosen[index::parts]:
         for label, specialization in _variants(declaration, full):
             yield label, specialization, _targets(declaration, label, specialization, full)
-    if not names or "tiles" in names:
-        yield from itertools.islice(tiles(full), index, None, parts)
-    if not names or "rows" in names:
-        yield from itertools.islice(long_rows(full), index, None, parts)
-    if not names or "fused" in names:
-        yield from itertools.islice(itertools.chain(fused_rows(full), rings(full)), index, None, parts)
+    for name, work in _GROUPS.items():
+        if not names or name in names:
+            yield from itertools.islice(work(full), index, None, parts)
 
 
 def _targets(
@@ -281,7 +284,15 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every dtype and layout, not one")
     parser.add_argument("--part", default="0/1", help="the I-th of N parts of the kernels")
     options = parser.parse_args()
-    index, parts = map(int, options.part.split("/"))
+    known = {*_GROUPS, *(packet for declaration in catalog.declarations for packet in declaration.packets)}
+    for name in options.names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            parser.error(f"no operator is called {name!r}" + (f" (did you mean {close[0]!r}?)" if close else ""))
+    match = re.fullmatch(r"(\d+)/(\d+)", options.part)
+    if match is None or int(match[1]) >= int(match[2]):
+        parser.error(f"--part {options.part} is not I/N, from 0/N to N-1/N")
+    index, parts = int(match[1]), int(match[2])
     found = 0
     for line in failures(options.names, options.full, (index, parts)):
         print(line)

@@ -1249,8 +1249,16 @@ void pass_autograd(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   if (c10::GradMode::is_enabled() && std::any_of(first, stack->end(), wants_gradient)) {
     return state.gradient->callBoxed(handle, keys, stack);
   }
+  std::vector<IValue> written;
+  for (size_t i = 0; i < state.written.size(); ++i) {
+    if (state.written[i] && first[i].isTensor()) written.push_back(first[i]);
+  }
   at::AutoDispatchBelowAutograd below;
   handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  // So that autograd sees that a tensor it has saved is another one now.
+  for (const IValue& value : written) {
+    if (value.toTensor().defined()) value.toTensor().unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 // ---- What Python calls -----------------------------------------------------------------------------------------------
