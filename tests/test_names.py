@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import tritonite
 from tritonite.dispatch.override import select
-from tritonite.errors import UnknownOperator
+from tritonite.errors import UnknownOperator, Unsupported
 
 NAMES = {
     "softmax": {"_softmax", "_softmax_backward_data"},
@@ -84,3 +84,16 @@ def test_explain_says_where_there_is_no_kernel(device):
 def test_explain_refuses_unknown_keywords(name, other, device):
     with pytest.raises(RuntimeError, match="Unknown keyword argument 'foo'"):
         tritonite.explain(name, torch.randn(4, device=device), other, foo=1)
+
+
+@tritonite.pointwise_dynamic
+def squared_distance(x, y):
+    return (x - y) * (x - y)
+
+
+def test_explain_knows_operators_of_ones_own(device):
+    x = torch.randn(4, device=device)
+    text = tritonite.explain(squared_distance, x, x)
+    assert "elementwise_flat of squared_distance" in text
+    with pytest.raises(Unsupported, match="cannot take these arguments"):
+        tritonite.explain(squared_distance, x, x.to(torch.complex64))

@@ -15,7 +15,7 @@ from tritonite.dispatch import call, library
 from tritonite.dispatch.override import installed, native_dispatcher, unknown
 from tritonite.dispatch.plan import CopyStep, DataUnknown, LaunchStep, ReadStep, Recorder, ZeroStep, record
 from tritonite.dispatch.python import recordable
-from tritonite.errors import Decline, UnknownOperator
+from tritonite.errors import Decline, UnknownOperator, Unsupported
 from tritonite.launch import LaunchDescription
 
 
@@ -58,7 +58,7 @@ def _call(each: names.AtenCall, given: set[int]) -> str:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, real, (each.args, each.kwargs))
-    op = catalog.overloads().get(each.overload)
+    op = {**catalog.overloads(), **library.registered()}.get(each.overload)
     if op is not None:
         return _overload(op, args, kwargs)
     reason = catalog.excluded.get(each.overload)
@@ -93,10 +93,11 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
         results, _ = record(noting, leaves, numbers, watch=op.declaration.watched, dry=True)
     except Decline as decline:
+        if op.declaration.library is not None:
+            raise Unsupported(name=op.overload, reason=decline.reason) from None
         if refusal is not None:
             raise refusal from None
-        instead = "ATen" if op.declaration.library is None else "Unsupported"
-        lines.append(f"path       {instead}: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
+        lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
         return "\n".join(lines)
     except DataUnknown:
         pass
@@ -131,7 +132,7 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
     metas = pytree.tree_map_only(torch.Tensor, _without_elements, (args, kwargs))
     try:
         function(*metas[0], **metas[1])
-    except (NotImplementedError, TypeError, AssertionError):
+    except (NotImplementedError, TypeError, AssertionError, Unsupported):
         # Some formulas for such tensors lack what ATen has, or are stricter.
         return None
     except (RuntimeError, ValueError, IndexError) as error:
