@@ -1,6 +1,7 @@
 # A machine needs Python 3.10 or later, make and a C compiler; every target makes the environment it runs in.
 PYTHON ?= python3
 WORKERS ?= 8
+FUZZ ?= 600
 VENV := .venv
 CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
 BIN := $(VENV)/bin
@@ -38,18 +39,22 @@ test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests
 
 # In an environment that has PyTorch, Triton and pytest already; takes every sample and dtype, in WORKERS processes
-# where pytest-xdist is there too, and then what depends on the call path through Python. Compiling for other targets
-# needs no GPU and is left to the other two.
+# where pytest-xdist is there too, then what depends on the call path through Python, and then draws calls for FUZZ
+# seconds with a seed never used before. Compiling for other targets needs no GPU and is left to the other two.
 test-gpu:
 	@parallel=$$($(PYTHON) -c 'import importlib.util as u; print("--dist worksteal -n $(WORKERS)" if u.find_spec("xdist") else "")') && \
 		PYTHONPATH=. TRITONITE_TEST_FULL=1 $(PYTHON) -m pytest -q $$parallel tests -p no:cacheprovider \
 		--ignore tests/test_compile.py && \
-		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS)
+		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS) && \
+		PYTHONPATH=. $(PYTHON) -m tritonite verify --fuzz $(FUZZ) --seed $$(date +%s) --jobs $(WORKERS)
 
 # In an environment with a GPU: all of docs/benchmarks and the results in docs/performance.md.
 bench:
-	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 5 --measure device --measure host --model bert --model llama \
-		--json docs/benchmarks/results.json --charts docs/benchmarks && PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
+	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 5 --measure device --measure host \
+		--json docs/benchmarks/results.json --charts docs/benchmarks && \
+		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model llama --provider compile \
+		--provider compile+tritonite --json docs/benchmarks/models.json && \
+		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
 test-native-asan: $(VENV)/test

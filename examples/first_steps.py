@@ -21,8 +21,7 @@ x.to(torch.complex64) + 1  # included, but no kernel takes complex numbers: PyTo
 tritonite.disable()
 
 # What became of the calls of every overload. PyTorch served those that were declined, for the reasons given.
-for name, counts in tritonite.stats().items():
-    print(f"{name}: {counts.launched + counts.replayed} calls in Triton, declined: {counts.declined}")
+print(tritonite.stats())
 
 # What would become of one call: its kernel and constants, or the reason why PyTorch serves it.
 print(tritonite.explain("gelu", x))

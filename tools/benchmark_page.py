@@ -39,24 +39,32 @@ def results(run: Run) -> Iterator[str]:
     yield from (f"- {each.op} {each.label}, {each.dtype}: {each.failure}" for each in failed)
     for chart in sorted(FOLDER.glob("*.png")):
         yield f"![{chart.stem.replace('-', ' ')}](benchmarks/{chart.name})"
-    if run.models:
-        yield "\n| model | pass | dtype | tokens/s, ATen | Tritonite | ms a pass, ATen | Tritonite | speedup |"
-        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-        yield from map(_model, run.models)
 
 
-def _model(model: ModelResult) -> str:
-    aten, own = (model.times[name].median for name in ("aten", PROVIDER))
+def models(run: Run) -> Iterator[str]:
+    others = [name for name in run.models[0].times if name != "aten"]
+    columns = ["model", "pass", "dtype", "ATen, tokens/s", "ATen, ms a pass", *(f"{name}, speedup" for name in others)]
+    machine = run.machine
+    yield f"\nModels, at commit {machine.commit}, {machine.date}, into [models.json](benchmarks/models.json) with"
+    yield f"\n    {machine.command}\n"
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{' --- |' * len(columns)}"
+    yield from (_model(model, others) for model in run.models)
+
+
+def _model(model: ModelResult, others: list[str]) -> str:
+    aten = model.times["aten"].median
     after = f" after {model.context}" if model.context else ""
-    tokens = [f"{model.tokens_per_second(name):,.0f}" for name in ("aten", PROVIDER)]
     name = f"{model.model} | {model.phase}, {model.batch} x {model.tokens} tokens{after}"
-    return f"| {name} | {model.dtype} | {' | '.join(tokens)} | {aten / 1e3:.3f} | {own / 1e3:.3f} | {aten / own:.2f} |"
+    speedups = " | ".join(f"{aten / model.times[other].median:.2f}" for other in others)
+    return f"| {name} | {model.dtype} | {model.tokens_per_second('aten'):,.0f} | {aten / 1e3:.3f} | {speedups} |"
 
 
 def main() -> int:
     text = PAGE.read_text()
     method = text.partition(HEADING)[0]
-    new = method + HEADING + "\n" + "\n".join(results(Run.load(FOLDER / "results.json"))) + "\n"
+    lines = [*results(Run.load(FOLDER / "results.json")), *models(Run.load(FOLDER / "models.json"))]
+    new = method + HEADING + "\n" + "\n".join(lines) + "\n"
     if "--check" in sys.argv:
         if new != text:
             print("docs/performance.md is stale: run python tools/benchmark_page.py")

@@ -332,7 +332,9 @@ def bench(
     dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="a case's label, such as 4096x4096, or a glob")] = None,
     measure: Annotated[list[str] | None, typer.Option(help="device, host or graph; default device and host")] = None,
-    provider: Annotated[list[str] | None, typer.Option(help="compile, or name=module:context_manager")] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option(help="compile, compile+tritonite, or name=module:context")
+    ] = None,
     model: Annotated[list[str] | None, typer.Option(help="a whole model instead of operators: bert, llama")] = None,
     batch: Annotated[int, typer.Option(min=1, help="of a model")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="of a model's prompt; default 512")] = None,

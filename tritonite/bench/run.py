@@ -20,23 +20,23 @@ from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result
-from tritonite.bench.timing import ATEN, COMPILE, TRITONITE, Provider
+from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
 from tritonite.testing.judge import cancelling, judge, terms, to_reference
 from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
-    """From "compile", or "name=module:attribute", whose attribute called without arguments makes a context manager.
+    """From "compile", "compile+tritonite", or "name=module:attribute", whose attribute called makes a context manager.
 
     Raises InvalidProvider.
     """
-    if text == "compile":
-        return COMPILE
+    if text in (COMPILE.name, BOTH.name):
+        return COMPILE if text == COMPILE.name else BOTH
     name, _, place = text.partition("=")
     module, _, attribute = place.partition(":")
     if not (name and module and attribute):
-        raise InvalidProvider(text=text, reason="give compile, or name=module:attribute")
+        raise InvalidProvider(text=text, reason="give compile, compile+tritonite, or name=module:attribute")
     if name in (ATEN.name, TRITONITE.name):
         raise InvalidProvider(text=text, reason=f"{name} is always measured")
     try:
