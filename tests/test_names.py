@@ -17,7 +17,7 @@ NAMES = {
     "layer_norm": {"native_layer_norm", "native_layer_norm_backward"},
     "scaled_dot_product_attention": {"mm", "bmm"},
     "logsigmoid": {"log_sigmoid_forward"},
-    "relu": {"relu", "relu_", "relu.out", "threshold_backward"},
+    "gelu": {"gelu", "gelu.out", "gelu_backward"},
     "softmax.int": {"_softmax"},
     torch.relu: {"relu"},
     torch.Tensor.softmax: {"_softmax"},

@@ -7,7 +7,6 @@ import functools
 import inspect
 import re
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
 from tritonite.language.source import enclosed, refused_names, result_counts, without_enclosed
+from tritonite.locks import fork_safe_lock
 
 PromotionMethod = tuple[Any, ...]
 
@@ -356,7 +356,7 @@ class PointwiseFunction:
 
 
 _NAMESPACE = "tritonite_dynamic"
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _names: collections.Counter[str] = collections.Counter()
 _functions: weakref.WeakValueDictionary[str, PointwiseFunction] = weakref.WeakValueDictionary()
 # What an argument is in a schema; PyTorch's compilers trace with numbers that they do not know.

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonite import catalog, devices, tables
 from tritonite.catalog.schema import overload_name
+from tritonite.dispatch.opaque import OpaqueMode
 from tritonite.dispatch.override import installed, use_gems
 from tritonite.stats import Counts, stats
 
@@ -77,7 +77,7 @@ class Report:
         return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{spent}"
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(OpaqueMode):
     """Counts the operators that compute, and gives each a range of its own in a profile."""
 
     def __init__(self, timed: bool) -> None:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonite import devices
 from tritonite.catalog.declare import overloads
-from tritonite.catalog.schema import is_out, overload_name, schemas
+from tritonite.catalog.schema import has_kernel, is_out, overload_name, schemas
+from tritonite.dispatch.opaque import OpaqueMode
 
 # Where functions are looked up: those of tensors, not those that set what torch does.
 _MODULES = (torch.nn.functional, torch.functional, torch._C._VariableFunctions, torch.special, torch.linalg)
@@ -40,7 +41,7 @@ class AtenCall(NamedTuple):
         return overload_name(self.operator)
 
 
-class Calls(TorchDispatchMode):
+class Calls(OpaqueMode):
     """Notes the calls of ATen's operators that compute within it; views do not."""
 
     def __init__(self) -> None:
@@ -77,38 +78,36 @@ def known_function(function: Callable[..., Any]) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=1024)
 def reached(function: Callable[..., Any]) -> frozenset[str]:
     """The overloads of the catalog that calls of a function reach, and the backward formulas of their gradients."""
-    if isinstance(function, torch._ops.OpOverload):
-        own = {overload_name(function)}
-    elif isinstance(function, torch._ops.OpOverloadPacket):
-        own = {name for name, _ in schemas(function.__name__)}
-    else:
-        own = set()
-    found = own & overloads().keys()
-    # Kernels of one device alone decide nothing by it, and tell without the seconds that fake tensors take to import.
-    fake = not found
-    for parameters in ways(function):
-        found |= _reached_by(function, parameters, fake)
+    found: set[str] = set()
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        name = function.__name__
+        own = {overload for overload, _ in schemas(name)}
+        found = {known for known in overloads() if known in own or known.partition(".")[0] == f"{name}_backward"}
+    for way, parameters in ways(function, composite=True):
+        found |= _reached_by(way, parameters)
     return frozenset(found)
 
 
-def ways(function: Callable[..., Any]) -> list[list[Sequence[Any]]]:
-    """The ways to call a function: for each of its overloads what may be tried for its leading parameters."""
+def ways(function: Callable[..., Any], composite: bool = False) -> list[tuple[Any, list[Sequence[Any]]]]:
+    """A function or its overloads, or those that ATen makes of others, with what may be tried for their parameters."""
     if isinstance(function, torch._ops.OpOverload):
-        found = [_of_schema(function._schema)]
+        found = [(function, _of_schema(function._schema))]
     elif isinstance(function, torch._ops.OpOverloadPacket):
-        found = [_of_schema(schema) for _, schema in schemas(function.__name__)]
+        key = devices.current.dispatch_key or "CPU"
+        every = [each for name, each in schemas(function.__name__) if not (composite and has_kernel(name, key))]
+        found = [(getattr(function, each.overload_name or "default", None), _of_schema(each)) for each in every]
     else:
-        found = [_of_signature(function)]
-    return [parameters for parameters in found if parameters is not None]
+        found = [(function, _of_signature(function))]
+    return [(way, parameters) for way, parameters in found if way is not None and parameters is not None]
 
 
-def _reached_by(function: Callable[..., Any], parameters: Sequence[Sequence[Any]], fake: bool) -> set[str]:
+def _reached_by(function: Callable[..., Any], parameters: Sequence[Sequence[Any]]) -> set[str]:
     """What calls reach with each parameter one of its candidates."""
     found: set[str] = set()
     calls = 0
     for values in itertools.islice(_combinations(parameters), _MOST_ATTEMPTS):
         with contextlib.suppress(Exception):
-            forward, backward = traced(function, values, {}, fake=fake, gradient=True)
+            forward, backward = traced(function, values, {}, gradient=True)
             found.update(call.overload for call in forward)
             found.update(call.overload for call in backward if "backward" in call.overload)
             calls += 1
@@ -132,28 +131,21 @@ def traced(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    fake: bool = True,
     gradient: bool = False,
 ) -> tuple[list[AtenCall], list[AtenCall]]:
     """The calls of ATen that a call of a function makes, and those of its `gradient`; nothing is computed.
 
-    Tensors, and Like for them, become fake ones of the same device, or without `fake` ones without elements. What the
-    function was given is so again in the calls' arguments. They end where a number or a size is wanted that data
-    decides.
+    Tensors, and Like for them, become fake ones of the same device. What the function was given is so again in the
+    calls' arguments. They end where a number or a size is wanted that data decides.
     """
-    mode: Any = contextlib.nullcontext()
-    undecided: tuple[type[Exception], ...] = ()
-    if fake:
-        from torch._subclasses import fake_tensor
-
-        mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-        undecided = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+    mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    undecided = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
     given: dict[int, torch.Tensor] = {}
 
     def tensor(value: Any) -> Any:
         if isinstance(value, Like):
-            device = devices.current.type if fake else "meta"
-            return torch.empty(value.shape, dtype=value.dtype, device=device, requires_grad=gradient and value.floating)
+            options: dict[str, Any] = {"device": devices.current.type, "requires_grad": gradient and value.floating}
+            return torch.empty(value.shape, dtype=value.dtype, **options)
         if isinstance(value, torch.Tensor):
             like = mode.from_tensor(value)
             given[id(like)] = value

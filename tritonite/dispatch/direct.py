@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op
-from tritonite.dispatch.opaque import opaque
+from tritonite.dispatch.opaque import OpaqueMode
 from tritonite.errors import Decline
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -56,10 +55,9 @@ def may_pass_by(*args: Any) -> bool:
     ) and in_memory(args)
 
 
-class Serving(TorchDispatchMode):
+class Serving(OpaqueMode):
     """Within it this thread's calls of ATen run the catalog's kernels, below autograd, transforms and other modes."""
 
-    @opaque
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.name().removeprefix("aten::")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _frames = torch._C._dynamo.eval_frame
@@ -21,3 +22,15 @@ def opaque(function: _Function) -> _Function:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "Tritonite's own Python is not traced"  # type: ignore[attr-defined]
     return function
+
+
+class OpaqueMode(TorchDispatchMode):
+    """A dispatch mode that Dynamo does not trace into, without the import of Dynamo that torch's own way takes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        opaque(cls.__torch_dispatch__)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import launch
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Blocks, Drawn, Limits, Number, Size, Symbol
-from tritonite.dispatch.opaque import opaque
+from tritonite.dispatch.opaque import OpaqueMode, opaque
 
 _aten = torch.ops.aten
 _ALLOCATIONS = {
@@ -448,7 +448,7 @@ def _facts(compiled: Any) -> _Facts:
     )
 
 
-class Watch(TorchDispatchMode):
+class Watch(OpaqueMode):
     """Tells a recorder what a host function calls of ATen; what no plan repeats makes the call unrecordable."""
 
     def __init__(self, recorder: Recorder) -> None:
