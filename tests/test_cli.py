@@ -72,7 +72,7 @@ def test_explain_takes_any_overload(overload):
         ("explain", "add.Tensor", "--shape", "a,b"),
         ("explain", "add.Tensor", "--shape", "2,-1"),
         ("verify", "--op", "neg", "--dtype", "float23"),
-        ("verify", "--op", "gelu", "--dtype", "int32"),
+        ("verify", "--op", "gelu.default", "--dtype", "int32"),
         ("nonsense",),
     ],
 )

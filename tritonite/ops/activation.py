@@ -140,9 +140,15 @@ def celu(self, alpha):
     return tl.where(self > 0, self, alpha * libdevice.expm1(true_divide(self, alpha)))
 
 
+_ZERO_IS_POSITIVE = tl.constexpr(_ON_CPU)
+
+
 @pointwise("elu", accepts=FLOATS)
 def elu(self, alpha, scale, input_scale):
-    return tl.where(self > 0, self * scale, libdevice.expm1(self * input_scale) * (alpha * scale))
+    positive = self > 0
+    if _ZERO_IS_POSITIVE:
+        positive = self >= 0
+    return tl.where(positive, self * scale, libdevice.expm1(self * input_scale) * (alpha * scale))
 
 
 def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_result):
@@ -305,6 +311,8 @@ def log_sigmoid_forward(self, outs=()):
 def _with_buffer(grad_output, self, buffer):
     if grad_output.shape != self.shape:
         raise Decline("gradient of another shape")
+    if buffer.device != self.device:
+        raise Decline("tensors on several devices")
     return grad_output, self, buffer if _ON_CPU else None
 
 

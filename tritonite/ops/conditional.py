@@ -5,11 +5,13 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty
+from tritonite.dispatch.call import empty, limit, limits_of, number_type
 from tritonite.dtypes import NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
+
+_ON_CPU = devices.current.type == "cpu"
 
 
 def _check_condition(condition, self, other):
@@ -26,7 +28,15 @@ def where(condition, self, other):
 def _check_bounds(self, min, max):
     if min is None and max is None:
         raise Decline("no bound")
+    _check_bound(self, min)
+    _check_bound(self, max)
     return self, min, max
+
+
+def _check_bound(self, bound):
+    """On a GPU ATen passes over a bound of integers that is nan, as of numbers it does not."""
+    if not _ON_CPU and not self.is_floating_point() and number_type(bound) is float:
+        limit(bound, limits_of(torch.float64)._replace(finite=True))
 
 
 @pointwise("clamp", accepts=NUMBERS, prepare=_check_bounds)
@@ -38,12 +48,17 @@ def clamp(self, min, max):
     return self
 
 
-@pointwise("clamp_min", accepts=NUMBERS)
+def _with_bound(self, bound):
+    _check_bound(self, bound)
+    return self, bound
+
+
+@pointwise("clamp_min", accepts=NUMBERS, prepare=lambda self, min: _with_bound(self, min))
 def clamp_min(self, min):
     return maximum_nan(self, min)
 
 
-@pointwise("clamp_max", accepts=NUMBERS)
+@pointwise("clamp_max", accepts=NUMBERS, prepare=lambda self, max: _with_bound(self, max))
 def clamp_max(self, max):
     return minimum_nan(self, max)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty_strided
+from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.engine.pointwise import Pointwise
@@ -150,6 +150,9 @@ _huber_loss = Loss.of(_huber, {(0, 1): _huber.formula}, parametric=True)
 def huber_loss(self, target, reduction, delta, outs=()):
     if not delta > 0:
         raise Decline("delta that is not positive")
+    if reduction == NONE and not outs and self.shape == target.shape:
+        # To ATen the target's layout does not matter.
+        outs = _fresh(self)
     return _huber_loss.run((self, target), reduction, outs, (delta,))
 
 
@@ -369,14 +372,19 @@ def binary_cross_entropy_backward(grad_output, self, target, weight=None, reduct
     return _cross_entropy_gradient.run((self, target, grad_output, weight, _mean_factor(self, reduction)), outs)
 
 
-def _with_mask(grad_output, mask, scale):
+@scalar_kernel(accepts=FLOATS, own=("mask",), cast=("scale",))
+def _kept_gradient(grad_output, mask, scale):
+    return grad_output * mask.to(grad_output.dtype) * scale
+
+
+@operator("native_dropout_backward", kernels=(_kept_gradient,))
+def native_dropout_backward(grad_output, mask, scale, outs=()):
+    """On a GPU ATen's result is contiguous, unless channels come last."""
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}")
     if mask.shape != grad_output.shape and not grad_output.is_contiguous():
         raise Decline("mask of another shape")
-    return grad_output, mask, scale
-
-
-@pointwise("native_dropout_backward", accepts=FLOATS, own=("mask",), prepare=_with_mask)
-def native_dropout_backward(grad_output, mask, scale):
-    return grad_output * mask.to(grad_output.dtype) * scale
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(grad_output.dim(), torch.contiguous_format)
+    if not (outs or _ON_CPU or mask.shape != grad_output.shape or grad_output.is_contiguous(memory_format=last)):
+        outs = (empty(grad_output.shape, grad_output.dtype, grad_output.device),)
+    return _kept_gradient.run((grad_output, mask, scale), outs)

@@ -170,7 +170,7 @@ def _int_mm(self, mat2, outs=()):
         raise Decline("no elements")
     if any(not out.is_contiguous() for out in outs) or any(0 in x.stride() for x in (self, mat2)):
         raise Decline("operands that repeat, or an output that is not contiguous")
-    if devices.current.type == "cuda" and not (_suits_cublas(self) and _suits_cublas(mat2)):
+    if devices.current.type == "cuda" and not (_suits_cublas(self) and self.stride(1) == 1 and _suits_cublas(mat2)):
         raise Decline("layouts that ATen may refuse")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
     product(a, b, _batches(outs[0], 2))
@@ -188,8 +188,10 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
         raise Decline("a float8 result")
     if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
         raise Decline("sizes or layouts that ATen may refuse")
-    if self.device.type != "cpu" and not (_lies_aligned(self) and _lies_aligned(mat2)):
-        raise Decline("layouts that ATen refuses on a GPU")
+    if self.device.type != "cpu" and not (
+        all(map(_lies_aligned, (self, mat2, *outs))) and (scale_a.data_ptr() | scale_b.data_ptr()) % 16 == 0
+    ):
+        raise Decline("layouts or places in memory that ATen refuses on a GPU")
     if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
         raise Decline("scales of another dtype")
     single = scale_a.numel() == scale_b.numel() == 1
@@ -247,6 +249,8 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
 
 def _lies_aligned(tensor):
     """Whether rows or columns are contiguous and start at multiples of 16 bytes."""
+    if tensor.dim() < 2:
+        return False
     last, other, every = tensor.stride(-1), tensor.stride(-2), 16 // tensor.dtype.itemsize
     rows = last == 1 and other >= max(1, tensor.shape[-1]) and other % every == 0
     columns = other == 1 and last >= max(1, tensor.shape[-2]) and last % every == 0

@@ -309,6 +309,8 @@ def _groups(N, C, HxW, group, *tensors):
     """(N, group, C / group, HxW); declines what cannot be viewed so, or has no elements."""
     if not (N and C and HxW and group > 0) or C % group or not all(tensor.is_contiguous() for tensor in tensors):
         raise Decline("no elements, groups that do not divide the channels, or channels that are not apart")
+    if any(tensor.numel() != N * C * HxW for tensor in tensors):
+        raise Decline("sizes that are not the input's")
     return N, group, C // group, HxW
 
 

@@ -136,8 +136,8 @@ def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
 
 @operator("trace", accepts=ALL, promotion="integers to int64")
 def trace(self, outs=()):
-    if self.dim() != 2:
-        raise Decline("no matrix")
+    if self.dim() != 2 or (self.dtype is torch.bool and self.device.type == "cpu"):
+        raise Decline("no matrix, or one of bools, which ATen adds up on GPUs alone")
     _check_natural(self, None, None, outs)
     return _summed(_sum, self.diagonal(), None, False, None, outs)
 

@@ -251,4 +251,6 @@ def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
 
 @operator("_masked_softmax_backward", accepts=FLOATS)
 def _masked_softmax_backward(grad_output, output, mask, dim=None, outs=()):
+    if grad_output.device.type != "cpu" and not grad_output.is_contiguous():
+        raise Decline("a gradient with gaps, or in another order, which ATen's result may have")
     return _with_mask(_masked_backward, (grad_output, output), _spread(mask, output.shape, None), dim, outs)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tritonite import catalog, devices
+from tritonite.testing.samples import REFERENCES
 
 # Functions that have no overload in the catalog themselves but whose gradients, or parts, have.
 _THROUGH_PARTS = {
@@ -98,14 +99,18 @@ def sample_inputs(info: Any, dtype: torch.dtype, *, requires_grad: bool, full: b
             yield sample
 
 
-def refine(info: Any, x: Any, reference: Any) -> Any:
-    """ATen's float64 `reference` for float64 input `x`, with better values where ATen's are known not to be exact."""
+def refine(info: Any, sample: Any, reference: Any) -> Any:
+    """ATen's float64 `reference` for a float64 sample, with better values where ATen's are known not to be exact."""
+    if packet(info) in REFERENCES:
+        return REFERENCES[packet(info) or ""](
+            *(x.cpu() if torch.is_tensor(x) else x for x in (sample.input, *sample.args))
+        )
     bessel = _BESSEL.get(packet(info) or "")
     if bessel is None:
         return reference
     import mpmath
 
-    (name, order), x = bessel, x.cpu()
+    (name, order), x = bessel, sample.input.cpu()
     far = (x.abs() > 1e4) & x.isfinite() & reference.isfinite()
     values = [float(getattr(mpmath, name)(order, value)) for value in x[far].tolist()]
     return reference.masked_scatter(far, torch.tensor(values, dtype=torch.float64))

@@ -216,7 +216,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
                 continue
             reference = _reference(dtype, expected, lambda widen: way(sample.transform(widen)))
             if dtype is torch.float64 and isinstance(reference, torch.Tensor):
-                reference = opinfo.refine(info, sample.input, reference)
+                reference = opinfo.refine(info, sample, reference)
             runs.append((label, (sample.input, sample.args), run, expected, reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)

@@ -31,7 +31,16 @@ _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
 # Families whose sums may overflow on the way, or not, by the order of the elements.
 SUMS = ("batch_norm", "distance", "matmul", "normalization", "reduction", "scan", "softmax")
 # Beginnings of the names of operators whose kernels in ATen read and write beyond operands that do not fit.
-_UNCHECKED = ("_batch_norm", "_cum", "_native_batch", "_weight_norm", "batch_norm", "native_batch", "nll_loss2d")
+_UNCHECKED = (
+    "_batch_norm",
+    "_cum",
+    "_logcumsumexp",
+    "_native_batch",
+    "_weight_norm",
+    "batch_norm",
+    "native_batch",
+    "nll_loss2d",
+)
 
 
 class Call(NamedTuple):
@@ -301,7 +310,7 @@ class Drawer:
             shape, dtype = tuple(self.shape), self.dtype
             if i < len(results) and results[i] is not None and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype
-            dtype = dtype if self._chance(0.75) else self._any_dtype()
+            dtype = dtype if self.unchecked or self._chance(0.75) else self._any_dtype()
             way = self.random.random()
             if way < 0.25 or self.unchecked:
                 outs[name] = torch.empty(0, dtype=dtype, device=self.device)

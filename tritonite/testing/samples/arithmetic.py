@@ -33,6 +33,8 @@ facts.may_decline(
 def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     """An integer divided by 0 has no defined result on a GPU, and ATen's differs by how wide the divisor is."""
     divisor = arguments["other"]
+    if devices.current.type != "cpu" and type(divisor) in (bool, int) and divisor == 0:
+        return arguments | {"other": 1}
     flags = isinstance(divisor, torch.Tensor) and divisor.dtype is torch.bool
     if devices.current.type == "cpu" or not (flags or (facts.real(divisor) and not divisor.is_floating_point())):
         return arguments

@@ -96,10 +96,22 @@ facts.may_decline(
 )
 
 
-@facts.drawn("_fused_rms_norm", "_fused_rms_norm_backward", "var_mean", "std_mean")
+@facts.drawn("_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm_backward", "native_layer_norm_backward")
+@facts.drawn("std_mean", "var_mean")
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What ATen's norm has next to an infinite element depends on a row's length, its mean with one on the order."""
+    """Whether ATen has nan next to an infinite element depends on a row's length, and on the order of its sums."""
     return {
         name: value.nan_to_num(2.0, 2.0, 2.0) if facts.real(value) and value.is_floating_point() else value
         for name, value in arguments.items()
+    }
+
+
+@facts.drawn("native_group_norm")
+def _finite_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen multiplies the element and the mean with the weight apart: of an infinite one the difference may be nan."""
+    given = {name: arguments.get(name) for name in ("weight", "bias")}
+    return arguments | {
+        name: value.nan_to_num(2.0, 2.0, 2.0)
+        for name, value in given.items()
+        if value is not None and facts.real(value) and value.is_floating_point()
     }
