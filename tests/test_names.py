@@ -37,6 +37,7 @@ def test_a_name_selects_what_its_calls_reach(name):
 def test_what_a_call_does_not_reach_is_not_selected():
     assert {name.partition(".")[0].removesuffix("_") for name in select("add")} == {"add"}
     assert select(torch.ops.aten.add.Tensor) == {"add.Tensor"}
+    assert select(torch.ops.aten.mm.out) == {"mm.out"}
     assert select(["softmax", torch.relu]) == select("softmax") | select(torch.relu)
 
 

@@ -78,6 +78,8 @@ def known_function(function: Callable[..., Any]) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=1024)
 def reached(function: Callable[..., Any]) -> frozenset[str]:
     """The overloads of the catalog that calls of a function reach, and the backward formulas of their gradients."""
+    if isinstance(function, torch._ops.OpOverload) and overload_name(function) in overloads():
+        return frozenset({overload_name(function)})
     found: set[str] = set()
     if isinstance(function, torch._ops.OpOverloadPacket):
         name = function.__name__
