@@ -299,6 +299,13 @@ def report(
             console.print(found)
 
 
+def _operators(chosen: list[str]) -> list[str]:
+    """Operators and globs as they are, and those that ATen makes the functions of that name of."""
+    functions = [function for function in map(names.function_named, chosen) if function is not None]
+    reached = [names.reached(function) for function in functions if names.ways(function, composite=True)]
+    return [*chosen, *sorted({tritonite.overloads()[name].packet for each in reached for name in each})]
+
+
 def _models(chosen: list[str] | None) -> list[str]:
     from tritonite.bench import models
 
@@ -361,7 +368,7 @@ def bench(
     kinds = tuple(measure or (() if model else ("device", "host")))
     chosen = [
         case
-        for case in cases.cases(quick, kinds, op)
+        for case in cases.cases(quick, kinds, op and _operators(op))
         if cases.matches(family, case.family)
         and cases.matches(shape, case.label)
         and (dtypes is None or case.dtype in dtypes)
