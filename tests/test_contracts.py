@@ -463,3 +463,12 @@ def test_a_direct_call_runs_what_aten_makes_the_operator_of(device):
 
 def decline():
     raise Decline("a test")
+
+
+def test_a_norm_of_a_number_along_a_dimension_is_a_root_of_its_power(device):
+    """As ATen has it, which takes the number's size where no dimension is named."""
+    x = torch.tensor(-0.5, device=device)
+    for dim in (None, [0], [-1]):
+        expected = torch.linalg.vector_norm(x, 500.0, dim)
+        with tritonite.use_gems():
+            assert torch.equal(torch.linalg.vector_norm(x, 500.0, dim), expected)

@@ -511,7 +511,8 @@ def _vector_norm(self, ord, dim, keepdim, dtype, outs):
         raise Decline(f"dtype {dtype}")
     if isinstance(ord, complex) or math.isnan(ord):
         raise Decline("an order that is complex or nan")
-    if math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and float(ord) not in _NORMS:
+    single = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
+    if single and float(ord) not in _NORMS:
         # Of one element ATen takes the size, which a power and its root need not give back.
         ord = 1
     if not self.numel() and not 0 <= ord < 2**16:
