@@ -131,3 +131,16 @@ facts.ARGUMENTS |= {
     "_scaled_mm": _scaled,
     "_grouped_mm": _grouped,
 }
+
+
+@facts.drawn("_grouped_mm")
+def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Groups that end before they begin have no defined result, nor has what is behind the last."""
+    given: list[Any] = [arguments.get(name) for name in ("offs", "self", "mat2")]
+    ends, self, mat2 = given
+    tensors = all(isinstance(each, torch.Tensor) for each in given)
+    if not tensors or ends.dtype is not torch.int32 or ends.dim() != 1 or min(self.dim(), mat2.dim()) < 2:
+        return arguments
+    last = mat2.shape[-1] if self.dim() == 3 else self.shape[0 if mat2.dim() == 3 else 1]
+    counted = torch.arange(1, len(ends) + 1, device=ends.device) * last
+    return arguments | {"offs": (counted // max(1, len(ends))).int()}
