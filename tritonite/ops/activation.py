@@ -313,6 +313,8 @@ def _with_buffer(grad_output, self, buffer):
         raise Decline("gradient of another shape")
     if buffer.device != self.device:
         raise Decline("tensors on several devices")
+    if 0 in grad_output.stride() and not self.is_contiguous():
+        raise Decline("a gradient that repeats, beside an input whose layout the result has not")
     return grad_output, self, buffer if _ON_CPU else None
 
 

@@ -51,7 +51,7 @@ def _of_cpu(self, other, alpha):
     return self, other, alpha
 
 
-@pointwise("_add_relu", accepts=_ADD_RELU, prepare=_of_cpu)
+@pointwise("_add_relu", accepts=_ADD_RELU, prepare=_of_cpu, one_dtype=True)
 def _add_relu(self, other, alpha):
     total = multiply_add(other, alpha, self)
     # ATen bounds the result above too, by the largest finite number.
@@ -328,8 +328,8 @@ def nextafter(self, other):
 
 
 def _exponent(self, other):
-    if isinstance(other, torch.Tensor) and other.dtype is torch.bool and self.dtype.itemsize == 2:
-        raise Decline("an exponent of bools for a half type")
+    if isinstance(other, torch.Tensor) and other.dtype is torch.bool and self.is_floating_point():
+        raise Decline("an exponent of bools for floats")
     if not isinstance(other, torch.Tensor) or other.is_contiguous():
         return self, other
     if self.shape != other.shape or 0 in self.stride():
