@@ -43,3 +43,12 @@ def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     if devices.current.type == "cpu" or not (flags or (facts.real(divisor) and not divisor.is_floating_point())):
         return arguments
     return arguments | {"other": divisor.masked_fill(divisor == 0, 1)}
+
+
+@facts.drawn("ldexp")
+def _exponents(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Where 2 to the exponent overflows, some versions of ATen scale by it in steps, and others have nan of 0."""
+    exponent = arguments["other"]
+    if not facts.real(exponent) or exponent.dtype is torch.bool:
+        return arguments
+    return arguments | {"other": exponent.clamp(-14, 14)}
