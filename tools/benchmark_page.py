@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import generated
+
 from tritonite.bench.results import ModelResult, Run, summaries
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -61,16 +63,10 @@ def _model(model: ModelResult, others: list[str]) -> str:
 
 
 def main() -> int:
-    text = PAGE.read_text()
-    method = text.partition(HEADING)[0]
+    method = PAGE.read_text().partition(HEADING)[0]
     lines = [*results(Run.load(FOLDER / "results.json")), *models(Run.load(FOLDER / "models.json"))]
     new = method + HEADING + "\n" + "\n".join(lines) + "\n"
-    if "--check" in sys.argv:
-        if new != text:
-            print("docs/performance.md is stale: run python tools/benchmark_page.py")
-        return int(new != text)
-    PAGE.write_text(new)
-    return 0
+    return generated.write(PAGE, new, "docs/performance.md", "python tools/benchmark_page.py")
 
 
 if __name__ == "__main__":

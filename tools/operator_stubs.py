@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import generated
+
 from tritonite import ops
 from tritonite.catalog.signature import Number, signatures
 
@@ -47,8 +49,7 @@ def _short(text: str) -> str:
 def definitions() -> Iterator[str]:
     """Of every operator, each of its overloads."""
     for name in dir(ops):
-        # A submodule may have the name of an operator, and hides it.
-        if name.startswith("__") or inspect.ismodule(getattr(ops, name)):
+        if name.startswith("__"):
             continue
         found = [definition(name, signature) for signature in signatures(name).values()]
         yield from found if len(found) == 1 else (f"@overload\n{each}" for each in found)
@@ -56,13 +57,7 @@ def definitions() -> Iterator[str]:
 
 def main() -> int:
     text = HEAD + "\n".join(definitions()) + "\n"
-    if "--check" in sys.argv:
-        if not PATH.exists() or PATH.read_text() != text:
-            print(f"{PATH.name} of tritonite.ops is stale: run make docs")
-            return 1
-        return 0
-    PATH.write_text(text)
-    return 0
+    return generated.write(PATH, text, f"{PATH.name} of tritonite.ops", "make docs")
 
 
 if __name__ == "__main__":

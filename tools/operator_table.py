@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import generated
+
 import tritonite
 import tritonite.fused  # declares what is outside ATen
 from tritonite import catalog, dtypes
@@ -55,14 +57,7 @@ def table() -> str:
 
 
 def main() -> int:
-    text = table()
-    if "--check" in sys.argv:
-        if not PATH.exists() or PATH.read_text() != text:
-            print("docs/ops.md is stale: run make docs")
-            return 1
-        return 0
-    PATH.write_text(text)
-    return 0
+    return generated.write(PATH, table(), "docs/ops.md", "make docs")
 
 
 if __name__ == "__main__":

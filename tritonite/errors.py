@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the nearest of the `known` names, to end a sentence with; "" where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
 
 class TritoniteError(Exception):
     """Base class. A subclass sets `template`; its fields are the keyword arguments of the constructor."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
+import weakref
 from typing import Any
 
-_locks: list[Any] = []
+# By the order in which they were made; those of objects that are gone are gone.
+_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_places = itertools.count()
 _held = contextlib.ExitStack()
 
 
@@ -17,15 +21,16 @@ def fork_safe_lock() -> Any:
     A fork takes the lock made last first. So must a thread that takes several.
     """
     lock = threading.RLock()
-    _locks.append(lock)
+    _locks[next(_places)] = lock
     return lock
 
 
 def _hold_all() -> None:
     global _held
     with contextlib.ExitStack() as stack:
-        for lock in reversed(_locks):
-            stack.enter_context(lock)
+        for reference in reversed(_locks.valuerefs()):
+            if (lock := reference()) is not None:
+                stack.enter_context(lock)
         _held = stack.pop_all()
 
 

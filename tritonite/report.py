@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from tritonite import catalog, devices, tables
-from tritonite.catalog.schema import overload_name
+from tritonite.catalog.schema import computes, overload_name
 from tritonite.dispatch.opaque import OpaqueMode
 from tritonite.dispatch.override import installed, use_gems
 from tritonite.stats import Counts, stats
@@ -86,7 +86,7 @@ class _Watching(OpaqueMode):
         self._timed = timed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.is_view or func.namespace in ("prim", "profiler"):
+        if not computes(func):
             return func(*args, **(kwargs or {}))
         name = overload_name(func)
         self.calls[name] += 1

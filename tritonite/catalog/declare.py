@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_n
 from tritonite.dispatch.call import Size, run_host, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
-from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
 
 
 class HostFunction(Protocol):
@@ -340,8 +339,7 @@ def _forms(packets: Sequence[str]) -> tuple[str, ...]:
     """The packets and their in-place forms, as far as ATen has them. Raises InvalidDeclaration where it has neither."""
     for packet in packets:
         if not schemas(packet) and not schemas(f"{packet}_"):
-            close = difflib.get_close_matches(packet, packet_names(), n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(packet, packet_names())
             raise InvalidDeclaration(name=packet, reason=f"ATen has no operator of this name{hint}")
     return tuple(name for packet in packets for name in (packet, f"{packet}_") if schemas(name))
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.catalog.declare import overloads
-from tritonite.catalog.schema import has_kernel, is_out, overload_name, schemas
+from tritonite.catalog.schema import computes, has_kernel, is_out, overload_name, schemas
 from tritonite.dispatch.opaque import OpaqueMode
 
 # Where functions are looked up: those of tensors, not those that set what torch does.
@@ -49,7 +49,7 @@ class Calls(OpaqueMode):
         self.found: list[AtenCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "prim" and not func.is_view:
+        if computes(func):
             self.found.append(AtenCall(func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 

@@ -33,6 +33,11 @@ def overload_name(operator: Any) -> str:
     return f"{name}.{overload}" if overload else name
 
 
+def computes(operator: Any) -> bool:
+    """Whether a call of a torch.ops.OpOverload computes: views do not, nor what PyTorch asks and notes for itself."""
+    return not operator.is_view and operator.namespace not in ("prim", "profiler")
+
+
 def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
     """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
     found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")

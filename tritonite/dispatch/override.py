@@ -7,7 +7,6 @@ ATen's runs is a switch, so that a scope costs microseconds once its selection h
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fnmatch
 import functools
 import inspect
@@ -24,7 +23,7 @@ from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op, names
 from tritonite.dispatch import native, python
 from tritonite.dispatch.opaque import opaque
-from tritonite.errors import NoDevice, UnknownOperator
+from tritonite.errors import NoDevice, UnknownOperator, did_you_mean
 from tritonite.locks import fork_safe_lock
 
 # Names that `enable()` takes, or functions of torch's.
@@ -83,8 +82,8 @@ def unknown(name: Name, hint: str = "") -> UnknownOperator:
     """The error for a name that nothing has, with the nearest of those that there are, if there is no other `hint`."""
     every = catalog.overloads()
     text = name if isinstance(name, str) else getattr(name, "__name__", str(name))
-    close = difflib.get_close_matches(text, [*{known.partition(".")[0] for known in every}, *every], n=1)
-    return UnknownOperator(name=text, hint=hint or (f" (did you mean {close[0]!r}?)" if close else ""))
+    known = [*{overload.partition(".")[0] for overload in every}, *every]
+    return UnknownOperator(name=text, hint=hint or did_you_mean(text, known))
 
 
 def _names(pattern: str, overload: str) -> bool:

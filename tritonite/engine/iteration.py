@@ -88,6 +88,12 @@ def strides_after_conversion(shape: Sequence[int], strides: Sequence[int]) -> tu
     return contiguous_strides(shape, fastest_first(shape, [strides]))
 
 
+def has_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether an image's or a volume's channels are contiguous, in place of its last dimension."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+
+
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
     if len(shape) == 4:
         return contiguous_strides(shape, (1, 3, 2, 0))

@@ -10,6 +10,7 @@ import triton.language as tl
 from tritonite.catalog import operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
+from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
@@ -100,11 +101,7 @@ def _channels(input, *by_channel):
     """(the dimensions of a channel, a shape that lays its values along it); declines other layouts and no elements."""
     if input.dim() < 2 or not input.numel() or any(tuple(each.shape) != (input.shape[1],) for each in by_channel):
         raise Decline("no channels, no elements, or values of another number of channels")
-    if not input.is_contiguous() and any(
-        input.is_contiguous(memory_format=layout)
-        for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))
-        if input.dim() == rank
-    ):
+    if has_channels_last(input):
         raise Decline("channels last")
     dims = tuple(d for d in range(input.dim()) if d != 1)
     return dims, (1, -1, *[1] * (input.dim() - 2))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import re
 import sys
@@ -30,7 +29,7 @@ from tritonite.dispatch import library
 from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
-from tritonite.errors import Decline
+from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
@@ -287,8 +286,7 @@ def main() -> int:
     known = {*_GROUPS, *(packet for declaration in catalog.declarations for packet in declaration.packets)}
     for name in options.names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            parser.error(f"no operator is called {name!r}" + (f" (did you mean {close[0]!r}?)" if close else ""))
+            parser.error(f"no operator is called {name!r}{did_you_mean(name, known)}")
     match = re.fullmatch(r"(\d+)/(\d+)", options.part)
     if match is None or int(match[1]) >= int(match[2]):
         parser.error(f"--part {options.part} is not I/N, from 0/N to N-1/N")

@@ -185,7 +185,7 @@ def _flat(outcome: Outcome) -> list[Any]:
 
 def _written(call: Call) -> list[str]:
     """The arguments that a call writes into: those of which the schema says so, and a batch's running statistics."""
-    written = [a.name for a in call.op.schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [call.op.schema.arguments[i].name for i in call.op.written]
     untold = [name for name in ("running_mean", "running_var") if name in call.arguments and name not in written]
     return written + (untold if call.op.family == "batch_norm" else [])
 
