@@ -281,6 +281,25 @@ def cases(
                 yield Case(name, overload, "classic", label, dtype, _alike(op, shape), flops=flops)
 
 
+def chosen(
+    quick: bool = False,
+    measures: Sequence[str] = ("device", "host"),
+    ops: Sequence[str] | None = None,
+    families: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> list[Case]:
+    """Those of the cases whose family, label and dtype are among these; the first two may be globs, None are all.
+
+    In every process of a machine they are the same, in the same order.
+    """
+    return [
+        case
+        for case in cases(quick, measures, ops)
+        if matches(families, case.family) and matches(labels, case.label) and (dtypes is None or case.dtype in dtypes)
+    ]
+
+
 def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None) -> Iterator[Case]:
     """Fused operators beside ATen's compositions."""
     interpreted = tritonite.backend.interpreted

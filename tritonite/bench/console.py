@@ -13,10 +13,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
+from tritonite.bench.run import Check
 
 _LAST = 20
 # Seconds after which what there is is saved, for a run that is killed.
 _SAVED_EVERY = 30.0
+
+
+def checking(console: Console, found: Iterator[tuple[int, Check | None]], total: int) -> list[Check | None]:
+    """What was found of every case, in the cases' order, with a bar while they are checked."""
+    checks: list[Check | None] = [None] * total
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("checking", total=total)
+        for place, check in found:
+            checks[place] = check
+            progress.advance(task)
+    return checks
 
 
 def follow(

@@ -52,7 +52,8 @@ class Result:
 
     `label` tells calls of an operator apart ("4096x4096", "row broadcast"), `elements` is the size of its largest
     tensor, `bytes` what it has to read and write at least, `flops` None where arithmetic does not count. `failure`
-    says why there are no times: a wrong answer, an error.
+    says why there are no times: a wrong answer, an error. `declined` says why no kernel of Tritonite's served the call,
+    "" where one did.
     """
 
     op: str
@@ -65,6 +66,7 @@ class Result:
     flops: int | None = None
     times: dict[str, Timing] = field(default_factory=dict)
     failure: str = ""
+    declined: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
