@@ -353,6 +353,9 @@ def bench(
     quick: Annotated[
         bool, typer.Option(help="what models run most, or of --op a few shapes: under three minutes")
     ] = False,
+    drawn: Annotated[int | None, typer.Option(min=1, help="instead, so many cases of each family at random")] = None,
+    seed: Annotated[int, typer.Option(help="of the cases drawn")] = 0,
+    case: Annotated[list[int] | None, typer.Option(help="instead, cases of --family and --seed by number")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="in which providers take turns")] = 10,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="processes to check answers in, before; by default half of the cores")
@@ -365,6 +368,7 @@ def bench(
     """Time operators against ATen on this machine, each result checked first; exits with 1 on a wrong one."""
     from tritonite.bench import cases, models, results, run, timing, workers
     from tritonite.bench import console as view
+    from tritonite.bench.drawn import cases as random_cases
 
     model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
     dtypes = _dtypes(dtype) if dtype else None
@@ -374,12 +378,18 @@ def bench(
     earlier = results.Run.load(compare) if compare else None
     providers = [timing.TRITONITE, *map(run.provider, provider or ())]
     kinds = tuple(measure or (() if model else ("device", "host")))
-    which = functools.partial(cases.chosen, quick, kinds, op and _operators(op), family, shape, dtypes)
+    named = (op and _operators(op), family, shape, dtypes)
+    at_random = drawn is not None or case is not None
+    which = functools.partial(cases.chosen, quick, kinds, *named)
+    if at_random:
+        which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
     chosen = which()
     if not chosen and not model:
         raise typer.BadParameter("no case matches")
     names = [each.name for each in (timing.ATEN, *providers)]
-    machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
+    machine = run.machine(
+        shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
+    )
     checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
     tiny = tritonite.backend.interpreted
     length = tokens or _prompt()

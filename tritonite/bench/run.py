@@ -51,8 +51,8 @@ def provider(text: str) -> Provider:
     return Provider(name, lambda _: scope())
 
 
-def machine(command: str, with_matmul: bool = False) -> Machine:
-    """This machine, its rates measured."""
+def machine(command: str, with_matmul: bool = False, seed: int | None = None) -> Machine:
+    """This machine, its rates measured, and what is run on it."""
     cuda = tritonite.device == "cuda"
     rates = dict(timing.matmul_rates((torch.float16, torch.bfloat16, torch.float32))) if with_matmul else {}
     return Machine(
@@ -69,6 +69,7 @@ def machine(command: str, with_matmul: bool = False) -> Machine:
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         copy_bandwidth=timing.copy_bandwidth(),
         matmul_rates=rates,
+        seed=seed,
     )
 
 
@@ -112,11 +113,11 @@ def run(
     `checks` are those of the first cases, in order. A case without one is checked here.
     """
     for case, known in itertools.zip_longest(cases, checks):
-        found, times = known, dict[str, Timing]()
+        found, times, measure = known, dict[str, Timing](), case.measure
         try:
             found = found or check(case, providers)
             if found.taken and not found.failure:
-                times = _times(case, providers, rounds)
+                times, measure = _times(case, providers, rounds)
         except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
             found = dataclasses.replace(found or Check(), failure=message(error))
         if found.taken:
@@ -125,13 +126,14 @@ def run(
                 family=case.family,
                 label=case.label,
                 dtype=str(case.dtype).removeprefix("torch."),
-                measure=case.measure,
+                measure=measure,
                 elements=found.elements,
                 bytes=found.bytes,
                 flops=case.flops,
                 times=times,
                 failure=found.failure,
                 declined=found.declined,
+                number=case.number,
             )
 
 
@@ -156,12 +158,20 @@ def check(case: Case, providers: Sequence[Provider]) -> Check:
     return Check(moved, elements, failure, declined)
 
 
-def _times(case: Case, providers: Sequence[Provider], rounds: int) -> dict[str, Timing]:
-    """Of every provider, by its name. Raises what a provider raises."""
+def _times(case: Case, providers: Sequence[Provider], rounds: int) -> tuple[dict[str, Timing], str]:
+    """Of every provider, by its name, and how they were measured. Raises what a provider raises.
+
+    A drawn call that waits for the device cannot be captured, and is measured without a graph.
+    """
     sample = case.sample()
     functions = _functions(case, providers, case.sample() if case.inplace else sample)
     calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
-    return timing.measure(calls, case.packet, case.measure, rounds)
+    try:
+        return timing.measure(calls, case.packet, case.measure, rounds), case.measure
+    except RuntimeError:
+        if case.number is None or case.measure != "graph":
+            raise
+    return timing.measure(calls, case.packet, "device", rounds), "device"
 
 
 def _functions(case: Case, providers: Sequence[Provider], sample: Sample) -> dict[Provider, Callable[..., Any]]:
@@ -185,10 +195,9 @@ def _disagreement(
     """
     declined = ""
     reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
-    if case.family == "scan":
-        names = tritonite.overloads()[case.overload].names
-        scanned = sample.args[0].shape[sample.args[names.index("dim")]]
-    if any(result.is_floating_point() for result in expected):
+    if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
+        scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
+    if any(result.is_floating_point() or result.is_complex() for result in expected):
         reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
@@ -218,8 +227,9 @@ def _why_declined(before: Counts, after: Counts) -> str:
 
 
 def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
+    """A call's tensors. Gradients that are not asked for are none."""
     value = function(*sample.args, **sample.kwargs)
-    return value if isinstance(value, tuple) else (value,)
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch.Tensor)]
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:
