@@ -16,9 +16,18 @@ def normal(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 5), (9, 2, 9, 11), (60, 7)])
-@pytest.mark.parametrize(("affine", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.float16)])
-def test_batch_norm_keeps_running_statistics(shape, affine, dtype, tiny_blocks):
-    x, channels = normal(*shape, dtype=dtype) + 3, shape[1]
+@pytest.mark.parametrize(
+    ("affine", "dtype", "input_dtype"),
+    [
+        (False, torch.float32, torch.float32),
+        (True, torch.float32, torch.float32),
+        (True, torch.float16, torch.float16),
+        (True, torch.float32, torch.bfloat16),
+        (False, torch.float32, torch.float16),
+    ],
+)
+def test_batch_norm_keeps_running_statistics(shape, affine, dtype, input_dtype, tiny_blocks):
+    x, channels = normal(*shape, dtype=input_dtype) + 3, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
     running = [normal(channels, dtype=dtype), normal(channels, dtype=dtype).abs()]
     expected, actual, wide = ([part.to(dtype) for part in running] for dtype in (None, None, torch.float64))
@@ -33,9 +42,11 @@ def test_batch_norm_keeps_running_statistics(shape, affine, dtype, tiny_blocks):
     assert not tritonite.stats()["native_batch_norm"].declined
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("train", [False, True])
-def test_batch_norm_gradients(train, tiny_blocks):
-    x, grad, weight = normal(9, 4, 70), normal(9, 4, 70), normal(4)
+def test_batch_norm_gradients(train, dtype, tiny_blocks):
+    """Those by parameters have the parameters' dtype, float32, whatever the input's is."""
+    x, grad, weight = normal(9, 4, 70, dtype=dtype), normal(9, 4, 70, dtype=dtype), normal(4)
     running = [normal(4), normal(4).abs()]
     # On GPUs ATen takes one or the other for given statistics, which are the same.
     mean, rstd = running[0], (running[1] + BN[1]).rsqrt()

@@ -159,14 +159,19 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
         _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
 
 
-def asked_for(operands, shapes, wanted, outs):
-    """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
+def asked_for(operands, shapes, wanted, outs, by_parameters=None):
+    """Outputs of the shapes whose flags in `wanted` are set, and None for the others.
+
+    The first has the first operand's dtype, and so have the others, unless `by_parameters` is theirs.
+    """
     if len(wanted) != len(shapes):
         raise Decline("a mask of another length than there are gradients")
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
-    chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
-    found = iter(outputs(operands, chosen, [operands[0].dtype] * len(chosen), outs))
+    own = operands[0].dtype
+    every = zip(shapes, [own, *[by_parameters or own] * (len(shapes) - 1)], wanted, strict=True)
+    chosen = [(shape, dtype) for shape, dtype, flag in every if flag]
+    found = iter(outputs(operands, [shape for shape, _ in chosen], [dtype for _, dtype in chosen], outs))
     return [next(found) if flag else None for flag in wanted]
 
 
