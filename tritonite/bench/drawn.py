@@ -56,26 +56,27 @@ def _cases(name: str, seed: int, number: int, measures: Sequence[str] | None) ->
     call = FAMILIES[name](random)
     dtype = random.choice(dtypes_of(tritonite.overloads()[call.overload]))
     made = call.operands(lambda *shape: torch.empty(shape, dtype=dtype, device="meta"))
-    arguments = [made.args, made.kwargs] if isinstance(made, Sample) else [list(made)]
-    label = _label(arguments, call.given, dtype)
-    for measure in measures or (_measure(arguments, call.flops),):
+    arguments, keywords = (made.args, made.kwargs) if isinstance(made, Sample) else (made, {})
+    leaves = pytree.tree_leaves(list(arguments))
+    label = _label(leaves, keywords | call.given, dtype)
+    for measure in measures or (_measure(leaves, call.flops),):
         yield Case(
             call.op, call.overload, name, label, dtype, call.operands, measure, call.given, call.flops, None, number
         )
 
 
-def _measure(arguments: list[Any], flops: int | None) -> str:
+def _measure(arguments: Sequence[Any], flops: int | None) -> str:
     """How the device's time of a call is found, by the least that the call may take."""
-    sizes = [own_elements(x) * x.dtype.itemsize for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+    sizes = [own_elements(each) * each.dtype.itemsize for each in arguments if isinstance(each, torch.Tensor)]
     # A result is about as large as the largest operand.
     moved = sum(sizes) + max(sizes)
     short = max(moved / _BYTES_A_SECOND, (flops or 0) / _FLOPS_A_SECOND) < _SHORT
     return "graph" if short and tritonite.device == "cuda" else "device"
 
 
-def _label(arguments: list[Any], given: dict[str, Any], dtype: torch.dtype) -> str:
+def _label(arguments: Sequence[Any], given: dict[str, Any], dtype: torch.dtype) -> str:
     """All of a call's arguments, those by name behind the others."""
-    found = [_described(value, dtype) for value in pytree.tree_leaves(arguments) if value is not None]
+    found = [_described(value, dtype) for value in arguments if value is not None]
     return ", ".join([*found, *(f"{name}={value}" for name, value in given.items())])
 
 
