@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import os
 import sys
+import time
 import types
 
 import pytest
@@ -214,6 +215,16 @@ def test_a_case_that_ends_its_process_fails_alone():
     assert found[0] == found[4] == run.check(chosen("exp"), [timing.TRITONITE]) and not found[0].failure
     assert "exit code 3" in found[1].failure and found[2].failure == "ValueError: no" and found[3] is None
     assert not multiprocessing.active_children()
+
+
+def endless():
+    return [dataclasses.replace(chosen("exp"), operands=lambda make: time.sleep(1000))]
+
+
+def test_a_case_that_does_not_end_fails(monkeypatch):
+    monkeypatch.setattr(workers, "_PATIENCE", 1.0)
+    (found,) = workers.checks(endless, 1, (), 2)
+    assert found == (0, run.Check(failure="no answer within 1 s")) and not multiprocessing.active_children()
 
 
 def test_checks_of_several_processes_are_those_of_one(tmp_path):
