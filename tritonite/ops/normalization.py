@@ -208,6 +208,7 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
         raise Decline("a bias without a weight, which ATen refuses")
     if any(statistic.dtype is not statistics_dtype(input) for statistic in (mean, rstd)):
         raise Decline("statistics of another dtype than ATen keeps")
+    check_without_gaps(mean, rstd)
     if len(output_mask) != 3 or (output_mask[1] and weight is None) or (output_mask[2] and bias is None):
         raise Decline("a gradient by what there is not, or a mask of another length")
     wanted = output_mask

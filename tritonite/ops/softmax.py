@@ -242,8 +242,8 @@ def _with_mask(transform, operands, mask, dim, outs):
 def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
     if not self.numel() and self.device.type != "cpu":
         raise Decline("no elements, for which ATen's launch fails")
-    if mask_type is None and not self.is_contiguous():
-        raise Decline("an input that is not contiguous, with a mask without a type")
+    if not self.is_contiguous():
+        raise Decline("an input that is not contiguous, whose layout ATen's result may have")
     if mask_type not in (0, 1, 2) and (mask_type is not None or self.device.type != "cpu"):
         raise Decline("a mask without a type")
     return _with_mask(_masked, (self,), _spread(mask, self.shape, mask_type), dim, outs)
