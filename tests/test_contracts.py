@@ -163,6 +163,60 @@ def test_errors_are_atens(call, device):
     assert str(actual.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("owner", ["cpu", tritonite.device])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.float32, torch.tensor(1e300, dtype=torch.float64)),
+        (torch.float16, torch.tensor(70000.0)),
+        (torch.float16, torch.tensor(2**40)),
+        (torch.int8, torch.tensor(300)),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_is_refused(dtype, value, owner, device, path):
+    x, mask, value = torch.ones(4, 4, device=device, dtype=dtype), torch.eye(4, device=device) > 0, value.to(owner)
+    small = value.new_ones(())
+    x.masked_fill(mask, small)
+    with tritonite.use_gems():
+        for _ in range(2):
+            assert torch.equal(x.masked_fill(mask, small), x)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                x.masked_fill(mask, value)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                x.masked_fill_(mask, value)
+
+
+def test_numbers_beyond_64_bits_are_atens(device, path):
+    """A flag is True for any number that is not 0, but a kernel takes numbers of 64 bits."""
+    x, number = torch.tensor([True, False], device=device), 2**63
+    calls = {
+        "fill.Scalar": lambda: torch.ops.aten.fill.Scalar(x, number),
+        "masked_fill.Scalar": lambda: x.masked_fill(x, number),
+        "add.Tensor": lambda: torch.add(x, x, alpha=number),
+        "add_.Tensor": lambda: x.clone().add_(x, alpha=number),
+    }
+    for name, call in calls.items():
+        expected = call()
+        with tritonite.use_gems(include=name):
+            assert torch.equal(call(), expected) and torch.equal(call(), expected)
+        assert not served(name)
+
+
+def test_limits_hold_where_there_is_no_element(device, path):
+    x = torch.ones(0, 4, device=device)
+    with tritonite.use_gems():
+        for number in (1.0, 2.0, 1e300):
+            calls = lambda: x.masked_fill(x > 0, number), lambda: x.clone().fill_(number), lambda: x.add(x, alpha=number)
+            for call in calls:
+                if number < 1e300:
+                    assert call().shape == (0, 4)
+                    continue
+                with pytest.raises(RuntimeError, match="without overflow"):
+                    call()
+    assert served("masked_fill.Scalar") and served("add.Tensor")
+
+
 def test_aliasing_that_is_allowed(device):
     x = torch.randn(4, 4, device=device)
     expected = (x + x) * x

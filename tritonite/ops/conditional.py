@@ -63,6 +63,22 @@ def clamp_max(self, max):
     return minimum_nan(self, max)
 
 
+def _range(dtype):
+    """The least and the largest number of a dtype."""
+    if dtype is torch.bool:
+        return 0, 1
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return info.min, info.max
+
+
+def _check_range(self, value):
+    """Decline a value in the device's memory that may overflow self's dtype, which ATen refuses after reading it."""
+    if isinstance(value, torch.Tensor) and value.device == self.device:
+        (least, most), (low, high) = _range(self.dtype), _range(value.dtype)
+        if low < least or high > most:
+            raise Decline(f"value of dtype {value.dtype}, of which {self.dtype} does not hold all")
+
+
 def _check_value(self, value, *others):
     if any(x.device.type != devices.current.type for x in (self, *others)):
         raise Decline("a tensor on another device")
@@ -82,6 +98,7 @@ def _masked_fill(self, mask, value):
 def masked_fill(self, mask, value, outs=()):
     """A fresh result is contiguous, whatever the layout of self."""
     _check_value(self, value, mask)
+    _check_range(self, value)
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}")
     if not outs:
