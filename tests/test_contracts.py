@@ -4,18 +4,21 @@ import copy
 import gc
 import inspect
 import itertools
+import math
 import pickle
 import sys
 from unittest import mock
 
 import pytest
 import torch
+import triton.language as tl
 
 import tritonite
-from tritonite import catalog
+from tritonite import catalog, devices
 from tritonite.catalog import Op
 from tritonite.engine.pointwise import Iteration
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.ops import arithmetic
 from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
@@ -207,7 +210,11 @@ def test_limits_hold_where_there_is_no_element(device, path):
     x = torch.ones(0, 4, device=device)
     with tritonite.use_gems():
         for number in (1.0, 2.0, 1e300):
-            calls = lambda: x.masked_fill(x > 0, number), lambda: x.clone().fill_(number), lambda: x.add(x, alpha=number)
+            calls = (
+                lambda: x.masked_fill(x > 0, number),
+                lambda: x.clone().fill_(number),
+                lambda: x.add(x, alpha=number),
+            )
             for call in calls:
                 if number < 1e300:
                     assert call().shape == (0, 4)
@@ -487,6 +494,19 @@ def test_explain_computes_nothing(device):
     tritonite.explain("mul_.Tensor", out, x)
     assert (out == 7).all()
     assert "sizes that data decides" in tritonite.explain("equal", x, x)
+
+
+def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monkeypatch):
+    """As ATen on a GPU, where a factor of 1 leaves one operation; another factor comes to a product that is rounded."""
+    if devices.current.interpreted:
+        monkeypatch.setattr(arithmetic, "_ON_CPU", tl.constexpr(False))
+    addcmul = tritonite.overloads()["addcmul"]
+    infinite, large = (torch.full((3,), number, device=device) for number in (math.inf, 3e38))
+    assert addcmul(infinite, large, -7 * torch.ones_like(large)).isposinf().all()
+    assert addcmul(-large, large, 1.5 * torch.ones_like(large)).isfinite().all()
+    assert addcmul(infinite, large, -7 * torch.ones_like(large), value=0.5).isnan().all()
+    whole = torch.arange(3, device=device)
+    assert addcmul(whole, whole, whole).tolist() == [0, 2, 6] and addcmul(whole, whole, whole, value=3)[2] == 14
 
 
 def test_incomplete_gamma_functions_near_0(device):

@@ -12,10 +12,10 @@ from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse
 from tritonite.ops.reduction import (
     add_states,
+    added_to_zero,
     check_floats,
     combine_exponentials,
     no_exponentials,
-    only,
     same,
     scaled_exponential,
     sums_of_exponentials,
@@ -101,9 +101,9 @@ def _rough_log_softmax_gradient(grad_output, output, total):
 
 
 _softmax_backward = dict.fromkeys(
-    (False, True), RowTransform(Reduction((0.0,), _product, add_states, only), _softmax_gradient)
+    (False, True), RowTransform(Reduction((0.0,), _product, add_states, added_to_zero), _softmax_gradient)
 )
-_sum_of_gradients = Reduction((0.0,), same, add_states, only)
+_sum_of_gradients = Reduction((0.0,), same, add_states, added_to_zero)
 _log_softmax_backward = {
     False: RowTransform(_sum_of_gradients, _log_softmax_gradient, leaf_inputs=1),
     True: RowTransform(_sum_of_gradients, _rough_log_softmax_gradient, leaf_inputs=1),
@@ -210,7 +210,7 @@ def _masked_gradient(grad_output, output, mask, total):
 _masked = RowTransform(
     Reduction(no_exponentials, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
 )
-_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, only), _masked_gradient)
+_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, added_to_zero), _masked_gradient)
 
 
 def _spread(mask, shape, mask_type):
