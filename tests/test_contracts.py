@@ -319,6 +319,15 @@ def test_wrapped_numbers_decline_as_numbers(device):
         assert (torch.ones(3, dtype=torch.uint16, device=device) * 2.0).dtype is torch.float32
 
 
+@pytest.mark.parametrize("number", [0.5, 2, True], ids=str)
+def test_a_number_beside_one_of_float8_is_one(number, device, path):
+    x = torch.ones((), device=device).to(torch.float8_e4m3fn)
+    with tritonite.use_gems():
+        for call in (torch.add, torch.mul, torch.div):
+            with pytest.raises(NotImplementedError):
+                call(x, number)
+
+
 def test_numbers_alone_are_of_the_default_dtype():
     pairs = ((1.5, 2.5), (1, 2.5), (1.5, True), (1, 2))
     expected = [torch.add(*pair) for pair in pairs] + [torch.div(*pair) for pair in pairs]
