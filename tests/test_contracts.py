@@ -155,6 +155,7 @@ def test_out_in_another_dtype_and_layout(device):
         lambda x: torch.sub(x > 0, x > 0),
         lambda x: torch.add(torch.ones(3, dtype=torch.int32, device=x.device), 1, alpha=0.5),
         lambda x: x.masked_fill(x, 1.0),
+        lambda x: x.to(torch.complex64).masked_fill(x, torch.ones((), device=x.device)),
     ],
 )
 def test_errors_are_atens(call, device):

@@ -6,7 +6,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty, limit, limits_of, number_type
-from tritonite.dtypes import NUMBERS, category
+from tritonite.dtypes import ALL, NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
@@ -73,7 +73,8 @@ def _range(dtype):
 
 def _check_range(self, value):
     """Decline a value in the device's memory that may overflow self's dtype, which ATen refuses after reading it."""
-    if isinstance(value, torch.Tensor) and value.device == self.device:
+    both = isinstance(value, torch.Tensor) and value.device == self.device
+    if both and self.dtype in ALL and value.dtype in ALL:
         (least, most), (low, high) = _range(self.dtype), _range(value.dtype)
         if low < least or high > most:
             raise Decline(f"value of dtype {value.dtype}, of which {self.dtype} does not hold all")
