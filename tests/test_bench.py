@@ -166,6 +166,15 @@ def test_operands_of_no_elements_have_one_term():
     assert terms("native_group_norm_backward", (nothing, nothing), nothing) == 1
 
 
+@pytest.mark.parametrize(
+    ("alpha", "scale"), [(3e38, 3e38), (1e300, 1e60), (-4.0, 4.0), (0.5, 1.0), (float("inf"), 1.0)]
+)
+def test_roundoff_of_sums_of_products_is_multiplied_as_they_are(alpha, scale):
+    a = torch.ones(4, 16)
+    assert terms("addmm", (a[:, :4], a, a.mT), a, None, alpha) == terms("addmm", (a[:, :4], a, a.mT), a) * scale**2
+    assert terms("sum", (a,), a[0], None, alpha) == terms("sum", (a,), a[0])
+
+
 def test_sums_of_products_have_the_terms_of_all_batches():
     a = torch.ones(8, 4, 16)
     assert terms("addbmm", (a[0, :, :4], a, a.mT), a[0]) == (8 * terms("bmm", (a, a.mT), a) ** 0.5) ** 2

@@ -27,7 +27,7 @@ from tritonite.ops.normalization import (
     product_and_gradient,
     statistics_dtype,
 )
-from tritonite.ops.reduction import add_pairs, check_floats, over_count
+from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats, over_count
 
 
 @triton.jit
@@ -63,7 +63,8 @@ _given = Reduction((0.0, 0.0), _as_of_batch, add_pairs, _pair, (None, None), 2, 
 
 @triton.jit
 def _means_and_sums(product, grad, count):
-    return over_count(grad, count), over_count(product, count), product, grad
+    by_weight, by_bias = both_added_to_zero(product, grad, count)
+    return over_count(grad, count), over_count(product, count), by_weight, by_bias
 
 
 @triton.jit
