@@ -10,14 +10,19 @@ import triton.language as tl
 from tritonite.catalog import operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.iteration import has_channels_last
+from tritonite.engine.iteration import (
+    format_strides,
+    has_channels_last,
+    same_strides,
+    strides_after_conversion,
+    suggests_channels_last,
+)
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
     asked_for,
     by_statistics,
-    check_without_gaps,
     expanded,
     gradient,
     gradients,
@@ -25,7 +30,6 @@ from tritonite.ops.normalization import (
     normalized,
     present,
     product_and_gradient,
-    statistics_dtype,
 )
 from tritonite.ops.reduction import add_pairs, check_floats, over_count
 
@@ -98,11 +102,9 @@ def _gradient_by_given_statistics(grad_out, rstd, weight):
 
 
 def _channels(input, *by_channel):
-    """(the dimensions of a channel, a shape that lays its values along it); declines other layouts and no elements."""
+    """(the dimensions of a channel, a shape that lays its values along it); declines no elements."""
     if input.dim() < 2 or not input.numel() or any(tuple(each.shape) != (input.shape[1],) for each in by_channel):
         raise Decline("no channels, no elements, or values of another number of channels")
-    if has_channels_last(input):
-        raise Decline("channels last")
     dims = tuple(d for d in range(input.dim()) if d != 1)
     return dims, (1, -1, *[1] * (input.dim() - 2))
 
@@ -111,23 +113,47 @@ def _laid(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
-def _check_parameters(input, *parameters):
-    """Decline unless parameters and statistics have one dtype: the input's or, of half types, float32."""
-    found = {each.dtype for each in present(*parameters)}
+def _parameters_dtype(input, *parameters):
+    """The one dtype of parameters and statistics: the input's, which it is if there are none, or float32 for halves."""
+    found = {each.dtype for each in present(*parameters)} or {input.dtype}
     if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
         raise Decline("parameters of several dtypes, or of another than the input's")
+    return found.pop()
 
 
-def _trained(input, weight, bias, running, moved, momentum, eps, outs):
+def _kept_dtype(input, parameters):
+    """What ATen keeps a batch's statistics in: on a GPU as it computes, on a CPU as the parameters are."""
+    return parameters if input.device.type == "cpu" else opmath(input.dtype)
+
+
+def _result_strides(input, *parameters):
+    """A GPU's result lies as the input does; a CPU's has its channels last, if the input's seem so, or is row-major."""
+    if input.device.type != "cpu":
+        return strides_after_conversion(input.shape, input.stride())
+    plain = all(each.is_contiguous() for each in present(input, *parameters))
+    return format_strides(input.shape, not plain and suggests_channels_last(input))
+
+
+def _check_layout(outs, strides):
+    """Decline a given result of another layout than ATen would choose, by which it may write it all the same."""
+    if outs and not same_strides(outs[0].shape, outs[0].stride(), strides):
+        raise Decline("a result of another layout than ATen's")
+
+
+def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=None):
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
     check_floats(input)
-    _check_parameters(input, weight, bias, *running, *moved)
+    parameters = _parameters_dtype(input, weight, bias, *running, *moved)
     dims, along = _channels(input, *present(weight, bias, *running, *moved))
-    if len({each.dtype for each in (*running, *moved)}) > 1 or input.numel() == input.shape[1]:
-        raise Decline("statistics of several dtypes, or one element a channel")
-    channels, kept = (input.shape[1],), statistics_dtype(input)
+    if input.numel() == input.shape[1]:
+        raise Decline("one element a channel")
+    channels, kept = (input.shape[1],), _kept_dtype(input, parameters)
     every = present(input, weight, bias, *running)
-    outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs)
+    if outs and not (input.is_contiguous() or has_channels_last(input)):
+        raise Decline("an input with gaps, of which ATen's form with outputs reads a mean that it has not found")
+    strides = strides or _result_strides(*every)
+    outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs, strides=strides)
+    _check_layout(outs, strides)
     compute = opmath(input.dtype)
     # The mean and the variance before they are rounded.
     exact = tuple([empty(channels, compute, input.device) for _ in running])
@@ -138,23 +164,27 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     return outs
 
 
-def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
-    """Write the result by statistics that are given; those of the batch are empty on a CPU, else the given ones'."""
+def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides=None, size=None):
+    """Write the result by statistics that are given, and `size` of them each as if they were the batch's.
+
+    Those are none on a CPU and all on a GPU, if it is None.
+    """
     check_floats(input)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
-    _check_parameters(input, weight, bias, running_mean, running_var)
+    parameters = _parameters_dtype(input, weight, bias, running_mean, running_var)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
-    check_without_gaps(*outs)
+    every = present(input, weight, bias, running_mean, running_var)
+    strides, kept = strides or _result_strides(*every), _kept_dtype(input, parameters)
+    if size is None:
+        size = 0 if input.device.type == "cpu" else input.shape[1]
+    outs = outputs(every, [input.shape, (size,), (size,)], [input.dtype, kept, kept], outs, strides=strides)
+    _check_layout(outs, strides)
     given = _laid(along, running_mean, running_var, weight, bias)
-    kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]
-    saved = outs[1:] or [empty((size,), kept, input.device) for _ in range(2)]
-    if any(tuple(out.shape) != (size,) or out.dtype is not kept for out in saved):
-        raise Decline("outputs of another shape or dtype")
-    (result,) = _by_given_statistics.run((input, *given, eps), outs[:1])
+    _by_given_statistics.run((input, *given, eps), outs[:1])
     if size:
-        _given.run((running_mean, running_var), (), saved, opmath(input.dtype), (eps,))
-    return result, *saved
+        _given.run((running_mean, running_var), (), outs[1:], opmath(input.dtype), (eps,))
+    return outs
 
 
 def _fresh(*running):
@@ -231,16 +261,39 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
     return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
 
 
+def _has_channels_last_kernels(input):
+    """Whether ATen's gradient on a GPU takes its kernels for channels that are next to each other."""
+    one_channel = input.dim() in (4, 5) and input.shape[1] == 1
+    return has_channels_last(input) or (input.is_contiguous() and (one_channel or input.stride(1) == 1))
+
+
+def _gradient_strides(grad_out, input, train, fused):
+    """Those that ATen chooses; on a GPU the kernel for all gradients at once, and the one by given statistics, none."""
+    shape, suggested = input.shape, suggests_channels_last(input)
+    if input.device.type == "cpu":
+        laid_out = all(each.is_contiguous() or has_channels_last(each) for each in (input, grad_out))
+        alike = laid_out and suggested == suggests_channels_last(grad_out)
+        return format_strides(shape, suggested and not (alike and input.is_contiguous()))
+    if fused or not train:
+        return format_strides(shape, False)
+    if input.is_contiguous() and grad_out.is_contiguous():
+        return input.stride() if input.stride(1) == grad_out.stride(1) == 1 else format_strides(shape, False)
+    return format_strides(shape, suggested)
+
+
 def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
     check_floats(input, grad_out)
-    _check_parameters(input, weight, *running)
+    on_cpu = input.device.type == "cpu"
+    parameters = _parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
     _channels(input, *present(*running))
-    if any(each.dtype is not statistics_dtype(input) for each in present(*saved)):
+    if any(each.dtype is not _kept_dtype(input, parameters) for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
-    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
-    handed_on = input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0
-    if handed_on and not train and output_mask[0] and any(output_mask[1:]):
-        raise Decline("statistics handed on twice, of which the layout decides ATen's")
+    if not on_cpu and weight is None and any(output_mask[1:]):
+        raise Decline("gradients by parameters that there are not")
+    # On a GPU ATen's forward pass hands on the given statistics as if they were the batch's, and all but one of its
+    # kernels take them.
+    fused = any((train, *output_mask[1:])) and output_mask[0] and not _has_channels_last_kernels(input)
+    handed_on = not (on_cpu or fused) and saved[0] is not None and saved[0].numel() > 0
     as_of_batch = train or handed_on
     statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
@@ -248,7 +301,9 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     dims, along = _channels(input, *present(weight, *statistics))
     channels = (input.shape[1],)
     results = asked_for(
-        present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs
+        *(present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs),
+        parameters,
+        _gradient_strides(grad_out, input, train, fused),
     )
     if not as_of_batch:
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]

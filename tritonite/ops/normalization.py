@@ -159,14 +159,20 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
         _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
 
 
-def asked_for(operands, shapes, wanted, outs):
-    """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
+def asked_for(operands, shapes, wanted, outs, parameters=None, strides=None):
+    """Outputs of the shapes whose flags in `wanted` are set, and None for the others.
+
+    The first, which may have `strides`, has the first operand's dtype, and the others have the dtype `parameters`.
+    """
     if len(wanted) != len(shapes):
         raise Decline("a mask of another length than there are gradients")
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
-    chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
-    found = iter(outputs(operands, chosen, [operands[0].dtype] * len(chosen), outs))
+    own = operands[0].dtype
+    dtypes = [own, *[parameters or own] * (len(shapes) - 1)]
+    chosen = [i for i, flag in enumerate(wanted) if flag]
+    shapes, dtypes = [shapes[i] for i in chosen], [dtypes[i] for i in chosen]
+    found = iter(outputs(operands, shapes, dtypes, outs, strides=strides if wanted[0] else None))
     return [next(found) if flag else None for flag in wanted]
 
 

@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty
+from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, never_overlaps_itself, span
 from tritonite.engine.rows import blocks as choice
@@ -305,10 +305,11 @@ def outputs(
     result_dtypes: Sequence[torch.dtype],
     outs: Sequence[torch.Tensor],
     in_place: Sequence[torch.Tensor] = (),
+    strides: Sequence[int] | None = None,
 ) -> Sequence[torch.Tensor]:
     """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
 
-    An output may be one of the `in_place` inputs itself.
+    An output may be one of the `in_place` inputs itself. `strides` are those of the first, if it is allocated.
     """
     device, scalars = common_device(inputs, outs)
     if scalars:
@@ -317,7 +318,11 @@ def outputs(
         if tensor.dtype not in TRITON_DTYPES:
             raise Decline(f"dtype {tensor.dtype}")
     if not outs:
-        return tuple(empty(shape, dtype, device) for shape, dtype in zip(shapes, result_dtypes, strict=True))
+        laid = [strides, *[None] * (len(shapes) - 1)][: len(shapes)]
+        return tuple(
+            empty(shape, dtype, device) if own is None else empty_strided(shape, own, dtype, device)
+            for shape, dtype, own in zip(shapes, result_dtypes, laid, strict=True)
+        )
     for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
         if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
             raise Decline("output has another shape or dtype")
