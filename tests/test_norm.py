@@ -5,7 +5,7 @@ import torch
 
 import tritonite
 from tritonite.errors import Decline
-from tritonite.ops import normalization
+from tritonite.ops import batch_norm, normalization
 from tritonite.testing.judge import assert_close
 
 BN = (0.25, 1e-3)
@@ -95,13 +95,44 @@ def test_batch_norm_of_images_with_float32_parameters(train, dtype, layout, tiny
             assert torch.equal(*parts[:2])
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_batch_norm_as_cudnn_has_it(train, layout):
+    """That of CPUs has the same results in the same layouts and dtypes, and the same gradient."""
+    x, grad = (normal(3, 5, 4, 6, dtype=torch.float16).to(memory_format=layout) for _ in range(2))
+    given = [normal(5), normal(5), normal(5), normal(5).abs()]
+    expected, actual = ([part.clone() for part in given] for _ in range(2))
+    theirs = torch.native_batch_norm(x, *expected, train, *BN)
+    *ours, reserve = batch_norm.cudnn_batch_norm(x, *actual, train, *BN)
+    assert reserve.shape == (0,) and reserve.dtype is torch.uint8
+    wide = torch.native_batch_norm(x.double(), *(part.double() for part in given), train, *BN)
+    for parts in zip(ours, theirs, wide, strict=True):
+        assert_close(*parts)
+    torch.testing.assert_close(actual, expected)
+    if train:
+        args = given[0], None, None, *theirs[1:]
+        theirs = torch.ops.aten.native_batch_norm_backward(grad, x, *args, True, BN[1], [True] * 3)
+        ours = batch_norm.cudnn_batch_norm_backward(x, grad, *args, BN[1], reserve)
+        for parts in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(*parts, atol=1e-2, rtol=1e-2, check_stride=True)
+
+
+def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
+    x = normal(3, 5, 4, 6)
+    cases = [(x.bfloat16(), torch.float32), (x.half(), torch.float16), (x[..., ::2], torch.float32)]
+    for given, dtype in cases:
+        parameters = [normal(5).to(dtype).abs() for _ in range(4)]
+        with pytest.raises(Decline):
+            batch_norm.cudnn_batch_norm(given, *parameters, True, *BN)
+
+
 def test_batch_norm_declines_what_aten_does_otherwise():
-    batch_norm = tritonite.overloads()["native_batch_norm"]
+    native = tritonite.overloads()["native_batch_norm"]
     for x, statistics in ((normal(1, 3), (None, None)), (normal(4, 3), (normal(3), None))):
         with pytest.raises(Decline):
-            batch_norm(x, None, None, *statistics, True, *BN)
+            native(x, None, None, *statistics, True, *BN)
     with pytest.raises(Decline):
-        batch_norm(normal(4, 3), None, None, None, None, False, *BN)
+        native(normal(4, 3), None, None, None, None, False, *BN)
 
 
 @pytest.mark.smoke

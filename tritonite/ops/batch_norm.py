@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator, scalar_kernel
+from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import (
@@ -32,6 +32,9 @@ from tritonite.ops.normalization import (
     product_and_gradient,
 )
 from tritonite.ops.reduction import add_pairs, check_floats, over_count
+
+# What cuDNN normalises, by float32 parameters where it has halves.
+_OF_CUDNN = (torch.float16, torch.float32, torch.float64)
 
 
 @triton.jit
@@ -197,14 +200,29 @@ def _running(running_mean, running_var):
     return tuple(present(running_mean, running_var))
 
 
-def _declines_cudnn(input, weight, bias, running_mean, running_var, training, eps):
-    """Where ATen would have cuDNN do it, which keeps more for the gradient than this does."""
-    if input.device.type == "cuda" and weight is not None and bias is not None:
-        if running_mean is None or running_var is None:
-            raise Decline("no running statistics, with which cuDNN may do it")
-        chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
-        if chosen != torch._C._BatchNormBackend.Native:
-            raise Decline("cuDNN's batch normalisation")
+def _has_cudnn(input, weight, bias, running_mean, running_var, training, eps):
+    """Whether ATen has cuDNN do it."""
+    if input.device.type != "cuda" or weight is None or bias is None:
+        return False
+    if running_mean is None or running_var is None:
+        raise Decline("no running statistics, with which cuDNN may do it")
+    chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
+    if chosen not in (torch._C._BatchNormBackend.Native, torch._C._BatchNormBackend.Cudnn):
+        raise Decline("a library other than cuDNN does it")
+    return chosen == torch._C._BatchNormBackend.Cudnn
+
+
+def _check_cudnn(input, *parameters):
+    """The strides of what ATen makes with cuDNN; declines what it refuses then."""
+    if any(each is None for each in parameters[:2]) or not 2 <= input.dim() <= 5:
+        raise Decline("no weight or bias, or neither rows nor images")
+    given = present(*parameters)
+    if input.dtype not in _OF_CUDNN or any(each.dtype is not opmath(input.dtype) for each in given):
+        raise Decline("bfloat16, or parameters of another dtype than is computed in")
+    strides = format_strides(input.shape, suggests_channels_last(input))
+    if not same_strides(input.shape, input.stride(), strides) or any(not each.is_contiguous() for each in given):
+        raise Decline("operands with gaps")
+    return strides
 
 
 @operator("native_batch_norm", "_native_batch_norm_legit", accepts=FLOATS)
@@ -232,24 +250,49 @@ def _native_batch_norm_legit_functional(
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), *moved
 
 
-def _reserve(input, outs):
-    """What cuDNN would keep for the gradient: nothing."""
-    if outs and (outs[3].numel() or outs[3].dtype is not torch.uint8):
+def _reserve(input, outs, size=0):
+    """So many bytes that cuDNN would keep for its gradient; a kernel writes and reads nothing there."""
+    if outs and (outs[3].numel() != size or outs[3].dtype is not torch.uint8):
         raise Decline("output of another shape or dtype")
-    return outs[3] if outs else empty((0,), torch.uint8, input.device)
+    return outs[3] if outs else empty((size,), torch.uint8, input.device)
+
+
+def _trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, outs):
+    """`_trained` with the results' layout and what else is kept as ATen has it with cuDNN."""
+    strides = _check_cudnn(input, weight, bias, *running)
+    on_gpu = input.device.type == "cuda"
+    reserve = _reserve(input, outs, torch._C._get_cudnn_batch_norm_reserve_space_size(input, True) if on_gpu else 0)
+    return *_trained(input, weight, bias, running, moved, momentum, eps, outs[:3], strides), reserve
+
+
+@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",))
+def cudnn_batch_norm(
+    input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon, outs=()
+):
+    running = _running(running_mean, running_var)
+    if training:
+        return _trained_by_cudnn(input, weight, bias, running, running, exponential_average_factor, epsilon, outs)
+    strides = _check_cudnn(input, weight, bias, *running)
+    results = _inferred(input, weight, bias, running_mean, running_var, epsilon, outs[:3], strides, 0)
+    return *results, _reserve(input, outs)
+
+
+exclude("cudnn_batch_norm.out", "ATen's own ends the process (torch 2.11)")
 
 
 @operator("_batch_norm_with_update", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
-    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     reserve, running = _reserve(input, outs), (running_mean, running_var)
+    if _has_cudnn(input, weight, bias, *running, True, eps):
+        return _trained_by_cudnn(input, weight, bias, running, running, momentum, eps, outs)
     return *_trained(input, weight, bias, running, running, momentum, eps, outs[:3]), reserve
 
 
 @operator("_batch_norm_with_update_functional", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update_functional(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
-    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     running, moved = (running_mean, running_var), _fresh(running_mean, running_var)
+    if _has_cudnn(input, weight, bias, *running, True, eps):
+        return *_trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, ()), *moved
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), _reserve(input, ()), *moved
 
 
@@ -281,7 +324,7 @@ def _gradient_strides(grad_out, input, train, fused):
     return format_strides(shape, suggested)
 
 
-def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
+def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs, strides=None):
     check_floats(input, grad_out)
     on_cpu = input.device.type == "cpu"
     parameters = _parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
@@ -303,7 +346,7 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     results = asked_for(
         *(present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs),
         parameters,
-        _gradient_strides(grad_out, input, train, fused),
+        strides or _gradient_strides(grad_out, input, train, fused),
     )
     if not as_of_batch:
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
@@ -344,6 +387,23 @@ def batch_norm_backward(
     reserve,
     outs=(),
 ):
-    _declines_cudnn(input, weight, weight, running_mean, running_var, True, eps)
     running, saved = (running_mean, running_var), (save_mean, save_var)
+    if _has_cudnn(input, weight, weight, *running, True, eps):
+        return cudnn_batch_norm_backward(input, grad_out, weight, *running, *saved, eps, reserve, outs)
     return _backward(grad_out, input, weight, running, saved, update, eps, output_mask, outs)
+
+
+@operator(
+    "cudnn_batch_norm_backward",
+    accepts=_OF_CUDNN,
+    cuda_only=("cudnn_batch_norm_backward", "cudnn_batch_norm_backward.out"),
+)
+def cudnn_batch_norm_backward(
+    input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace, outs=()
+):
+    """Of a training step; the forward pass may have been cuDNN's own."""
+    saved = save_mean, save_var
+    if None in saved:
+        raise Decline("no statistics")
+    strides, running = _check_cudnn(input, weight, *saved), (None, None)
+    return _backward(grad_output, input, weight, running, saved, True, epsilon, (True,) * 3, outs, strides)

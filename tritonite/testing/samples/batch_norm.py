@@ -26,6 +26,8 @@ PACKETS = (
     "_batch_norm_no_update",
     "_batch_norm_with_update",
     "_batch_norm_with_update_functional",
+    "cudnn_batch_norm",
+    "cudnn_batch_norm_backward",
 )
 
 
@@ -61,7 +63,8 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     given = {"input": varied, "weight": weight, "bias": weight.flip(0), "grad_out": x, "momentum": 0.25, "eps": 1e-5}
     variance = weight.double().abs().add(1).to(parameters)
     given |= {"running_mean": weight.flip(0), "running_var": variance, "output_mask": [True, True, True]}
-    given["reserve"] = torch.empty(0, dtype=torch.uint8, device=x.device)
+    given |= {"exponential_average_factor": 0.25, "epsilon": 1e-5, "grad_output": x}
+    given["reserve"] = given["reserveSpace"] = torch.empty(0, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
         # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
         kept = parameters if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
@@ -76,13 +79,6 @@ facts.may_decline(
     ("* False",),
     "copies of the running statistics",
     "in evaluation ATen returns copies of what it was given",
-)
-facts.may_decline(
-    ("_batch_norm_with_update*", "batch_norm_backward"),
-    ("*",),
-    "*cuDNN*",
-    "ATen has cuDNN do it, which keeps for the gradient what only cuDNN reads",
-    device="cuda",
 )
 facts.may_decline(
     ("_batch_norm_*.out", "_native_batch_norm_legit*out", "native_batch_norm.out"),
