@@ -26,8 +26,10 @@ from tritonite.ops.normalization import (
     expanded,
     gradient,
     gradients,
+    kept_dtype,
     mean_and_rstd,
     normalized,
+    parameters_dtype,
     present,
     product_and_gradient,
 )
@@ -116,19 +118,6 @@ def _laid(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
-def _parameters_dtype(input, *parameters):
-    """The one dtype of parameters and statistics: the input's, which it is if there are none, or float32 for halves."""
-    found = {each.dtype for each in present(*parameters)} or {input.dtype}
-    if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
-        raise Decline("parameters of several dtypes, or of another than the input's")
-    return found.pop()
-
-
-def _kept_dtype(input, parameters):
-    """What ATen keeps a batch's statistics in: on a GPU as it computes, on a CPU as the parameters are."""
-    return parameters if input.device.type == "cpu" else opmath(input.dtype)
-
-
 def _result_strides(input, *parameters):
     """A GPU's result lies as the input does; a CPU's has its channels last, if the input's seem so, or is row-major."""
     if input.device.type != "cpu":
@@ -146,11 +135,11 @@ def _check_layout(outs, strides):
 def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=None):
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
     check_floats(input)
-    parameters = _parameters_dtype(input, weight, bias, *running, *moved)
+    parameters = parameters_dtype(input, weight, bias, *running, *moved)
     dims, along = _channels(input, *present(weight, bias, *running, *moved))
     if input.numel() == input.shape[1]:
         raise Decline("one element a channel")
-    channels, kept = (input.shape[1],), _kept_dtype(input, parameters)
+    channels, kept = (input.shape[1],), kept_dtype(input, parameters)
     every = present(input, weight, bias, *running)
     if outs and not (input.is_contiguous() or has_channels_last(input)):
         raise Decline("an input with gaps, of which ATen's form with outputs reads a mean that it has not found")
@@ -175,10 +164,10 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides
     check_floats(input)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
-    parameters = _parameters_dtype(input, weight, bias, running_mean, running_var)
+    parameters = parameters_dtype(input, weight, bias, running_mean, running_var)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
     every = present(input, weight, bias, running_mean, running_var)
-    strides, kept = strides or _result_strides(*every), _kept_dtype(input, parameters)
+    strides, kept = strides or _result_strides(*every), kept_dtype(input, parameters)
     if size is None:
         size = 0 if input.device.type == "cpu" else input.shape[1]
     outs = outputs(every, [input.shape, (size,), (size,)], [input.dtype, kept, kept], outs, strides=strides)
@@ -327,9 +316,9 @@ def _gradient_strides(grad_out, input, train, fused):
 def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs, strides=None):
     check_floats(input, grad_out)
     on_cpu = input.device.type == "cpu"
-    parameters = _parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
+    parameters = parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
     _channels(input, *present(*running))
-    if any(each.dtype is not _kept_dtype(input, parameters) for each in present(*saved)):
+    if any(each.dtype is not kept_dtype(input, parameters) for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
     if not on_cpu and weight is None and any(output_mask[1:]):
         raise Decline("gradients by parameters that there are not")
