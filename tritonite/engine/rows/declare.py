@@ -67,6 +67,9 @@ class Reduction:
         parametric: whether `leaf` takes the numbers.
         stages: a cheaper way to the state of a block of elements next to each other, a fold each.
         gather: the state, from the results of the stages and the count of elements in the block.
+        grow: a cheaper way to the state of elements that do not lie next to each other, if that ends with their count:
+            (*state without the count, *values, share) -> state without the count, of a set and one more element, whose
+            share of both is one scalar for a whole block.
         asserting: the leaf has assertions, which stop the program.
     """
 
@@ -80,6 +83,7 @@ class Reduction:
     stages: tuple[Stage, ...] = ()
     gather: Any = None
     follow: Any = None
+    grow: Any = None
     asserting: bool = False
 
     def run(
@@ -175,6 +179,7 @@ class Reduction:
             init=(*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
             stages=tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
             gather=self.gather if space.inner else None,
+            grow=None if space.inner else self.grow,
             leaf_numbers=len(numbers) if self.parametric else 0,
             numbers=len(numbers),
             states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
