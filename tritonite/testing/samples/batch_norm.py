@@ -64,7 +64,10 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     variance = weight.double().abs().add(1).to(parameters)
     given |= {"running_mean": weight.flip(0), "running_var": variance, "output_mask": [True, True, True]}
     given |= {"exponential_average_factor": 0.25, "epsilon": 1e-5, "grad_output": x}
-    given["reserve"] = given["reserveSpace"] = torch.empty(0, dtype=torch.uint8, device=x.device)
+    size = 0
+    if x.device.type == "cuda" and x.is_floating_point():
+        size = torch._C._get_cudnn_batch_norm_reserve_space_size(x, True)
+    given["reserve"] = given["reserveSpace"] = torch.zeros(size, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
         # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
         kept = parameters if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
