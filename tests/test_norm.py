@@ -95,6 +95,26 @@ def test_batch_norm_of_images_with_float32_parameters(train, dtype, layout, tiny
             assert torch.equal(*parts[:2])
 
 
+@pytest.mark.parametrize(
+    ("x", "kernels", "trained"),
+    [
+        (torch.empty(2, 3, 4, 5), False, (60, 20, 5, 1)),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), True, (60, 1, 15, 3)),
+        (torch.empty(2, 3, 4, 5, 2).to(memory_format=torch.channels_last_3d), True, (120, 1, 30, 6, 3)),
+        (torch.empty(2, 7, 3).transpose(1, 2), False, (21, 7, 1)),
+        (torch.empty(6, 3), True, (3, 1)),
+    ],
+)
+def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained):
+    """Where ATen's kernel for GPUs lays them out: the result as the input, its gradient by the kernel that makes it."""
+    x = x.to("meta")
+    assert batch_norm._result_strides(x) == x.stride()
+    assert batch_norm._has_channels_last_kernels(x) is kernels
+    for grad in (x, x.contiguous()):
+        assert batch_norm._gradient_strides(grad, x, True, not kernels) == trained
+        assert batch_norm._gradient_strides(grad, x, False, False) == x.contiguous().stride()
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_batch_norm_as_cudnn_has_it(train, layout):
