@@ -239,18 +239,19 @@ def _native_batch_norm_legit_functional(
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), *moved
 
 
-def _reserve(input, outs, size=0):
-    """So many bytes that cuDNN would keep for its gradient; a kernel writes and reads nothing there."""
-    if outs and (outs[3].numel() != size or outs[3].dtype is not torch.uint8):
+def _reserve(input, outs):
+    """What is kept for cuDNN's gradient: nothing."""
+    if outs and (outs[3].numel() or outs[3].dtype is not torch.uint8):
         raise Decline("output of another shape or dtype")
-    return outs[3] if outs else empty((size,), torch.uint8, input.device)
+    return outs[3] if outs else empty((0,), torch.uint8, input.device)
 
 
 def _trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, outs):
-    """`_trained` with the results' layout and what else is kept as ATen has it with cuDNN."""
+    """`_trained` with the results' layout as ATen has it with cuDNN, whose own gradient may follow all the same."""
     strides = _check_cudnn(input, weight, bias, *running)
-    on_gpu = input.device.type == "cuda"
-    reserve = _reserve(input, outs, torch._C._get_cudnn_batch_norm_reserve_space_size(input, True) if on_gpu else 0)
+    if input.device.type == "cuda" and torch._C._get_cudnn_batch_norm_reserve_space_size(input, True):
+        raise Decline("cuDNN keeps for its gradient what only cuDNN has")
+    reserve = _reserve(input, outs)
     return *_trained(input, weight, bias, running, moved, momentum, eps, outs[:3], strides), reserve
 
 
