@@ -5,7 +5,7 @@ import torch
 
 import tritonite
 from tritonite.errors import Decline
-from tritonite.ops import normalization
+from tritonite.ops import batch_norm, normalization
 from tritonite.testing.judge import assert_close
 
 BN = (0.25, 1e-3)
@@ -53,9 +53,6 @@ def test_batch_norm_gradients(train, dtype, tiny_blocks):
     args = [grad, x, weight, *running, mean, rstd]
     aten = torch.ops.aten.native_batch_norm_backward
     masks = [[True, True, True], [True, False, False], [False, True, False], [False, False, True]]
-    if tritonite.device == "cuda" and not train:
-        with pytest.raises(Decline, match="statistics handed on twice"):
-            tritonite.overloads()["native_batch_norm_backward"](*args, train, BN[1], masks.pop(0))
     for mask in masks:
         exact = aten(*(arg.double() for arg in args), train, BN[1], mask)
         theirs = aten(*args, train, BN[1], mask)
@@ -79,14 +76,94 @@ def test_batch_norm_through_modules():
     torch.testing.assert_close(model[1].running_mean, before)
 
 
-def test_batch_norm_declines_what_aten_does_otherwise():
-    batch_norm = tritonite.overloads()["native_batch_norm"]
-    one, last = normal(1, 3), normal(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    for x, statistics in ((one, (None, None)), (last, (None, None)), (normal(4, 3), (normal(3), None))):
+def _outputs_and_gradients(model, x, dtype):
+    """What a batch norm of images in `dtype` gives, forward and backward, with its parameters as they are."""
+    model, x = model.to(memory_format=torch.channels_last), x.detach().to(dtype).requires_grad_()
+    result = model(x)
+    seed = torch.linspace(-1, 2, x.numel(), device=x.device).bfloat16().to(dtype).reshape(x.shape)
+    gradients = torch.autograd.grad(result, [x, *model.parameters()], seed)
+    return [result.detach(), *gradients, *model.buffers()]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_batch_norm_of_images_with_float32_parameters(train, dtype, layout, tiny_blocks):
+    x = normal(3, 6, 5, 4, dtype=dtype).to(memory_format=layout)
+    models = [torch.nn.BatchNorm2d(6).to(tritonite.device, kind).train(train) for kind in (torch.float32,) * 2]
+    exact = _outputs_and_gradients(torch.nn.BatchNorm2d(6).to(x.device, torch.float64).train(train), x, torch.float64)
+    theirs = _outputs_and_gradients(models[0], x, dtype)
+    tritonite.reset_stats()
+    with tritonite.use_gems(include=["*batch_norm*"]):
+        ours = _outputs_and_gradients(models[1], x, dtype)
+    stats = tritonite.stats()
+    assert sum(each.launched for each in stats.values()) == 2
+    assert not any(each.declined for each in stats.values())
+    for parts in zip(ours, theirs, exact, strict=True):
+        if parts[0].is_floating_point():
+            assert_close(*parts)
+        else:
+            assert torch.equal(*parts[:2])
+
+
+@pytest.mark.parametrize(
+    ("x", "kernels", "trained"),
+    [
+        (torch.empty(2, 3, 4, 5), False, (60, 20, 5, 1)),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), True, (60, 1, 15, 3)),
+        (torch.empty(2, 3, 4, 5, 2).to(memory_format=torch.channels_last_3d), True, (120, 1, 30, 6, 3)),
+        (torch.empty(2, 7, 3).transpose(1, 2), False, (21, 7, 1)),
+        (torch.empty(6, 3), True, (3, 1)),
+    ],
+)
+def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained):
+    """Where ATen's kernel for GPUs lays them out: the result as the input, its gradient by the kernel that makes it."""
+    x = x.to("meta")
+    assert batch_norm._result_strides(x) == x.stride()
+    assert batch_norm._has_channels_last_kernels(x) is kernels
+    for grad in (x, x.contiguous()):
+        assert batch_norm._gradient_strides(grad, x, True, not kernels) == trained
+        assert batch_norm._gradient_strides(grad, x, False, False) == x.contiguous().stride()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_batch_norm_as_cudnn_has_it(train, layout):
+    """That of CPUs has the same results in the same layouts and dtypes, and the same gradient."""
+    x, grad = (normal(3, 5, 4, 6, dtype=torch.float16).to(memory_format=layout) for _ in range(2))
+    given = [normal(5), normal(5), normal(5), normal(5).abs()]
+    expected, actual = ([part.clone() for part in given] for _ in range(2))
+    theirs = torch.native_batch_norm(x, *expected, train, *BN)
+    *ours, reserve = batch_norm.cudnn_batch_norm(x, *actual, train, *BN)
+    assert reserve.shape == (0,) and reserve.dtype is torch.uint8
+    wide = torch.native_batch_norm(x.double(), *(part.double() for part in given), train, *BN)
+    for parts in zip(ours, theirs, wide, strict=True):
+        assert_close(*parts)
+    torch.testing.assert_close(actual, expected)
+    if train:
+        args = given[0], None, None, *theirs[1:]
+        theirs = torch.ops.aten.native_batch_norm_backward(grad, x, *args, True, BN[1], [True] * 3)
+        ours = batch_norm.cudnn_batch_norm_backward(x, grad, *args, BN[1], reserve)
+        for parts in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(*parts, atol=1e-2, rtol=1e-2, check_stride=True)
+
+
+def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
+    x = normal(3, 5, 4, 6)
+    cases = [(x.bfloat16(), torch.float32), (x.half(), torch.float16), (x[..., ::2], torch.float32)]
+    for given, dtype in cases:
+        parameters = [normal(5).to(dtype).abs() for _ in range(4)]
         with pytest.raises(Decline):
-            batch_norm(x, None, None, *statistics, True, *BN)
+            batch_norm.cudnn_batch_norm(given, *parameters, True, *BN)
+
+
+def test_batch_norm_declines_what_aten_does_otherwise():
+    native = tritonite.overloads()["native_batch_norm"]
+    for x, statistics in ((normal(1, 3), (None, None)), (normal(4, 3), (normal(3), None))):
+        with pytest.raises(Decline):
+            native(x, None, None, *statistics, True, *BN)
     with pytest.raises(Decline):
-        batch_norm(normal(4, 3), None, None, None, None, False, *BN)
+        native(normal(4, 3), None, None, None, None, False, *BN)
 
 
 @pytest.mark.parametrize("which", ["mean", "rstd"])

@@ -71,6 +71,21 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_that_are_transformed_in_place(shape, device, cut):
+    """As the fast path of nn.MultiheadAttention asks for softmax."""
+    aten = torch.ops.aten
+    for dim in range(len(shape)):
+        x, grad = values(shape, device), values(shape, device)
+        y = x.softmax(dim)
+        gradient = aten._softmax_backward_data(grad, y, dim, x.dtype)
+        with tritonite.use_gems():
+            assert aten._softmax.out(x, dim, False, out=x) is x
+            aten._softmax_backward_data.out(grad, y, dim, x.dtype, grad_input=grad)
+        torch.testing.assert_close((x, grad), (y, gradient))
+    assert served("_softmax.out") and served("_softmax_backward_data.out")
+
+
 @pytest.mark.parametrize(
     ("n", "more"), [*[(n, 0) for n in (7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500)], (1000, 8), (333, 3)]
 )

@@ -175,6 +175,22 @@ SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
 # The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
 SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
+# Images whose channels lie next to each other, with float32 parameters, as autocast leaves them.
+IMAGES = SHAPES["batch_norm"][1:3]
+
+
+def _images(op: str, shape: Shape) -> Special:
+    """An operator of batch normalisation on them."""
+    return Special(
+        *(op, f"{_label(shape)} channels_last"),
+        lambda make: (make(*shape).to(memory_format=torch.channels_last), make(1).float()),
+    )
+
+
+SPECIAL += tuple(
+    _images(f"{kind}_batch_norm{suffix}", shape)
+    for kind, suffix, shape in itertools.product(("native", "cudnn"), ("", "_backward"), IMAGES)
+)
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {}
 for _name in ("nll_loss_forward", "nll_loss_backward"):
@@ -194,9 +210,16 @@ OPERANDS["_grouped_mm"] = lambda make, shape: (make(shape[1], shape[3]), make(sh
 for _name in ("prod", "cumprod"):
     # The products of others leave what their dtype can hold.
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
+for _name in ("cudnn_batch_norm", "cudnn_batch_norm_backward"):
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1).float())
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
-for _name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"):
+for _name in (
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+):
     GIVEN[_name] = {"training": True}
 GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": {"update": True}}
 # What ATen has on CPUs alone, but for its name.

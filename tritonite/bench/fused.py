@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tritonite import fused
-from tritonite.ops.normalization import statistics_dtype
+from tritonite.ops.normalization import kept_dtype
 
 Make = Callable[..., torch.Tensor]
 Shape = tuple[int, ...]
@@ -97,7 +97,7 @@ def _heads(make: Make, shape: Shape) -> list[torch.Tensor]:
 def _statistics(make: Make, rows: int, count: int) -> list[torch.Tensor]:
     """Of rows, as ATen's forward operators leave them."""
     found = [make(rows, 1).abs_().add_(0.5) for _ in range(count)]
-    return [each.to(statistics_dtype(each)) for each in found]
+    return [each.to(kept_dtype(each, each.dtype)) for each in found]
 
 
 def _norm_gradients(parameters: int, make: Make, shape: Shape) -> list[torch.Tensor]:

@@ -94,6 +94,27 @@ def has_channels_last(tensor: torch.Tensor) -> bool:
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
+def suggests_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether ATen lays out what it makes like a tensor with the channels last: by its strides, gaps or none.
+
+    Where sizes of 1 leave several readings it is ATen's, of `Tensor.suggest_memory_format`.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if tensor.dim() not in (4, 5) or strides[1] == 0 or 0 in shape:
+        return False
+    least = 0
+    for d in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        if strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * shape[d]
+    return True
+
+
+def format_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    """Dense strides of an image or a volume with its channels last, or else row-major ones."""
+    return (_channels_last(shape) if channels_last else None) or contiguous_strides(shape)
+
+
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
     if len(shape) == 4:
         return contiguous_strides(shape, (1, 3, 2, 0))

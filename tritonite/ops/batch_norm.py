@@ -7,27 +7,36 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator, scalar_kernel
+from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.iteration import has_channels_last
+from tritonite.engine.iteration import (
+    format_strides,
+    has_channels_last,
+    same_strides,
+    strides_after_conversion,
+    suggests_channels_last,
+)
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
     asked_for,
     by_statistics,
-    check_without_gaps,
     expanded,
     gradient,
     gradients,
+    kept_dtype,
     mean_and_rstd,
     normalized,
+    parameters_dtype,
     present,
     product_and_gradient,
-    statistics_dtype,
 )
 from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats, over_count
+
+# What cuDNN normalises, by float32 parameters where it has halves.
+_OF_CUDNN = (torch.float16, torch.float32, torch.float64)
 
 
 @triton.jit
@@ -99,11 +108,9 @@ def _gradient_by_given_statistics(grad_out, rstd, weight):
 
 
 def _channels(input, *by_channel):
-    """(the dimensions of a channel, a shape that lays its values along it); declines other layouts and no elements."""
+    """(the dimensions of a channel, a shape that lays its values along it); declines no elements."""
     if input.dim() < 2 or not input.numel() or any(tuple(each.shape) != (input.shape[1],) for each in by_channel):
         raise Decline("no channels, no elements, or values of another number of channels")
-    if has_channels_last(input):
-        raise Decline("channels last")
     dims = tuple(d for d in range(input.dim()) if d != 1)
     return dims, (1, -1, *[1] * (input.dim() - 2))
 
@@ -112,27 +119,34 @@ def _laid(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
-def _kept(input, *parameters):
-    """The dtype of the statistics handed on: as ATen computes on a GPU, as its parameters are, if any, on a CPU.
-
-    Declines unless parameters and running statistics have one dtype: the input's or, of half types, float32.
-    """
-    found = {each.dtype for each in present(*parameters)}
-    if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
-        raise Decline("parameters of several dtypes, or of another than the input's")
-    return found.pop() if found and input.device.type == "cpu" else statistics_dtype(input)
+def _result_strides(input, *parameters):
+    """A GPU's result lies as the input does; a CPU's has its channels last, if the input's seem so, or is row-major."""
+    if input.device.type != "cpu":
+        return strides_after_conversion(input.shape, input.stride())
+    plain = all(each.is_contiguous() for each in present(input, *parameters))
+    return format_strides(input.shape, not plain and suggests_channels_last(input))
 
 
-def _trained(input, weight, bias, running, moved, momentum, eps, outs):
+def _check_layout(outs, strides):
+    """Decline a given result of another layout than ATen would choose, by which it may write it all the same."""
+    if outs and not same_strides(outs[0].shape, outs[0].stride(), strides):
+        raise Decline("a result of another layout than ATen's")
+
+
+def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=None):
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
     check_floats(input)
-    kept = _kept(input, weight, bias, *running, *moved)
+    parameters = parameters_dtype(input, weight, bias, *running, *moved)
     dims, along = _channels(input, *present(weight, bias, *running, *moved))
-    if len({each.dtype for each in (*running, *moved)}) > 1 or input.numel() == input.shape[1]:
-        raise Decline("statistics of several dtypes, or one element a channel")
-    channels = (input.shape[1],)
+    if input.numel() == input.shape[1]:
+        raise Decline("one element a channel")
+    channels, kept = (input.shape[1],), kept_dtype(input, parameters)
     every = present(input, weight, bias, *running)
-    outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs)
+    if outs and input.device.type == "cpu" and not (input.is_contiguous() or has_channels_last(input)):
+        raise Decline("an input with gaps, of which ATen's form with outputs reads a mean that it has not found")
+    strides = strides or _result_strides(*every)
+    outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs, strides=strides)
+    _check_layout(outs, strides)
     compute = opmath(input.dtype)
     # The mean and the variance before they are rounded.
     exact = tuple([empty(channels, compute, input.device) for _ in running])
@@ -143,23 +157,27 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     return outs
 
 
-def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
-    """Write the result by statistics that are given; those of the batch are empty on a CPU, else the given ones'."""
+def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides=None, size=None):
+    """Write the result by statistics that are given, and `size` of them each as if they were the batch's.
+
+    Those are none on a CPU and all on a GPU, if it is None.
+    """
     check_floats(input)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
-    kept = _kept(input, weight, bias, running_mean, running_var)
+    parameters = parameters_dtype(input, weight, bias, running_mean, running_var)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
-    check_without_gaps(*outs)
+    every = present(input, weight, bias, running_mean, running_var)
+    strides, kept = strides or _result_strides(*every), kept_dtype(input, parameters)
+    if size is None:
+        size = 0 if input.device.type == "cpu" else input.shape[1]
+    outs = outputs(every, [input.shape, (size,), (size,)], [input.dtype, kept, kept], outs, strides=strides)
+    _check_layout(outs, strides)
     given = _laid(along, running_mean, running_var, weight, bias)
-    size = 0 if input.device.type == "cpu" else input.shape[1]
-    saved = outs[1:] or [empty((size,), kept, input.device) for _ in range(2)]
-    if any(tuple(out.shape) != (size,) or out.dtype is not kept for out in saved):
-        raise Decline("outputs of another shape or dtype")
-    (result,) = _by_given_statistics.run((input, *given, eps), outs[:1])
+    _by_given_statistics.run((input, *given, eps), outs[:1])
     if size:
-        _given.run((running_mean, running_var), (), saved, opmath(input.dtype), (eps,))
-    return result, *saved
+        _given.run((running_mean, running_var), (), outs[1:], opmath(input.dtype), (eps,))
+    return outs
 
 
 def _fresh(*running):
@@ -172,14 +190,29 @@ def _running(running_mean, running_var):
     return tuple(present(running_mean, running_var))
 
 
-def _declines_cudnn(input, weight, bias, running_mean, running_var, training, eps):
-    """Where ATen would have cuDNN do it, which keeps more for the gradient than this does."""
-    if input.device.type == "cuda" and weight is not None and bias is not None:
-        if running_mean is None or running_var is None:
-            raise Decline("no running statistics, with which cuDNN may do it")
-        chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
-        if chosen != torch._C._BatchNormBackend.Native:
-            raise Decline("cuDNN's batch normalisation")
+def _has_cudnn(input, weight, bias, running_mean, running_var, training, eps):
+    """Whether ATen has cuDNN do it."""
+    if input.device.type != "cuda" or weight is None or bias is None:
+        return False
+    if running_mean is None or running_var is None:
+        raise Decline("no running statistics, with which cuDNN may do it")
+    chosen = torch._C._select_batch_norm_backend(input, weight, bias, running_mean, running_var, training, eps)
+    if chosen not in (torch._C._BatchNormBackend.Native, torch._C._BatchNormBackend.Cudnn):
+        raise Decline("a library other than cuDNN does it")
+    return chosen == torch._C._BatchNormBackend.Cudnn
+
+
+def _check_cudnn(input, *parameters):
+    """The strides of what ATen makes with cuDNN; declines what it refuses then."""
+    if any(each is None for each in parameters[:2]) or not 2 <= input.dim() <= 5:
+        raise Decline("no weight or bias, or neither rows nor images")
+    given = present(*parameters)
+    if input.dtype not in _OF_CUDNN or any(each.dtype is not opmath(input.dtype) for each in given):
+        raise Decline("bfloat16, or parameters of another dtype than is computed in")
+    strides = format_strides(input.shape, suggests_channels_last(input))
+    if not same_strides(input.shape, input.stride(), strides) or any(not each.is_contiguous() for each in given):
+        raise Decline("operands with gaps")
+    return strides
 
 
 @operator("native_batch_norm", "_native_batch_norm_legit", accepts=FLOATS)
@@ -208,23 +241,49 @@ def _native_batch_norm_legit_functional(
 
 
 def _reserve(input, outs):
-    """What cuDNN would keep for the gradient: nothing."""
+    """What is kept for cuDNN's gradient: nothing."""
     if outs and (outs[3].numel() or outs[3].dtype is not torch.uint8):
         raise Decline("output of another shape or dtype")
     return outs[3] if outs else empty((0,), torch.uint8, input.device)
 
 
+def _trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, outs):
+    """`_trained` with the results' layout as ATen has it with cuDNN, whose own gradient may follow all the same."""
+    strides = _check_cudnn(input, weight, bias, *running)
+    if input.device.type == "cuda" and torch._C._get_cudnn_batch_norm_reserve_space_size(input, True):
+        raise Decline("cuDNN keeps for its gradient what only cuDNN has")
+    reserve = _reserve(input, outs)
+    return *_trained(input, weight, bias, running, moved, momentum, eps, outs[:3], strides), reserve
+
+
+@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",))
+def cudnn_batch_norm(
+    input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon, outs=()
+):
+    running = _running(running_mean, running_var)
+    if training:
+        return _trained_by_cudnn(input, weight, bias, running, running, exponential_average_factor, epsilon, outs)
+    strides = _check_cudnn(input, weight, bias, *running)
+    results = _inferred(input, weight, bias, running_mean, running_var, epsilon, outs[:3], strides, 0)
+    return *results, _reserve(input, outs)
+
+
+exclude("cudnn_batch_norm.out", "ATen's own ends the process (torch 2.11)")
+
+
 @operator("_batch_norm_with_update", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
-    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     reserve, running = _reserve(input, outs), (running_mean, running_var)
+    if _has_cudnn(input, weight, bias, *running, True, eps):
+        return _trained_by_cudnn(input, weight, bias, running, running, momentum, eps, outs)
     return *_trained(input, weight, bias, running, running, momentum, eps, outs[:3]), reserve
 
 
 @operator("_batch_norm_with_update_functional", accepts=FLOATS, pin=("eps",))
 def _batch_norm_with_update_functional(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
-    _declines_cudnn(input, weight, bias, running_mean, running_var, True, eps)
     running, moved = (running_mean, running_var), _fresh(running_mean, running_var)
+    if _has_cudnn(input, weight, bias, *running, True, eps):
+        return *_trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, ()), *moved
     return *_trained(input, weight, bias, running, moved, momentum, eps, ()), _reserve(input, ()), *moved
 
 
@@ -236,27 +295,50 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
     return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
 
 
-def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
+def _has_channels_last_kernels(input):
+    """Whether ATen's gradient on a GPU takes its kernels for channels that are next to each other."""
+    one_channel = input.dim() in (4, 5) and input.shape[1] == 1
+    return has_channels_last(input) or (input.is_contiguous() and (one_channel or input.stride(1) == 1))
+
+
+def _gradient_strides(grad_out, input, train, fused):
+    """Those that ATen chooses; on a GPU the kernel for all gradients at once, and the one by given statistics, none."""
+    shape, suggested = input.shape, suggests_channels_last(input)
+    if input.device.type == "cpu":
+        laid_out = all(each.is_contiguous() or has_channels_last(each) for each in (input, grad_out))
+        alike = laid_out and suggested == suggests_channels_last(grad_out)
+        return format_strides(shape, suggested and not (alike and input.is_contiguous()))
+    if fused or not train:
+        return format_strides(shape, False)
+    if input.is_contiguous() and grad_out.is_contiguous():
+        return input.stride() if input.stride(1) == grad_out.stride(1) == 1 else format_strides(shape, False)
+    return format_strides(shape, suggested)
+
+
+def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs, strides=None):
     check_floats(input, grad_out)
-    on_gpu = input.device.type != "cpu"
-    kept = _kept(input, weight, *running, *(() if on_gpu else saved))
+    on_cpu = input.device.type == "cpu"
+    parameters = parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
     _channels(input, *present(*running))
-    if any(each.dtype is not kept for each in present(*saved)):
+    if any(each.dtype is not kept_dtype(input, parameters) for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
-    # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
-    handed_on = on_gpu and saved[0] is not None and saved[0].numel() > 0
-    if handed_on and not train and output_mask[0] and any(output_mask[1:]):
-        raise Decline("statistics handed on twice, of which the layout decides ATen's")
+    if not on_cpu and weight is None and any(output_mask[1:]):
+        raise Decline("gradients by parameters that there are not")
+    # On a GPU ATen's forward pass hands on the given statistics as if they were the batch's, and all but one of its
+    # kernels take them.
+    fused = any((train, *output_mask[1:])) and output_mask[0] and not _has_channels_last_kernels(input)
+    handed_on = not (on_cpu or fused) and saved[0] is not None and saved[0].numel() > 0
     as_of_batch = train or handed_on
     statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")
     dims, along = _channels(input, *present(weight, *statistics))
     channels = (input.shape[1],)
-    every, by_parameters = present(input, grad_out, weight, *statistics), kept
-    if on_gpu:
-        by_parameters = input.dtype if weight is None else weight.dtype
-    results = asked_for(every, (input.shape, channels, channels), output_mask, outs, by_parameters)
+    results = asked_for(
+        *(present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs),
+        parameters,
+        strides or _gradient_strides(grad_out, input, train, fused),
+    )
     if not as_of_batch:
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
         _given.run(running, (), statistics, opmath(input.dtype), (eps,))
@@ -296,6 +378,23 @@ def batch_norm_backward(
     reserve,
     outs=(),
 ):
-    _declines_cudnn(input, weight, weight, running_mean, running_var, True, eps)
     running, saved = (running_mean, running_var), (save_mean, save_var)
+    if _has_cudnn(input, weight, weight, *running, True, eps):
+        return cudnn_batch_norm_backward(input, grad_out, weight, *running, *saved, eps, reserve, outs)
     return _backward(grad_out, input, weight, running, saved, update, eps, output_mask, outs)
+
+
+@operator(
+    "cudnn_batch_norm_backward",
+    accepts=_OF_CUDNN,
+    cuda_only=("cudnn_batch_norm_backward", "cudnn_batch_norm_backward.out"),
+)
+def cudnn_batch_norm_backward(
+    input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace, outs=()
+):
+    """Of a training step; the forward pass may have been cuDNN's own."""
+    saved = save_mean, save_var
+    if None in saved:
+        raise Decline("no statistics")
+    strides, running = _check_cudnn(input, weight, *saved), (None, None)
+    return _backward(grad_output, input, weight, running, saved, True, epsilon, (True,) * 3, outs, strides)

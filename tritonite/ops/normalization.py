@@ -9,6 +9,7 @@ import triton
 
 from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
+from tritonite.engine.iteration import format_strides, has_channels_last, suggests_channels_last
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
@@ -127,6 +128,14 @@ _WEIGHT = Reduction((0.0,), _product, add_states, added_to_zero)
 _BIAS = Reduction((0.0,), same, add_states, added_to_zero)
 
 
+def _parameters_on_cpu(input, *parameters):
+    """`parameters_dtype`, which on a GPU ATen wants to be the input's."""
+    found = parameters_dtype(input, *parameters)
+    if found is not input.dtype and input.device.type != "cpu":
+        raise Decline("parameters of another dtype than the input's")
+    return found
+
+
 def _trailing(shape, normalized_shape):
     """The dimensions that `normalized_shape` names, and a shape of the statistics."""
     rank = len(normalized_shape)
@@ -135,9 +144,17 @@ def _trailing(shape, normalized_shape):
     return tuple(range(len(shape) - rank, len(shape))), (*shape[: len(shape) - rank], *(1,) * rank)
 
 
-def statistics_dtype(input):
-    """What ATen keeps them in: on a GPU as it computes."""
-    return input.dtype if input.device.type == "cpu" else opmath(input.dtype)
+def parameters_dtype(input, *parameters):
+    """The one dtype of parameters and statistics: the input's, which it is if there are none, or float32 for halves."""
+    found = {each.dtype for each in present(*parameters)} or {input.dtype}
+    if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
+        raise Decline("parameters of several dtypes, or of another than the input's")
+    return found.pop()
+
+
+def kept_dtype(input, parameters):
+    """What ATen keeps a batch's statistics in: on a GPU as it computes, on a CPU as the parameters are."""
+    return parameters if input.device.type == "cpu" else opmath(input.dtype)
 
 
 def normalized(input, weight, bias, dims, eps, out, statistics, transforms=_FORWARD, written=(0, 1)):
@@ -159,19 +176,20 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
         _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
 
 
-def asked_for(operands, shapes, wanted, outs, by_parameters=None):
+def asked_for(operands, shapes, wanted, outs, parameters=None, strides=None):
     """Outputs of the shapes whose flags in `wanted` are set, and None for the others.
 
-    The first has the first operand's dtype, and so have the others, unless `by_parameters` is theirs.
+    The first, which may have `strides`, has the first operand's dtype, and the others have the dtype `parameters`.
     """
     if len(wanted) != len(shapes):
         raise Decline("a mask of another length than there are gradients")
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
     own = operands[0].dtype
-    every = zip(shapes, [own, *[by_parameters or own] * (len(shapes) - 1)], wanted, strict=True)
-    chosen = [(shape, dtype) for shape, dtype, flag in every if flag]
-    found = iter(outputs(operands, [shape for shape, _ in chosen], [dtype for _, dtype in chosen], outs))
+    dtypes = [own, *[parameters or own] * (len(shapes) - 1)]
+    chosen = [i for i, flag in enumerate(wanted) if flag]
+    shapes, dtypes = [shapes[i] for i in chosen], [dtypes[i] for i in chosen]
+    found = iter(outputs(operands, shapes, dtypes, outs, strides=strides if wanted[0] else None))
     return [next(found) if flag else None for flag in wanted]
 
 
@@ -191,11 +209,12 @@ def expanded(shape, *operands):
 
 @operator("native_layer_norm", accepts=FLOATS)
 def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
-    check_floats(input, weight, bias)
+    check_floats(input)
+    parameters = _parameters_on_cpu(input, weight, bias)
     dims, rows = _trailing(input.shape, normalized_shape)
     if any(tuple(operand.shape) != tuple(normalized_shape) for operand in present(weight, bias)):
         raise Decline("weight or bias of another shape")
-    kept = statistics_dtype(input)
+    kept = kept_dtype(input, parameters)
     outs = outputs(present(input, weight, bias), [input.shape, rows, rows], [input.dtype, kept, kept], outs)
     normalized(input, *expanded(input.shape, weight, bias), dims, eps, outs[0], outs[1:])
     return outs
@@ -203,7 +222,9 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps, outs=()):
 
 @operator("native_layer_norm_backward", accepts=FLOATS)
 def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask, outs=()):
-    check_floats(input, grad_out, weight, bias)
+    check_floats(input, grad_out)
+    on_cpu = input.device.type == "cpu"
+    parameters = _parameters_on_cpu(input, weight, bias, *((mean, rstd) if on_cpu else ()))
     dims, rows = _trailing(input.shape, normalized_shape)
     if grad_out.shape != input.shape or tuple(mean.shape) != rows or tuple(rstd.shape) != rows:
         raise Decline("operands of other shapes")
@@ -211,14 +232,14 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
         raise Decline("weight or bias of another shape")
     if weight is None and bias is not None:
         raise Decline("a bias without a weight, which ATen refuses")
-    if any(statistic.dtype is not statistics_dtype(input) for statistic in (mean, rstd)):
+    if any(statistic.dtype is not kept_dtype(input, parameters) for statistic in (mean, rstd)):
         raise Decline("statistics of another dtype than ATen keeps")
     check_without_gaps(mean, rstd)
     if len(output_mask) != 3 or (output_mask[1] and weight is None) or (output_mask[2] and bias is None):
         raise Decline("a gradient by what there is not, or a mask of another length")
     wanted = output_mask
     shapes = (input.shape, normalized_shape, normalized_shape)
-    results = asked_for(present(input, grad_out, mean, rstd, weight), shapes, wanted, outs)
+    results = asked_for(present(input, grad_out, mean, rstd, weight), shapes, wanted, outs, parameters)
     others = expanded(input.shape, mean, rstd, weight)
     gradients(grad_out, input, *others, dims, tuple(range(dims[0])), results)
     return results
@@ -312,9 +333,15 @@ def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, ou
 
 
 def _groups(N, C, HxW, group, *tensors):
-    """(N, group, C / group, HxW); declines what cannot be viewed so, or has no elements."""
-    if not (N and C and HxW and group > 0) or C % group or not all(tensor.is_contiguous() for tensor in tensors):
-        raise Decline("no elements, groups that do not divide the channels, or channels that are not apart")
+    """(N, group, C / group, HxW); declines what cannot be viewed so, or has no elements.
+
+    On a CPU the channels of all tensors, or of none, may come last; on a GPU ATen refuses them.
+    """
+    if not (N and C and HxW and group > 0) or C % group:
+        raise Decline("no elements, or groups that do not divide the channels")
+    last = tensors[0].device.type == "cpu" and all(has_channels_last(tensor) for tensor in tensors)
+    if not last and not all(tensor.is_contiguous() for tensor in tensors):
+        raise Decline("tensors with gaps, or channels next to each other")
     if any(tensor.numel() != N * C * HxW for tensor in tensors):
         raise Decline("sizes that are not the input's")
     return N, group, C // group, HxW
@@ -327,13 +354,15 @@ def _by_channel(shape, *operands):
 
 @operator("native_group_norm", accepts=FLOATS)
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
-    check_floats(input, weight, bias)
+    check_floats(input)
+    parameters = _parameters_on_cpu(input, weight, bias)
     shape = _groups(N, C, HxW, group, input)
     if any(tuple(operand.shape) != (C,) for operand in present(weight, bias)):
         raise Decline("weight or bias of another shape")
     check_without_gaps(weight, bias)
-    shapes = [input.shape, (N, group), (N, group)]
-    outs = outputs(present(input, weight, bias), shapes, [input.dtype] * 3, outs)
+    shapes, dtypes = [input.shape, (N, group), (N, group)], [input.dtype, parameters, parameters]
+    strides = format_strides(input.shape, suggests_channels_last(input))
+    outs = outputs(present(input, weight, bias), shapes, dtypes, outs, strides=strides)
     _groups(N, C, HxW, group, outs[0])
     normalized(input.view(shape), *_by_channel(shape, weight, bias), (2, 3), eps, outs[0].view(shape), outs[1:])
     return outs
@@ -341,13 +370,19 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
 
 @operator("native_group_norm_backward", accepts=FLOATS)
 def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
-    check_floats(input, grad_out, mean, rstd, weight)
+    check_floats(input, grad_out)
+    parameters = _parameters_on_cpu(input, mean, rstd, weight)
     shape = _groups(N, C, HxW, group, input, grad_out)
     check_without_gaps(mean, rstd, weight)
     if grad_out.shape != input.shape or any(tuple(operand.shape) != (N, group) for operand in (mean, rstd)):
         raise Decline("operands of other shapes")
-    results = asked_for(present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,)), output_mask, outs)
-    _groups(N, C, HxW, group, *results[:1] if results[0] is not None else ())
+    if weight is None and any(output_mask[1:]):
+        raise Decline("gradients by parameters that there are not, which ATen refuses")
+    every, shapes = present(input, grad_out, mean, rstd, weight), (input.shape, (C,), (C,))
+    strides = format_strides(input.shape, suggests_channels_last(input))
+    results = asked_for(every, shapes, output_mask, outs, parameters, strides)
+    if results[0] is not None:
+        _groups(N, C, HxW, group, results[0])
     views = [
         None if result is None else result.view(shape if i == 0 else shape[1:3]) for i, result in enumerate(results)
     ]

@@ -370,6 +370,14 @@ def combine_moments(mean, squares, count, other_mean, other_squares, other_count
 
 
 @triton.jit
+def _with_one_more(mean, squares, x, share):
+    """Of a set with one more element, which is a `share` of it: Welford 1962."""
+    distance = x - mean
+    mean = mean + distance * share
+    return mean, squares + distance * (x - mean)
+
+
+@triton.jit
 def _variance(mean, squares, own_count, count, correction):
     divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)
     variance = true_divide(squares, tl.broadcast_to(divisor, squares.shape))
@@ -430,7 +438,7 @@ def moments(project, results):
         Stage(0.0, _part_of_error, add_states, _corrected, refining=True),
         Stage(0.0, _squared_distance, add_states),
     )
-    gathered = {"stages": stages, "gather": _moments_of_block}
+    gathered = {"stages": stages, "gather": _moments_of_block, "grow": _with_one_more}
     return Reduction((0.0, 0.0, 0.0), moment_leaf, combine_moments, project, (None,) * 3, results, **gathered)
 
 

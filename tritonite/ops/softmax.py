@@ -120,7 +120,8 @@ def _rows(transforms, inputs, dim, dtype, outs):
     dims = dimensions(dim, inputs[0].dim())
     if any(not out.is_contiguous() for out in outs):
         raise Decline("output that is not contiguous, which ATen writes as if it were")
-    outs = outputs(inputs, [inputs[0].shape], [dtype], outs)
+    # Every element is read for the last time where its result is written.
+    outs = outputs(inputs, [inputs[0].shape], [dtype], outs, in_place=inputs)
     compute = torch.promote_types(opmath(inputs[0].dtype), opmath(dtype))
     if inputs[0].numel():
         transforms[dtype.itemsize < compute.itemsize].run(inputs, dims, outs, compute)

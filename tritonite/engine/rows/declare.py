@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty
+from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, never_overlaps_itself, span
 from tritonite.engine.rows import blocks as choice
@@ -67,6 +67,9 @@ class Reduction:
         parametric: whether `leaf` takes the numbers.
         stages: a cheaper way to the state of a block of elements next to each other, a fold each.
         gather: the state, from the results of the stages and the count of elements in the block.
+        grow: a cheaper way to the state of elements that do not lie next to each other, if that ends with their count:
+            (*state without the count, *values, share) -> state without the count, of a set and one more element, whose
+            share of both is one scalar for a whole block.
         asserting: the leaf has assertions, which stop the program.
     """
 
@@ -80,6 +83,7 @@ class Reduction:
     stages: tuple[Stage, ...] = ()
     gather: Any = None
     follow: Any = None
+    grow: Any = None
     asserting: bool = False
 
     def run(
@@ -175,6 +179,7 @@ class Reduction:
             init=(*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
             stages=tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
             gather=self.gather if space.inner else None,
+            grow=None if space.inner else self.grow,
             leaf_numbers=len(numbers) if self.parametric else 0,
             numbers=len(numbers),
             states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
@@ -305,10 +310,11 @@ def outputs(
     result_dtypes: Sequence[torch.dtype],
     outs: Sequence[torch.Tensor],
     in_place: Sequence[torch.Tensor] = (),
+    strides: Sequence[int] | None = None,
 ) -> Sequence[torch.Tensor]:
     """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
 
-    An output may be one of the `in_place` inputs itself.
+    An output may be one of the `in_place` inputs itself. `strides` are those of the first, if it is allocated.
     """
     device, scalars = common_device(inputs, outs)
     if scalars:
@@ -317,7 +323,11 @@ def outputs(
         if tensor.dtype not in TRITON_DTYPES:
             raise Decline(f"dtype {tensor.dtype}")
     if not outs:
-        return tuple(empty(shape, dtype, device) for shape, dtype in zip(shapes, result_dtypes, strict=True))
+        laid = [strides, *[None] * (len(shapes) - 1)][: len(shapes)]
+        return tuple(
+            empty(shape, dtype, device) if own is None else empty_strided(shape, own, dtype, device)
+            for shape, dtype, own in zip(shapes, result_dtypes, laid, strict=True)
+        )
     for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
         if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
             raise Decline("output has another shape or dtype")

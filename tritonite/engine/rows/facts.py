@@ -32,6 +32,7 @@ class Facts:
     apply: Any = None
     stages: tuple[Any, ...] = ()
     gather: Any = None
+    grow: Any = None
     leaf_numbers: int = 0
     numbers: int = 0
     # The dtypes of states, the operands' kinds and the dtypes that they are read as, and how many `leaf` takes.
@@ -60,7 +61,7 @@ class Facts:
         """The same reduction for rows of states that other programs have left."""
         count = len(self.states)
         operands = {"kinds": (BOTH,) * count, "dtypes": self.states, "folded": count, "aligned": 1}
-        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None}
+        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None}
         return dataclasses.replace(self, **{**operands, **functions, **changes})
 
     @functools.cached_property

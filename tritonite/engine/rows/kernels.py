@@ -212,8 +212,47 @@ def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
-    """The state of each row's span, and the only block's values if there is one.
+def _grown(states, values, count, FACTS: tl.constexpr):
+    """States without their count, with one more element each, so that they have `count`."""
+    share = 1.0 / tl.full((), count, FACTS.states[0])
+    return FACTS.grow(*(states + values + (share,)))
+
+
+@triton.jit
+def _grow_blocks(inputs, rows, span, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """The states of the elements at each place of a span's blocks, and the last block's values.
+
+    All places have as many elements, but for those that the last block does not have, so that their share is computed
+    once for a block: combining counts that are tensors takes a division an element, 25 instructions in place of 7.
+    """
+    start, steps, n_reduced = span
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    WHOLE: tl.constexpr = FACTS.whole[1]
+    states = ()
+    for i in tl.static_range(len(FACTS.states) - 1):
+        states = states + (tl.full(FACTS.block, FACTS.init[i], FACTS.states[i]),)
+    reduced = start + tl.arange(0, COLUMNS)
+    mask = inside(reduced, n_reduced, WHOLE)
+    values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
+    if not FACTS.once:
+        for step in range(1, steps):
+            reduced += COLUMNS
+            mask = inside(reduced, n_reduced, WHOLE)
+            coming = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
+            states = _grown(states, values, step, FACTS)
+            values = coming
+    grown = _grown(states, values, tl.maximum(steps, 1), FACTS)
+    places = tl.broadcast_to(mask[None, :], FACTS.block)
+    found = ()
+    for i in tl.static_range(len(states)):
+        found = found + (tl.where(places, grown[i], states[i]),)
+    count = tl.where(places, steps, tl.maximum(steps - 1, 0)).to(FACTS.states[len(states)])
+    return found + (count,), values
+
+
+@triton.jit
+def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """`fold_blocks`, by the states of every block's elements or of groups of them.
 
     Only the last block may go beyond the row's end. It comes after the loop, which has no masks: what a block has for
     its bounds, a comparison and two selections an element, was two thirds of some kernels' instructions. A fold is
@@ -262,6 +301,17 @@ def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.c
             states = groups
     if not (FACTS.once and STAGED):
         states = fold(states, FACTS.combine)
+    return states, values
+
+
+@triton.jit
+def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """The state of each row's span, and the only block's values if there is one."""
+    if FACTS.grow is not None:
+        states, values = _grow_blocks(inputs, rows, span, FACTS, EVICTION)
+        states = fold(states, FACTS.combine)
+    else:
+        states, values = _combine_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     return states, values
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from tritonite.catalog import Op
 from tritonite.testing.samples import facts
 
 # In evaluation ATen returns statistics on GPUs alone.
@@ -14,7 +16,7 @@ facts.DEVICE_DEFINED |= {"native_batch_norm", "_native_batch_norm_legit", "_nati
 facts.FLAGS |= dict.fromkeys(("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit.no_stats_out"), (True,))
 
 
-@facts.arguments(
+PACKETS = (
     "native_batch_norm",
     "native_batch_norm_backward",
     "batch_norm_backward",
@@ -24,23 +26,51 @@ facts.FLAGS |= dict.fromkeys(("_native_batch_norm_legit.no_stats", "_native_batc
     "_batch_norm_no_update",
     "_batch_norm_with_update",
     "_batch_norm_with_update_functional",
+    "cudnn_batch_norm",
+    "cudnn_batch_norm_backward",
 )
+
+
+@facts.layouts(*PACKETS)
+def _images(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """What models give: sequences, volumes, and halves with the second tensor's dtype, float32, for parameters."""
+    images = make(3, 5, 4, 6).to(memory_format=torch.channels_last)
+    yield "sequences", [make(4, 3, 7)] * 2
+    yield "channels_last_3d", [make(2, 3, 4, 2, 5).to(memory_format=torch.channels_last_3d)] * 2
+    yield "channels_last one channel", [make(3, 1, 4, 5).to(memory_format=torch.channels_last)] * 2
+    yield "channels_last one pixel", [make(6, 5, 1, 1).to(memory_format=torch.channels_last)] * 2
+    yield "float32 parameters", [make(3, 5, 4, 6), make(1).float()]
+    yield "float32 parameters channels_last", [images, make(1).float()]
+    if op.out_names:
+        # Of others ATen's kernel for CPUs reads means that it has not found.
+        return
+    yield "sequences transposed", [make(4, 7, 3).transpose(1, 2)] * 2
+    yield "permuted", [make(4, 2, 3, 5).permute(1, 2, 0, 3)] * 2
+    yield "channels_last sliced", [make(2, 6, 4, 5).to(memory_format=torch.channels_last)[:, ::2]] * 2
+    yield "float32 parameters transposed", [make(5, 9).t(), make(1).float()]
+
+
+@facts.arguments(*PACKETS)
 def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
-    """Weight, bias and running statistics for the second dimension, and what the forward pass hands on."""
-    x = tensors[0]
+    """Weight, bias and running statistics of the second's dtype, and what the forward pass hands on."""
+    x, parameters = tensors[0], tensors[1].dtype
     if x.dim() < 2 or not x.numel():
         # ATen divides by 0, or reads channels that there are not.
         return None
-    weight = x.select(0, 0).reshape(x.shape[1], -1)[:, 0].clone()
+    weight = x.select(0, 0).reshape(x.shape[1], -1)[:, 0].to(parameters, copy=True)
     # Its rows differ from one another: of few like elements a gradient is but roundoff.
     varied = x.flip(0)
     given = {"input": varied, "weight": weight, "bias": weight.flip(0), "grad_out": x, "momentum": 0.25, "eps": 1e-5}
-    variance = weight.double().abs().add(1).to(x.dtype)
+    variance = weight.double().abs().add(1).to(parameters)
     given |= {"running_mean": weight.flip(0), "running_var": variance, "output_mask": [True, True, True]}
-    given["reserve"] = torch.empty(0, dtype=torch.uint8, device=x.device)
+    given |= {"exponential_average_factor": 0.25, "epsilon": 1e-5, "grad_output": x}
+    size = 0
+    if x.device.type == "cuda" and x.is_floating_point():
+        size = torch._C._get_cudnn_batch_norm_reserve_space_size(x, True)
+    given["reserve"] = given["reserveSpace"] = torch.zeros(size, dtype=torch.uint8, device=x.device)
     if x.is_floating_point():
         # Of the same statistics, because which of them ATen's gradient by given ones takes depends on the layout.
-        kept = x.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
+        kept = parameters if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
         mean, variance = given["running_mean"].to(kept), given["running_var"].to(kept)
         rstd = (variance.double() + 1e-5).rsqrt().to(kept)
         given |= {"save_mean": mean, "save_invstd": rstd, "save_var": rstd}
@@ -48,10 +78,11 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 facts.may_decline(
-    ("_batch_norm_*", "_native_batch_norm_*", "batch_norm_backward", "native_batch_norm*"),
-    ("channels_last*",),
-    "channels last",
-    "its channels lie next to each other, for which ATen has kernels of their own",
+    ("_batch_norm_with_update*", "cudnn_batch_norm"),
+    ("*",),
+    "cuDNN keeps for its gradient*",
+    "a gradient that is taken where kernels are not selected is cuDNN's own, which reads that",
+    device="cuda",
 )
 facts.may_decline(
     ("_native_batch_norm_legit_functional",),
@@ -60,16 +91,22 @@ facts.may_decline(
     "in evaluation ATen returns copies of what it was given",
 )
 facts.may_decline(
-    ("_batch_norm_with_update*", "batch_norm_backward"),
-    ("*",),
-    "*cuDNN*",
-    "ATen has cuDNN do it, which keeps for the gradient what only cuDNN reads",
-    device="cuda",
+    ("_batch_norm_*.out", "_native_batch_norm_legit*out", "native_batch_norm.out"),
+    ("channels_last*", "float32 parameters channels_last*"),
+    "a result of another layout than ATen's",
+    "ATen's kernel for CPUs writes what has its channels last in the order of the input into an output without",
+    device="cpu",
 )
-facts.may_decline(
-    ("batch_norm_backward", "native_batch_norm_backward*"),
-    ("* False",),
-    "statistics handed on twice*",
-    "in evaluation which of them ATen takes depends on the layout",
-    device="cuda",
-)
+
+
+@facts.drawn("native_batch_norm", "_native_batch_norm_legit")
+def _by_some_statistics(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without statistics to take in evaluation ATen reads through a null pointer."""
+    none = arguments.get("running_mean") is None or arguments.get("running_var") is None
+    return arguments | {"training": True} if none else arguments
+
+
+@facts.drawn("native_batch_norm_backward", "batch_norm_backward")
+def _with_deviations(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of an infinite deviation ATen multiplies a sum by 0, and a kernel its terms: zeros of either sign."""
+    return arguments | {"eps": min(arguments["eps"], 1.0)}

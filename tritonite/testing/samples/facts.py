@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,11 +15,16 @@ from tritonite.catalog import Op
 Tensors = list[torch.Tensor]
 Arguments = Callable[[Tensors], dict[str, Any] | None]
 Operands = Callable[[Op, Tensors, Any], Tensors | None]
+Make = Callable[..., torch.Tensor]
+Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
+_Layouts = TypeVar("_Layouts", bound=Layouts)
 _Arguments = TypeVar("_Arguments", bound=Arguments)
 _Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 # By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
 ARGUMENTS: dict[str, Arguments] = {}
+# By operator: what makes further layouts, with labels, of the overload and what makes tensors of a shape.
+LAYOUTS: dict[str, Layouts] = {}
 # By operator: the tensor arguments in order, where a common shape is not enough; None leaves the call out.
 OPERANDS: dict[str, Operands] = {}
 # By an argument's name: what is made of the tensor that it would be.
@@ -99,6 +104,16 @@ def arguments(*packets: str) -> Callable[[_Arguments], _Arguments]:
 
     def register(make: _Arguments) -> _Arguments:
         ARGUMENTS.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
+
+
+def layouts(*packets: str) -> Callable[[_Layouts], _Layouts]:
+    """Register what makes layouts of operators beside those that all have."""
+
+    def register(make: _Layouts) -> _Layouts:
+        LAYOUTS.update(dict.fromkeys(packets, make))
         return make
 
     return register

@@ -64,6 +64,9 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
         if op.inplace and label == "broadcast":
             tensors[0] = tensors[0].clone()
         yield from calls(op, label, tensors)
+    if op.packet in facts.LAYOUTS:
+        for label, tensors in facts.LAYOUTS[op.packet](op, make):
+            yield from calls(op, label, tensors)
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in facts.NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]
