@@ -12,6 +12,8 @@ class Config(NamedTuple):
     `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
     multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `split_store` a tile is written in
     two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
+    With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor cores
+    take of rows.
     """
 
     BLOCK_M: int
@@ -27,6 +29,7 @@ class Config(NamedTuple):
     GROUP_M: int = 8
     bf16x6: bool = False
     warp_specialize: bool = False
+    transposed: bool = False
 
     @property
     def options(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
-# The rows and columns that a program takes where split-K's partial products are added.
-SPLIT_K_BLOCK = (8, 256)
+# The columns that a program takes where split-K's partial products are added, and the elements of all of them.
+SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 
 
 class Problem(NamedTuple):
@@ -36,7 +36,8 @@ class Problem(NamedTuple):
 
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
-        return self.batches * -(-self.M // config.BLOCK_M) * -(-self.N // config.BLOCK_N)
+        M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
+        return self.batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
 
     @property
     def key(self) -> str:

@@ -35,7 +35,7 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
     """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
     xs, ys, ready, free = buffers
-    _, _, count, tiles_m, tiles_n, blocks, programs = sizes
+    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
@@ -47,9 +47,10 @@ def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
     BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS) * INNER * xs.dtype.primitive_bitwidth // 8
     step = 0
     for tile in range(gl.program_id(0), count, programs):
-        batch = tile // (tiles_m * tiles_n)
+        written = tile // (tiles_m * tiles_n)
+        batch, begin = written % batches, written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        for block in range(blocks):
+        for block in range(begin, gl.minimum(begin + steps, blocks)):
             stage, inner = step % STAGES, block * INNER
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = ready.index(stage)
@@ -79,27 +80,29 @@ def _multiply(
 ):
     """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
     xs, ys, ready, free = buffers
-    M, N, count, tiles_m, tiles_n, blocks, programs = sizes
+    M, N, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
     CONSUMERS: gl.constexpr = ORDER[3]
     BLOCKWISE: gl.constexpr = ORDER[4]
+    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
     STAGES: gl.constexpr = ys.shape[0]
     COPIES: gl.constexpr = xs.shape[0] // STAGES
-    ROWS: gl.constexpr = staging.shape[2]
+    ROWS: gl.constexpr = staging.shape[3] if OUT_TRANSPOSED else staging.shape[2]
     COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
     INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    WIDTH: gl.constexpr = staging.shape[3]
+    WIDTH: gl.constexpr = staging.shape[2] if OUT_TRANSPOSED else staging.shape[3]
     BUFFERS: gl.constexpr = staging.shape[0] // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // xs.dtype.primitive_bitwidth])
     step = 0
     for tile in range(gl.program_id(0), count, programs):
-        batch = tile // (tiles_m * tiles_n)
+        written = tile // (tiles_m * tiles_n)
+        begin = written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
         row, column = (row * CONSUMERS + WHICH) * ROWS, column * COLUMNS
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
-        for block in range(blocks):
+        for block in range(begin, gl.minimum(begin + steps, blocks)):
             stage = step % STAGES
             mbarrier.wait(ready.index(stage), step // STAGES % 2)
             if A_TRANSPOSED:
@@ -121,7 +124,7 @@ def _multiply(
                 total = warpgroup_mma(x, y, total, is_async=True)
                 total = warpgroup_mma_wait(1, deps=(total,))
                 # The block before this one has been multiplied.
-                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > 0)
+                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > begin)
             step += 1
         if not BLOCKWISE:
             total = warpgroup_mma_wait(0, deps=(total,))
@@ -130,14 +133,18 @@ def _multiply(
         for i in gl.static_range(2):
             rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, subtiles[i].type.layout))
             columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, subtiles[i].type.layout))
-            own = batch.to(INDEX), rows, columns, rows < M, columns < N
+            own = (written % batches).to(INDEX), rows, columns, rows < M, columns < N
             result = epilogue(subtiles[i], own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
             # What was last in these BUFFERS has been read out of shared memory.
             tma.store_wait(pendings=BUFFERS - 1)
             here = staging.index(WHICH * BUFFERS + i % BUFFERS)
-            here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
+            if OUT_TRANSPOSED:
+                here.reshape((WIDTH, ROWS)).permute((1, 0)).store(result.to(out.dtype))
+            else:
+                here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
             fence_async_shared()
-            _store(out, [batch, row, column + i * WIDTH], here)
+            place_out = [written, column + i * WIDTH, row] if OUT_TRANSPOSED else [written, row, column + i * WIDTH]
+            _store(out, place_out, here)
     tma.store_wait(pendings=0)
 
 
@@ -149,7 +156,7 @@ def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["batches", "M", "K", "programs"])
+@gluon.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
 def multiply_warp_specialized(
     a,
     b,
@@ -158,6 +165,8 @@ def multiply_warp_specialized(
     M,
     N,
     K,
+    steps,
+    splits,
     programs,
     addend,
     scales,
@@ -174,8 +183,9 @@ def multiply_warp_specialized(
 ):
     """As `triton.multiply_persistent`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
-    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
-    (BLOCKWISE); the blocks are the descriptors'. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
+    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, whether sums over blocks are added in float32
+    (BLOCKWISE), and whether the result is transposed; the blocks are the descriptors'. Each of `splits` parts of K, of
+    `steps` blocks, is a result. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
     has kernels like it for Hopper ("cooperative").
 
     float8 without fast accumulation adds each block of K in registers of its own. Where all warps wait for each block
@@ -189,7 +199,7 @@ def multiply_warp_specialized(
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     CONSUMERS: gl.constexpr = ORDER[3]
-    ROWS: gl.constexpr = CONSUMERS * out.block_shape[1]
+    ROWS: gl.constexpr = CONSUMERS * (out.block_shape[2] if ORDER[5] else out.block_shape[1])
     COLUMNS: gl.constexpr = b.block_shape[1] if B_TRANSPOSED else b.block_shape[2]
     INNER: gl.constexpr = a.block_shape[1] if A_TRANSPOSED else a.block_shape[2]
     COPIES: gl.constexpr = ROWS // (a.block_shape[2] if A_TRANSPOSED else a.block_shape[1])
@@ -203,10 +213,23 @@ def multiply_warp_specialized(
         mbarrier.init(free.index(i), count=CONSUMERS)
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS)
     buffers = xs, ys, ready, free
-    sizes = M, N, batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
+    count = splits * batches * tiles_m * tiles_n
+    sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
     # As many of 65,536 registers for each thread; what copies needs few.
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                ),
+                (_copy, (a, b, buffers, sizes, ORDER)),
+            ],
+            [1],
+            [24],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (

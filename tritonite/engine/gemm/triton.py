@@ -136,10 +136,14 @@ def reduce_split_k(
     KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     INDEX: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The end of split-K: the sum of `splits` partial products, which lie one after the other, and the epilogue."""
+    """The end of split-K: the sum of `splits` partial products, which lie one after the other, and the epilogue.
+
+    There are SPLITS of them at most, so that all are on their way at once.
+    """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
@@ -150,8 +154,8 @@ def reduce_split_k(
     pointers = partials + (batch * M + rows)[:, None] * N + columns[None, :]
     apart = batches.to(INDEX) * M * N
     total = tl.load(pointers, mask=mask, other=0)
-    for split in range(1, splits):
-        total += tl.load(pointers + split * apart, mask=mask, other=0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(pointers + split * apart, mask=mask & (split < splits), other=0)
     tile = (batch, rows, columns, row_mask, column_mask)
     total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
     store(total, out, strides, tile)
