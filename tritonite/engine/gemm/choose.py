@@ -37,7 +37,7 @@ class Problem(NamedTuple):
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
         M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
-        return self.batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+        return self.batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
 
     @property
     def key(self) -> str:

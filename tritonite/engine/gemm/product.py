@@ -188,25 +188,29 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
         work = work.transposed()
     a, b, out = work.a, work.b, work.out
     M, N = out.shape[1:]
-    tiles = batches * -(-M // config.BLOCK_M) * -(-N // config.BLOCK_N)
+    tiles = batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
         rows, whole = config.BLOCK_M // groups, a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
-        transposed = out.stride(2) != 1
+        more, transposed = config.MORE_N, out.stride(2) != 1
+        threads = 128 * (groups + 1)
         hopper.multiply_warp_specialized[(programs,)](
             hopper.in_shared_memory(_descriptor(a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
             hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, config.BLOCK_N)),
+            hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, more)) if more else None,
             hopper.in_shared_memory(_descriptor(out, rows, config.BLOCK_N // 2)),
+            hopper.in_shared_memory(_descriptor(out, rows, more)) if more else None,
             splits=splits,
             programs=programs,
             INDEX=work.index,
-            ORDER=(a.stride(2) != 1, b.stride(2) != 1, config.GROUP_M, groups, work.blockwise, transposed),
+            ORDER=(a.stride(2) != 1, b.stride(2) != 1, config.GROUP_M, groups, work.blockwise, transposed, more),
             BUFFERS=1 if config.split_store else 2,
             STAGES=config.num_stages,
             num_warps=4,
+            maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
             **sizes,
             **epilogue,
         )
