@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -241,6 +242,7 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
             summed=work.terms,
             SPLIT=splits > 1,
             EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
+            ALIGNED=_alignment(a, b),
             **sizes,
             **epilogue,
             **constants,
@@ -281,6 +283,17 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
 
 
 _NOTHING = _Epilogue(None, (), 1.0, 0.0, None)
+
+
+def _alignment(a: torch.Tensor, b: torch.Tensor) -> tuple[int, bool, bool]:
+    """`multiply`'s ALIGNED: how many elements of up to 16 bytes may be loaded at a time, and which lie along K."""
+    inner = a.stride(2) == 1, b.stride(1) == 1
+    if not (inner[0] or a.stride(1) == 1) or not (inner[1] or b.stride(2) == 1):
+        return 1, *inner
+    apart = [a.stride(1 if inner[0] else 2), b.stride(2 if inner[1] else 1)]
+    sizes = [b.shape[2], a.shape[2], *([] if inner[0] else [a.shape[1]])]
+    batch = [tensor.stride(0) for tensor in (a, b) if tensor.shape[0] > 1]
+    return math.gcd(16 // a.dtype.itemsize, *apart, *sizes, *batch), *inner
 
 
 def _has_descriptor(tensor: torch.Tensor) -> bool:
