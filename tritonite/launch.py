@@ -394,7 +394,7 @@ class LibEntry(KernelInterface):
         return kernel
 
     def _compile_for(self, target: GPUTarget, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledKernel:
-        """Compile what Triton itself would for a launch with these arguments, so that a launch finds it in the cache."""
+        """Compile what Triton would for a launch with these arguments, so that a launch finds it in the cache."""
         bound, options, _ = self._bind(args, kwargs)
         backend = make_backend(target)
         binder = create_function_from_signature(self.jit.signature, self.jit.params, backend)

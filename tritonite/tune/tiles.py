@@ -12,8 +12,8 @@ class Config(NamedTuple):
     `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
     multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `split_store` a tile is written in
     two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
-    With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor cores
-    take of rows. A tile has MORE_N columns besides.
+    With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor
+    cores take of rows. A tile has MORE_N columns besides.
     """
 
     BLOCK_M: int

@@ -231,7 +231,7 @@ def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
+@gluon.jit(do_not_specialize=["batches", "M", "N", "K", "steps", "splits", "programs"])
 def multiply_warp_specialized(
     a,
     b,
@@ -262,9 +262,9 @@ def multiply_warp_specialized(
 
     ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, whether sums over blocks are added in float32
     (BLOCKWISE), whether the result is transposed, and how many columns a tile has besides, those of `b_more` and
-    `out_more`: cuBLAS has tiles of any multiple of 8, blocks are powers of two. The blocks are the descriptors'. Each of `splits` parts of K, of
-    `steps` blocks, is a result. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
-    has kernels like it for Hopper ("cooperative").
+    `out_more`: blocks are powers of two, and the tiles that fill a device seldom are. The blocks are the descriptors'.
+    Each of `splits` parts of K, of `steps` blocks, is a result. A tile is written in two subtiles, by way of BUFFERS of
+    them. CUTLASS has kernels like it for Hopper ("cooperative").
 
     float8 without fast accumulation adds each block of K in registers of its own. Where all warps wait for each block
     they multiply and add in step: 956 us at 8192 cubed, cuBLAS 751. Three groups that wait for nothing but their own
@@ -305,7 +305,21 @@ def multiply_warp_specialized(
             [
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
                 ),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
@@ -317,11 +331,39 @@ def multiply_warp_specialized(
             [
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        1,
+                    ),
                 ),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
@@ -333,15 +375,57 @@ def multiply_warp_specialized(
             [
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        1,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, out_more, staging, staging_more, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        2,
+                    ),
                 ),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],

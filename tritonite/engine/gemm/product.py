@@ -184,7 +184,7 @@ def _run(work: _Work, config: Config) -> None:
 
 
 def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int) -> None:
-    """Launch a kernel for `splits` parts of K, of `steps` blocks each, whose results are `work.out`, one after another."""
+    """Launch a kernel for `splits` parts of K, of `steps` blocks each, whose results are one after another."""
     if config.transposed:
         work = work.transposed()
     a, b, out = work.a, work.b, work.out
@@ -242,7 +242,7 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
             summed=work.terms,
             SPLIT=splits > 1,
             EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
-            ALIGNED=_alignment(a, b),
+            ALIGNED=_alignment(a, b, out),
             **sizes,
             **epilogue,
             **constants,
@@ -285,15 +285,29 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
 _NOTHING = _Epilogue(None, (), 1.0, 0.0, None)
 
 
-def _alignment(a: torch.Tensor, b: torch.Tensor) -> tuple[int, bool, bool]:
-    """`multiply`'s ALIGNED: how many elements of up to 16 bytes may be loaded at a time, and which lie along K."""
-    inner = a.stride(2) == 1, b.stride(1) == 1
-    if not (inner[0] or a.stride(1) == 1) or not (inner[1] or b.stride(2) == 1):
-        return 1, *inner
-    apart = [a.stride(1 if inner[0] else 2), b.stride(2 if inner[1] else 1)]
-    sizes = [b.shape[2], a.shape[2], *([] if inner[0] else [a.shape[1]])]
-    batch = [tensor.stride(0) for tensor in (a, b) if tensor.shape[0] > 1]
-    return math.gcd(16 // a.dtype.itemsize, *apart, *sizes, *batch), *inner
+def _alignment(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int | bool, ...]:
+    """`multiply`'s ALIGNED, for up to 16 bytes at a time. Only sizes along which elements lie matter."""
+    inner = a.stride(2) == 1, b.stride(1) == 1, out.stride(2) == 1
+    contiguous = inner[0] or a.stride(1) == 1, inner[1] or b.stride(2) == 1, inner[2] or out.stride(1) == 1
+    most, most_out = 16 // a.dtype.itemsize, 16 // out.dtype.itemsize
+    M, N, K = a.shape[1], b.shape[2], a.shape[2]
+    operands = _every(most, a, inner[0]), _every(most, b, not inner[1])
+    every = math.gcd(*operands) if all(contiguous[:2]) else 1
+    every_out = _every(most_out, out, inner[2]) if contiguous[2] else 1
+    return (
+        1 if inner[0] and inner[2] else math.gcd(most, M),
+        math.gcd(most, N),
+        math.gcd(most, K),
+        every,
+        every_out,
+        *inner,
+    )
+
+
+def _every(most: int, tensor: torch.Tensor, rows: bool) -> int:
+    """What divides `most` and the strides between batches and rows, or columns, of a tensor."""
+    batch = tensor.stride(0) if tensor.shape[0] > 1 else 0
+    return math.gcd(most, batch, tensor.stride(1 if rows else 2))
 
 
 def _has_descriptor(tensor: torch.Tensor) -> bool:

@@ -76,19 +76,23 @@ def multiply(
 
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
     products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
-    Tiles of less than LEAST rows add them up along K one by one, without tensor cores. ALIGNED is (every, a_inner,
-    b_inner): `every` divides N, K and all strides but 1, which is that along K where the others say so, and M unless
-    a_inner. Triton knows of multiples of 16 alone, and would load elements one by one: products of float32 with 1,368
-    columns took three times as long.
+    Tiles of less than LEAST rows add them up along K one by one, without tensor cores. ALIGNED is what divides M, N, K,
+    the strides of the operands and those of the result, but for strides of 1, and whether those are a's and b's along
+    K and the result's along its columns. Triton knows of multiples of 16 alone, and would load elements one by one:
+    products of float32 with 1,368 columns took three times as long.
 
     float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
     it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
     """
-    EVERY: tl.constexpr = ALIGNED[0]
-    M, N, K = _apart(M, EVERY, ALIGNED[1]), _apart(N, EVERY, False), _apart(K, EVERY, False)
-    a_row, a_inner_stride = _apart(strides[0][1], EVERY, not ALIGNED[1]), _apart(strides[0][2], EVERY, ALIGNED[1])
-    b_inner_stride, b_column = _apart(strides[1][1], EVERY, ALIGNED[2]), _apart(strides[1][2], EVERY, not ALIGNED[2])
+    M, N, K = M // ALIGNED[0] * ALIGNED[0], N // ALIGNED[1] * ALIGNED[1], K // ALIGNED[2] * ALIGNED[2]
+    EVERY: tl.constexpr = ALIGNED[3]
+    a_row, a_inner_stride = _apart(strides[0][1], EVERY, not ALIGNED[5]), _apart(strides[0][2], EVERY, ALIGNED[5])
+    b_inner_stride, b_column = _apart(strides[1][1], EVERY, ALIGNED[6]), _apart(strides[1][2], EVERY, not ALIGNED[6])
+    out_row, out_column = (
+        _apart(strides[2][1], ALIGNED[4], not ALIGNED[7]),
+        _apart(strides[2][2], ALIGNED[4], ALIGNED[7]),
+    )
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
@@ -132,7 +136,7 @@ def multiply(
         total = epilogue_of_float64(
             total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION
         )
-    store(total, out, strides[2], tile)
+    store(total, out, (_apart(strides[2][0], ALIGNED[4], False), out_row, out_column), tile)
 
 
 @libentry()
