@@ -54,6 +54,7 @@ bench:
 		--json docs/benchmarks/results.json --charts docs/benchmarks && \
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model llama --provider compile \
 		--provider compile+tritonite --json docs/benchmarks/models.json && \
+		PYTHONPATH=. $(PYTHON) -m tritonite bench --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.

@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import multiprocessing
+import os
 import sys
+import time
 import types
 
 import pytest
@@ -12,7 +15,7 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import cases, console, models, run, timing
+from tritonite.bench import cases, console, models, run, timing, workers
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
@@ -163,6 +166,15 @@ def test_operands_of_no_elements_have_one_term():
     assert terms("native_group_norm_backward", (nothing, nothing), nothing) == 1
 
 
+@pytest.mark.parametrize(
+    ("alpha", "scale"), [(3e38, 3e38), (1e300, 1e60), (-4.0, 4.0), (0.5, 1.0), (float("inf"), 1.0)]
+)
+def test_roundoff_of_sums_of_products_is_multiplied_as_they_are(alpha, scale):
+    a = torch.ones(4, 16)
+    assert terms("addmm", (a[:, :4], a, a.mT), a, None, alpha) == terms("addmm", (a[:, :4], a, a.mT), a) * scale**2
+    assert terms("sum", (a,), a[0], None, alpha) == terms("sum", (a,), a[0])
+
+
 def test_sums_of_products_have_the_terms_of_all_batches():
     a = torch.ones(8, 4, 16)
     assert terms("addbmm", (a[0, :, :4], a, a.mT), a[0]) == (8 * terms("bmm", (a, a.mT), a) ** 0.5) ** 2
@@ -188,6 +200,74 @@ def test_what_aten_refuses_is_no_case(monkeypatch):
 def test_what_is_no_provider_is_refused(text):
     with pytest.raises(InvalidProvider):
         run.provider(text)
+
+
+def fragile():
+    """Cases of which one ends its process, one raises, one has too little memory, and two are as they should be."""
+
+    def end(make):
+        os._exit(3)
+
+    def refuse(make):
+        raise ValueError("no\nmore")
+
+    def exhaust(make):
+        raise torch.OutOfMemoryError
+
+    operands = [None, end, refuse, exhaust, None]
+    return [chosen("exp") if made is None else dataclasses.replace(chosen("exp"), operands=made) for made in operands]
+
+
+def test_a_case_that_ends_its_process_fails_alone():
+    found = dict(workers.checks(fragile, 5, (), 2))
+    assert sorted(found) == list(range(5))
+    assert found[0] == found[4] == run.check(chosen("exp"), [timing.TRITONITE]) and not found[0].failure
+    assert "exit code 3" in found[1].failure and found[2].failure == "ValueError: no" and found[3] is None
+    assert not multiprocessing.active_children()
+
+
+def endless():
+    return [dataclasses.replace(chosen("exp"), operands=lambda make: time.sleep(1000))]
+
+
+def test_a_case_that_does_not_end_fails(monkeypatch):
+    monkeypatch.setattr(workers, "_PATIENCE", 1.0)
+    (found,) = workers.checks(endless, 1, (), 2)
+    assert found == (0, run.Check(failure="no answer within 1 s")) and not multiprocessing.active_children()
+
+
+def test_checks_of_several_processes_are_those_of_one(tmp_path):
+    arguments = ["--op", "neg", "--op", "s*mm", "--op", "celu*", "--measure", "device"]
+    files = [tmp_path / f"{jobs}.json" for jobs in (1, 2)]
+    for jobs, file in enumerate(files, 1):
+        bench(*arguments, "--jobs", jobs, "--json", file)
+    one, two = ([dataclasses.replace(each, times={}) for each in Run.load(file).results] for file in files)
+    assert one == two and len(one) > 2
+    assert all(set(each.times) == {"aten", "tritonite"} and not each.declined for each in Run.load(files[1]).results)
+
+
+def test_what_was_checked_is_not_checked_again(monkeypatch):
+    monkeypatch.setattr(run, "check", None)
+    checks = [run.Check(1, 2, "wrong"), run.Check(taken=False), run.Check(3, 4, declined="why")]
+    results = list(run.run([chosen("exp")] * 3, [timing.TRITONITE], 1, checks))
+    assert [each.failure for each in results] == ["wrong", ""] and [each.bytes for each in results] == [1, 3]
+    assert not results[0].times and results[1].times and results[1].declined == "why"
+
+
+def test_ctrl_c_ends_the_processes_that_check(monkeypatch):
+    def stopped(console, found, total):
+        next(found)
+        assert multiprocessing.active_children()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(console, "checking", stopped)
+    assert "interrupted" in bench("--op", "neg", "--jobs", 2, code=130)
+    assert not multiprocessing.active_children()
+
+
+def test_few_cases_are_checked_in_one_process(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert [workers.usual_jobs(count) for count in (0, 1, 40, 10_000)] == [1, 1, 2, 8]
 
 
 def test_the_command(tmp_path, monkeypatch):

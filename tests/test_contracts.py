@@ -4,18 +4,21 @@ import copy
 import gc
 import inspect
 import itertools
+import math
 import pickle
 import sys
 from unittest import mock
 
 import pytest
 import torch
+import triton.language as tl
 
 import tritonite
-from tritonite import catalog
+from tritonite import catalog, devices
 from tritonite.catalog import Op
 from tritonite.engine.pointwise import Iteration
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.ops import arithmetic
 from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
@@ -152,6 +155,7 @@ def test_out_in_another_dtype_and_layout(device):
         lambda x: torch.sub(x > 0, x > 0),
         lambda x: torch.add(torch.ones(3, dtype=torch.int32, device=x.device), 1, alpha=0.5),
         lambda x: x.masked_fill(x, 1.0),
+        lambda x: x.to(torch.complex64).masked_fill(x, torch.ones((), device=x.device)),
     ],
 )
 def test_errors_are_atens(call, device):
@@ -161,6 +165,64 @@ def test_errors_are_atens(call, device):
     with tritonite.use_gems(), pytest.raises(RuntimeError) as actual:
         call(x.clone())
     assert str(actual.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("owner", ["cpu", tritonite.device])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.float32, torch.tensor(1e300, dtype=torch.float64)),
+        (torch.float16, torch.tensor(70000.0)),
+        (torch.float16, torch.tensor(2**40)),
+        (torch.int8, torch.tensor(300)),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_is_refused(dtype, value, owner, device, path):
+    x, mask, value = torch.ones(4, 4, device=device, dtype=dtype), torch.eye(4, device=device) > 0, value.to(owner)
+    small = value.new_ones(())
+    x.masked_fill(mask, small)
+    with tritonite.use_gems():
+        for _ in range(2):
+            assert torch.equal(x.masked_fill(mask, small), x)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                x.masked_fill(mask, value)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                x.masked_fill_(mask, value)
+
+
+def test_numbers_beyond_64_bits_are_atens(device, path):
+    """A flag is True for any number that is not 0, but a kernel takes numbers of 64 bits."""
+    x, number = torch.tensor([True, False], device=device), 2**63
+    calls = {
+        "fill.Scalar": lambda: torch.ops.aten.fill.Scalar(x, number),
+        "masked_fill.Scalar": lambda: x.masked_fill(x, number),
+        "add.Tensor": lambda: torch.add(x, x, alpha=number),
+        "add_.Tensor": lambda: x.clone().add_(x, alpha=number),
+    }
+    for name, call in calls.items():
+        expected = call()
+        with tritonite.use_gems(include=name):
+            assert torch.equal(call(), expected) and torch.equal(call(), expected)
+        assert not served(name)
+
+
+def test_limits_hold_where_there_is_no_element(device, path):
+    x = torch.ones(0, 4, device=device)
+    with tritonite.use_gems():
+        for number in (1.0, 2.0, 1e300):
+            calls = (
+                lambda: x.masked_fill(x > 0, number),
+                lambda: x.clone().fill_(number),
+                lambda: x.add(x, alpha=number),
+            )
+            for call in calls:
+                if number < 1e300:
+                    assert call().shape == (0, 4)
+                    continue
+                with pytest.raises(RuntimeError, match="without overflow"):
+                    call()
+    assert served("masked_fill.Scalar") and served("add.Tensor")
 
 
 def test_aliasing_that_is_allowed(device):
@@ -256,6 +318,15 @@ def test_wrapped_numbers_decline_as_numbers(device):
         assert (torch.ones(3, device=device).to(torch.complex64) * 2.0).dtype is torch.complex64
         assert (torch.ones((), dtype=torch.complex64, device=device) * 2.0).dtype is torch.complex64
         assert (torch.ones(3, dtype=torch.uint16, device=device) * 2.0).dtype is torch.float32
+
+
+@pytest.mark.parametrize("number", [0.5, 2, True], ids=str)
+def test_a_number_beside_one_of_float8_is_one(number, device, path):
+    x = torch.ones((), device=device).to(torch.float8_e4m3fn)
+    with tritonite.use_gems():
+        for call in (torch.add, torch.mul, torch.div):
+            with pytest.raises(NotImplementedError):
+                call(x, number)
 
 
 def test_numbers_alone_are_of_the_default_dtype():
@@ -433,6 +504,19 @@ def test_explain_computes_nothing(device):
     tritonite.explain("mul_.Tensor", out, x)
     assert (out == 7).all()
     assert "sizes that data decides" in tritonite.explain("equal", x, x)
+
+
+def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monkeypatch):
+    """As ATen on a GPU, where a factor of 1 leaves one operation; another factor comes to a product that is rounded."""
+    if devices.current.interpreted:
+        monkeypatch.setattr(arithmetic, "_ON_CPU", tl.constexpr(False))
+    addcmul = tritonite.overloads()["addcmul"]
+    infinite, large = (torch.full((3,), number, device=device) for number in (math.inf, 3e38))
+    assert addcmul(infinite, large, -7 * torch.ones_like(large)).isposinf().all()
+    assert addcmul(-large, large, 1.5 * torch.ones_like(large)).isfinite().all()
+    assert addcmul(infinite, large, -7 * torch.ones_like(large), value=0.5).isnan().all()
+    whole = torch.arange(3, device=device)
+    assert addcmul(whole, whole, whole).tolist() == [0, 2, 6] and addcmul(whole, whole, whole, value=3)[2] == 14
 
 
 def test_incomplete_gamma_functions_near_0(device):

@@ -16,9 +16,18 @@ def normal(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 5), (9, 2, 9, 11), (60, 7)])
-@pytest.mark.parametrize(("affine", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.float16)])
-def test_batch_norm_keeps_running_statistics(shape, affine, dtype, tiny_blocks):
-    x, channels = normal(*shape, dtype=dtype) + 3, shape[1]
+@pytest.mark.parametrize(
+    ("affine", "dtype", "input_dtype"),
+    [
+        (False, torch.float32, torch.float32),
+        (True, torch.float32, torch.float32),
+        (True, torch.float16, torch.float16),
+        (True, torch.float32, torch.bfloat16),
+        (False, torch.float32, torch.float16),
+    ],
+)
+def test_batch_norm_keeps_running_statistics(shape, affine, dtype, input_dtype, tiny_blocks):
+    x, channels = normal(*shape, dtype=input_dtype) + 3, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
     running = [normal(channels, dtype=dtype), normal(channels, dtype=dtype).abs()]
     expected, actual, wide = ([part.to(dtype) for part in running] for dtype in (None, None, torch.float64))
@@ -33,9 +42,11 @@ def test_batch_norm_keeps_running_statistics(shape, affine, dtype, tiny_blocks):
     assert not tritonite.stats()["native_batch_norm"].declined
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("train", [False, True])
-def test_batch_norm_gradients(train, tiny_blocks):
-    x, grad, weight = normal(9, 4, 70), normal(9, 4, 70), normal(4)
+def test_batch_norm_gradients(train, dtype, tiny_blocks):
+    """Those by parameters have the parameters' dtype, float32, whatever the input's is."""
+    x, grad, weight = normal(9, 4, 70, dtype=dtype), normal(9, 4, 70, dtype=dtype), normal(4)
     running = [normal(4), normal(4).abs()]
     # On GPUs ATen takes one or the other for given statistics, which are the same.
     mean, rstd = running[0], (running[1] + BN[1]).rsqrt()
@@ -76,6 +87,23 @@ def test_batch_norm_declines_what_aten_does_otherwise():
             batch_norm(x, None, None, *statistics, True, *BN)
     with pytest.raises(Decline):
         batch_norm(normal(4, 3), None, None, None, None, False, *BN)
+
+
+@pytest.mark.parametrize("which", ["mean", "rstd"])
+def test_layer_norm_gradients_of_statistics_that_aten_misreads_are_atens(which, path):
+    """ATen reads statistics one after the other in memory, whatever their strides."""
+    x, grad, weight = normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(5)
+    statistics = dict(zip(("mean", "rstd"), torch.native_layer_norm(x, (5,), None, None, 1e-5)[1:], strict=True))
+    arguments = [weight, weight, [True, True, True]]
+    function, name = torch.ops.aten.native_layer_norm_backward, "native_layer_norm_backward"
+    right = function(grad, x, [5], *statistics.values(), *arguments)
+    statistics[which] = statistics[which].to(memory_format=torch.channels_last).as_strided((2, 3, 4, 1), (12, 1, 3, 1))
+    misread = function(grad, x, [5], *statistics.values(), *arguments)
+    assert not torch.allclose(misread[0], right[0])
+    with tritonite.use_gems():
+        for _ in range(2):
+            torch.testing.assert_close(function(grad, x, [5], *statistics.values(), *arguments), misread)
+    assert tritonite.stats()[name].declined and not tritonite.stats()[name].launched
 
 
 @pytest.mark.smoke
@@ -134,3 +162,15 @@ def test_masked_softmax_of_sources_and_of_keys(tiny_blocks):
         )
     with pytest.raises(Decline):
         tritonite.overloads()["_masked_softmax"](x, keys, -1, 0)
+
+
+@pytest.mark.parametrize("kind", [2, None])
+def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
+    """On a CPU ATen writes the shares of a contiguous copy, in its order, into a result of the input's layout."""
+    x = normal(5, 4, 3).permute(2, 1, 0)
+    mask = torch.rand(3, 4, 5, device=tritonite.device) > 0.7
+    expected = torch.ops.aten._masked_softmax(x, mask, -1, kind)
+    with tritonite.use_gems():
+        for _ in range(2):
+            actual = torch.ops.aten._masked_softmax(x, mask, -1, kind)
+            torch.testing.assert_close(actual, expected, equal_nan=True, check_stride=True)

@@ -327,6 +327,33 @@ def test_elements_are_converted_first(dtype, device):
     assert served("sum.dim_IntList") and served("sum") and served("prod.dim_int")
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 64])
+def test_sums_of_negative_zeros_are_positive(n, device):
+    """However long they are, as ATen's that begin with 0."""
+    nothing, one, columns = (torch.full((n,), number, device=device) for number in (-0.0, 1.0, 2.0))
+    rows, flat = torch.full((n, 4), -0.0, device=device), torch.ones(4, device=device)
+    mean, rstd, masks = (
+        torch.zeros(n, 1, device=device),
+        torch.ones(n, 1, device=device),
+        ([True] * 3, [False, True, False]),
+    )
+    aten, sums = torch.ops.aten, []
+    with tritonite.use_gems():
+        sums += [
+            aten.binary_cross_entropy(one, one, None, 2),
+            aten.dot(nothing, columns),
+            nothing.sum(),
+            nothing.mean(),
+        ]
+        for mask in masks:
+            sums += aten.native_layer_norm_backward(rows, rows + 1, [4], mean, rstd, flat, flat, mask)[1:]
+        sums += aten.native_batch_norm_backward(rows, rows + 1, flat, None, None, 0 * flat, flat, True, 1e-5, masks[0])[
+            1:
+        ]
+    assert not any(total.signbit().any() or total.any() for total in sums if total is not None)
+    assert all(map(served, ("binary_cross_entropy", "dot", "native_layer_norm_backward", "native_batch_norm_backward")))
+
+
 def test_gradients_that_nobody_asked_for(device):
     x = torch.randn(6, 8, device=device, requires_grad=True)
     weight = torch.randn(8, device=device)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import generated
 
+from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import ModelResult, Run, summaries
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -62,9 +63,34 @@ def _model(model: ModelResult, others: list[str]) -> str:
     return f"| {name} | {model.dtype} | {model.tokens_per_second('aten'):,.0f} | {aten / 1e3:.3f} | {speedups} |"
 
 
+def drawn(run: Run) -> Iterator[str]:
+    machine = run.machine
+    yield f"\nCases drawn at random, at commit {machine.commit}, {machine.date}, into"
+    yield f"[drawn.json](benchmarks/drawn.json) with\n\n    {machine.command}\n"
+    yield "Percentiles are of the speedups of those that kernels of Tritonite's served.\n"
+    yield "| family | dtype | cases | served | minimum | 10 % | median | geometric mean |"
+    yield f"|{' --- |' * 8}"
+    for each in percentiles(run):
+        speedups = " | ".join("" if speedup is None else f"{speedup:.2f}" for speedup in each.speedups)
+        yield f"| {each.family} | {each.dtype} | {each.cases} | {each.served / each.cases:.0%} | {speedups} |"
+    yield "\nThe lowest:\n"
+    yield from (
+        f"- {speedup:.2f}: {each.op} {each.label}, {each.dtype}: `{reproduction(run, each)}`"
+        for speedup, each in worst(run)
+    )
+    reasons = declines(run)
+    yield "\nLeft to ATen:\n" if reasons else ""
+    yield from (f"- {count}: {reason}" for reason, count in reasons)
+    failed = [result for result in run.results if result.failure]
+    yield f"\n{len(failed)} of {len(run.results)} cases have no times:\n" if failed else ""
+    yield from (f"- {each.op} {each.label}, {each.dtype}: {each.failure}" for each in failed)
+
+
 def main() -> int:
     method = PAGE.read_text().partition(HEADING)[0]
     lines = [*results(Run.load(FOLDER / "results.json")), *models(Run.load(FOLDER / "models.json"))]
+    if (FOLDER / "drawn.json").exists():
+        lines += drawn(Run.load(FOLDER / "drawn.json"))
     new = method + HEADING + "\n" + "\n".join(lines) + "\n"
     return generated.write(PAGE, new, "docs/performance.md", "python tools/benchmark_page.py")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -11,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import triton
@@ -28,6 +29,10 @@ from tritonite.dispatch.override import select, unknown
 from tritonite.errors import NoDevice, TritoniteError
 from tritonite.explain import overload_named
 from tritonite.tune import store
+
+if TYPE_CHECKING:
+    from tritonite.bench import workers
+    from tritonite.bench.run import Check
 
 # How many sets of arguments are tried where they are guessed.
 _MOST_ATTEMPTS = 64
@@ -348,15 +353,22 @@ def bench(
     quick: Annotated[
         bool, typer.Option(help="what models run most, or of --op a few shapes: under three minutes")
     ] = False,
+    drawn: Annotated[int | None, typer.Option(min=1, help="instead, so many cases of each family at random")] = None,
+    seed: Annotated[int, typer.Option(help="of the cases drawn")] = 0,
+    case: Annotated[list[int] | None, typer.Option(help="instead, cases of --family and --seed by number")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="in which providers take turns")] = 10,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="processes to check answers in, before; by default half of the cores")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write the results")] = None,
     html: Annotated[Path | None, typer.Option(help="write a report, one file")] = None,
     charts: Annotated[Path | None, typer.Option(help="write charts as PNG into a folder")] = None,
     compare: Annotated[Path | None, typer.Option(help="earlier results: print what changed; exit 1 if slower")] = None,
 ) -> None:
     """Time operators against ATen on this machine, each result checked first; exits with 1 on a wrong one."""
-    from tritonite.bench import cases, models, results, run, timing
+    from tritonite.bench import cases, models, results, run, timing, workers
     from tritonite.bench import console as view
+    from tritonite.bench.drawn import cases as random_cases
 
     model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
     dtypes = _dtypes(dtype) if dtype else None
@@ -366,17 +378,19 @@ def bench(
     earlier = results.Run.load(compare) if compare else None
     providers = [timing.TRITONITE, *map(run.provider, provider or ())]
     kinds = tuple(measure or (() if model else ("device", "host")))
-    chosen = [
-        case
-        for case in cases.cases(quick, kinds, op and _operators(op))
-        if cases.matches(family, case.family)
-        and cases.matches(shape, case.label)
-        and (dtypes is None or case.dtype in dtypes)
-    ]
+    named = (op and _operators(op), family, shape, dtypes)
+    at_random = drawn is not None or case is not None
+    which = functools.partial(cases.chosen, quick, kinds, *named)
+    if at_random:
+        which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
+    chosen = which()
     if not chosen and not model:
         raise typer.BadParameter("no case matches")
     names = [each.name for each in (timing.ATEN, *providers)]
-    machine = run.machine(shlex.join(["tritonite", *sys.argv[1:]]), any(case.flops for case in chosen))
+    machine = run.machine(
+        shlex.join(["tritonite", *sys.argv[1:]]), any(each.flops for each in chosen), seed if at_random else None
+    )
+    checks = _checks(which, len(chosen), provider or (), jobs or workers.usual_jobs(len(chosen)))
     tiny = tritonite.backend.interpreted
     length = tokens or _prompt()
     passes = (
@@ -387,7 +401,7 @@ def bench(
         for kind in model_dtypes
     )
     every: Iterator[results.Result | results.ModelResult]
-    every = itertools.chain(run.run(chosen, providers, rounds), itertools.chain.from_iterable(passes))
+    every = itertools.chain(run.run(chosen, providers, rounds, checks), itertools.chain.from_iterable(passes))
     found = view.follow(console, machine, every, None if model else len(chosen), names, json)
     if 0 < len(chosen) <= 40:
         console.print(view.table(found, found.results, names))
@@ -408,6 +422,21 @@ def bench(
         raise typer.Exit(130)
     if slower or any(result.failure for result in found.results):
         raise typer.Exit(1)
+
+
+def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: int) -> list[Check | None]:
+    """What several processes find of cases before they are timed; nothing where one process does all."""
+    from tritonite.bench import console as view
+    from tritonite.bench import workers
+
+    if jobs == 1 or count == 0:
+        return []
+    try:
+        with contextlib.closing(workers.checks(cases, count, providers, jobs)) as found:
+            return view.checking(console, found, count)
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted: nothing was measured[/]")
+        raise typer.Exit(130) from None
 
 
 @app.command()

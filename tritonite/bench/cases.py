@@ -90,8 +90,9 @@ QUICK_SHAPES = (SMALL, (16, 8192), (4096, 4096), (8192, 8192))
 class Case:
     """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
 
-    `operands` makes its tensor arguments from a function of shapes; `given` are further ones by name; `flops` is there
-    only where arithmetic counts. Of a fused operator there is a `pair`: what it and what ATen calls.
+    `operands` makes its tensor arguments from a function of shapes, or the whole call; `given` are further ones by
+    name; `flops` is there only where arithmetic counts. Of a fused operator there is a `pair`: what it and what ATen
+    calls. A case that was drawn has a `number`.
     """
 
     op: str
@@ -99,11 +100,12 @@ class Case:
     family: str
     label: str
     dtype: torch.dtype
-    operands: Callable[[Make], Sequence[torch.Tensor]]
+    operands: Callable[[Make], Sequence[torch.Tensor] | Sample]
     measure: str = "device"
     given: dict[str, Any] = field(default_factory=dict)
     flops: int | None = None
     pair: Pair | None = None
+    number: int | None = None
 
     @property
     def packet(self) -> str:
@@ -118,10 +120,13 @@ class Case:
     def sample(self) -> Sample:
         """The call's arguments, freshly made."""
         make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
+        made = self.operands(make)
+        if isinstance(made, Sample):
+            return made
         if self.pair is not None:
-            return Sample(self.label, tuple(self.operands(make)), {})
+            return Sample(self.label, tuple(made), {})
         op = tritonite.overloads()[self.overload]
-        sample = next(calls(op, self.label, list(self.operands(make))))
+        sample = next(calls(op, self.label, list(made)))
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
         args = [self.given.get(name, sample.args[i]) for name, i in places.items()]
         keywords = {name: value for name, value in self.given.items() if name not in places}
@@ -251,7 +256,7 @@ def cases(
             continue
         usual = GIVEN.get(packet, {})
         shapes, small = _shapes(op)
-        for dtype in _dtypes(op):
+        for dtype in dtypes_of(op):
             if "host" in measures and not interpreted:
                 yield Case(packet, op.overload, op.family, _label(small), dtype, _alike(op, small), "host", usual)
             for measure in measures:
@@ -279,6 +284,25 @@ def cases(
             for shape in every[:: 3 if quick else 1]:
                 label, flops = str(shape[-1]), _flops(op, shape)
                 yield Case(name, overload, "classic", label, dtype, _alike(op, shape), flops=flops)
+
+
+def chosen(
+    quick: bool = False,
+    measures: Sequence[str] = ("device", "host"),
+    ops: Sequence[str] | None = None,
+    families: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> list[Case]:
+    """Those of the cases whose family, label and dtype are among these; the first two may be globs, None are all.
+
+    In every process of a machine they are the same, in the same order.
+    """
+    return [
+        case
+        for case in cases(quick, measures, ops)
+        if matches(families, case.family) and matches(labels, case.label) and (dtypes is None or case.dtype in dtypes)
+    ]
 
 
 def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None) -> Iterator[Case]:
@@ -326,7 +350,8 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
         yield "all", {"dim": list(range(len(shape))) if "List" in kind else None}
 
 
-def _dtypes(op: Op) -> list[torch.dtype]:
+def dtypes_of(op: Op) -> list[torch.dtype]:
+    """Those of DTYPES that an operator takes, or another of one that takes none."""
     found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
     others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn)
     return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
@@ -336,10 +361,11 @@ def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
     values = [*read, *sample.kwargs.values(), *results]
-    return sum(_own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
+    return sum(own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
 
 
-def _own_elements(tensor: torch.Tensor) -> int:
+def own_elements(tensor: torch.Tensor) -> int:
+    """Those of a tensor, repeated ones not again."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1

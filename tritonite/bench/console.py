@@ -10,13 +10,27 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
+from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
+from tritonite.bench.run import Check
 
 _LAST = 20
 # Seconds after which what there is is saved, for a run that is killed.
 _SAVED_EVERY = 30.0
+
+
+def checking(console: Console, found: Iterator[tuple[int, Check | None]], total: int) -> list[Check | None]:
+    """What was found of every case, in the cases' order, with a bar while they are checked."""
+    checks: list[Check | None] = [None] * total
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("checking", total=total)
+        for place, check in found:
+            checks[place] = check
+            progress.advance(task)
+    return checks
 
 
 def follow(
@@ -103,10 +117,29 @@ def summarise(console: Console, run: Run) -> None:
         shown.add_row(each.family, each.measure, str(each.cases), each.provider, *means, place)
     if run.results:
         console.print(shown)
+    _show_drawn(console, run)
     for result in run.results:
         if result.failure:
             case = f"{result.op} {result.label} {result.dtype}"
             console.print(f"[red]{case}[/] {escape(result.failure)}", highlight=False, soft_wrap=True)
+            if result.number is not None:
+                console.print(f"  {reproduction(run, result)}", highlight=False, soft_wrap=True)
+
+
+def _show_drawn(console: Console, run: Run) -> None:
+    """Print what cases that were drawn say together: percentiles, reasons of declines, the worst; nothing of others."""
+    numbers = ("cases", "served", "minimum", "10 %", "median", "geometric mean")
+    shown = Table("family", "dtype", *(Column(name, justify="right") for name in numbers), box=None)
+    for each in percentiles(run):
+        share = f"{each.served / each.cases:.0%}"
+        shown.add_row(each.family, each.dtype, str(each.cases), share, *map(_speedup, each.speedups))
+    if shown.row_count:
+        console.print(shown)
+    for reason, count in declines(run)[:10]:
+        console.print(f"{count} left to ATen: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for speedup, result in worst(run):
+        line = f"{speedup:.2f} {result.op} {result.label} {result.dtype} {result.measure}: {reproduction(run, result)}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_models(console: Console, models: Sequence[ModelResult]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonite.bench import charts
+from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import REFERENCE, ModelResult, Run, summaries
 
 
@@ -37,6 +38,7 @@ def write(run: Run, path: Path) -> None:
         "summary": "".join(_summary(run)),
         "charts": _charts(run),
         "models": _models(run),
+        "drawn": _drawn(run),
         "failures": _failures(run),
         "subject": escape(_name(_subject(run))),
         # A "<" could close the script it stands in.
@@ -122,8 +124,43 @@ def _model_operators(model: ModelResult) -> str:
         [name, f"{calls:,}", f"{aten:,.1f}", f"{ours:,.1f}", f"{ours - aten:+,.1f}"]
         for name, calls, aten, ours in model.operators
     ]
-    title = f"Operators of {model.model}, {model.phase}, {model.dtype}"
-    return f'<details class="card"><summary>{escape(title)}</summary>{_plain_table(head, rows)}</details>'
+    return _folded(f"Operators of {model.model}, {model.phase}, {model.dtype}", _plain_table(head, rows))
+
+
+def _drawn(run: Run) -> str:
+    """What cases that were drawn say together."""
+    head = ["family", "dtype", "cases", "served", "minimum", "10 %", "median", "geometric mean"]
+    rows = [
+        [
+            each.family,
+            each.dtype,
+            str(each.cases),
+            f"{each.served / each.cases:.0%}",
+            *map(_times_faster, each.speedups),
+        ]
+        for each in percentiles(run)
+    ]
+    if not rows:
+        return ""
+    reasons = [[str(count), reason] for reason, count in declines(run)]
+    lowest = [
+        [f"{speedup:.2f}x", result.op, result.label, result.dtype, reproduction(run, result)]
+        for speedup, result in worst(run)
+    ]
+    parts = [
+        f'<div class="card scroll">{_plain_table(head, rows)}</div>',
+        _folded("The lowest", _plain_table(["speedup", "operator", "case", "dtype", "again"], lowest)),
+        _folded("Left to ATen", _plain_table(["cases", "why"], reasons)) if reasons else "",
+    ]
+    return f"<h2>Drawn at random</h2>{''.join(parts)}"
+
+
+def _times_faster(speedup: float | None) -> str:
+    return "" if speedup is None else f"{speedup:.2f}x"
+
+
+def _folded(title: str, content: str) -> str:
+    return f'<details class="card"><summary>{escape(title)}</summary>{content}</details>'
 
 
 def _plain_table(head: list[str], rows: list[list[str]]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,13 @@ SCHEMA = 1
 REFERENCE = "aten"
 # What a time is of: the device's work, the same captured into a CUDA graph, or the host's part of a call.
 MEASURES = ("device", "graph", "host")
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """What so large a share of numbers in ascending order lies below, between two of them by their distance."""
+    place = share * (len(ordered) - 1)
+    below = ordered[math.floor(place)]
+    return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,8 @@ class Timing:
     @classmethod
     def of(cls, times: Iterable[float]) -> Timing:
         ordered = sorted(times)
-        last = len(ordered) - 1
-
-        def quantile(share: float) -> float:
-            place = share * last
-            below = ordered[math.floor(place)]
-            # Clocks do not know less than a nanosecond.
-            return round(below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below), 3)
-
-        return cls(quantile(0.5), quantile(0.25), quantile(0.75))
+        # Clocks do not know less than a nanosecond.
+        return cls(*(round(quantile(ordered, share), 3) for share in (0.5, 0.25, 0.75)))
 
     @property
     def spread(self) -> float:
@@ -52,7 +52,8 @@ class Result:
 
     `label` tells calls of an operator apart ("4096x4096", "row broadcast"), `elements` is the size of its largest
     tensor, `bytes` what it has to read and write at least, `flops` None where arithmetic does not count. `failure`
-    says why there are no times: a wrong answer, an error.
+    says why there are no times: a wrong answer, an error. `declined` says why no kernel of Tritonite's served the call,
+    "" where one did. A case that was drawn has a `number`.
     """
 
     op: str
@@ -65,6 +66,8 @@ class Result:
     flops: int | None = None
     times: dict[str, Timing] = field(default_factory=dict)
     failure: str = ""
+    declined: str = ""
+    number: int | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -102,7 +105,10 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a run was made. Rates are the machine's own, measured first: bytes and flops a second."""
+    """Where and how a run was made. Rates are the machine's own, measured first: bytes and flops a second.
+
+    `seed` is that of cases which were drawn.
+    """
 
     device: str
     kind: str
@@ -112,6 +118,7 @@ class Machine:
     date: str
     copy_bandwidth: float
     matmul_rates: dict[str, float] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def interpreted(self) -> bool:

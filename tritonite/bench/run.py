@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import importlib
+import itertools
 import platform
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,12 @@ import tritonite
 from tritonite.bench import timing
 from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
-from tritonite.bench.results import Machine, Result
+from tritonite.bench.results import Machine, Result, Timing
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
+from tritonite.stats import Counts, totals
 from tritonite.testing.judge import cancelling, judge, terms, to_reference
-from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
+from tritonite.testing.samples import NOT_REACHED, REFERENCES, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -46,8 +51,8 @@ def provider(text: str) -> Provider:
     return Provider(name, lambda _: scope())
 
 
-def machine(command: str, with_matmul: bool = False) -> Machine:
-    """This machine, its rates measured."""
+def machine(command: str, with_matmul: bool = False, seed: int | None = None) -> Machine:
+    """This machine, its rates measured, and what is run on it."""
     cuda = tritonite.device == "cuda"
     rates = dict(timing.matmul_rates((torch.float16, torch.bfloat16, torch.float32))) if with_matmul else {}
     return Machine(
@@ -64,6 +69,7 @@ def machine(command: str, with_matmul: bool = False) -> Machine:
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         copy_bandwidth=timing.copy_bandwidth(),
         matmul_rates=rates,
+        seed=seed,
     )
 
 
@@ -81,48 +87,100 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def run(cases: Sequence[Case], providers: Sequence[Provider], rounds: int = timing.ROUNDS) -> Iterator[Result]:
-    """The results, one case after the other; what ATen itself does not do here, in that dtype, has none."""
-    for case in cases:
-        if (result := _result(case, providers, rounds)) is not None:
-            yield result
+@dataclass(frozen=True)
+class Check:
+    """What is known of a case before it is timed: the sizes that a Result has, and whether the answers are ATen's.
+
+    `failure` says what is wrong with one, `declined` why no kernel of Tritonite's gave it; both are "" of a case that
+    is as it should be. What ATen itself does not do here, in that dtype, is not `taken`.
+    """
+
+    bytes: int = 0
+    elements: int = 0
+    failure: str = ""
+    declined: str = ""
+    taken: bool = True
 
 
-def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result | None:
-    times, failure, moved, elements = {}, "", 0, 0
-    try:
-        sample = case.sample()
-        # What writes into its arguments needs others each time.
-        anew = case.sample if case.inplace else lambda: sample
-        function = function_of(case.overload, anew())
-        functions = {each: each.wrap(function) for each in (ATEN, *providers)}
-        if case.pair is not None and TRITONITE in functions:
-            functions[TRITONITE] = case.pair.fused
+def run(
+    cases: Sequence[Case],
+    providers: Sequence[Provider],
+    rounds: int = timing.ROUNDS,
+    checks: Sequence[Check | None] = (),
+) -> Iterator[Result]:
+    """The results, one case after the other; what ATen itself does not do here, in that dtype, has none.
+
+    `checks` are those of the first cases, in order. A case without one is checked here.
+    """
+    for case, known in itertools.zip_longest(cases, checks):
+        found, times, measure = known, dict[str, Timing](), case.measure
         try:
-            expected = _results(function, anew())
-        except NotImplementedError:
-            return None
-        moved = bytes_moved(case.op, sample, expected)
-        elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
-        failure = _disagreement(case, functions, anew, expected)
-        if not failure:
-            del expected
-            calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
-            times = timing.measure(calls, case.packet, case.measure, rounds)
-    except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
-        failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return Result(
-        op=case.op,
-        family=case.family,
-        label=case.label,
-        dtype=str(case.dtype).removeprefix("torch."),
-        measure=case.measure,
-        elements=elements,
-        bytes=moved,
-        flops=case.flops,
-        times=times,
-        failure=failure,
-    )
+            found = found or check(case, providers)
+            if found.taken and not found.failure:
+                times, measure = _times(case, providers, rounds)
+        except Exception as error:  # noqa: BLE001 - a provider may raise what it likes, and the other cases go on
+            found = dataclasses.replace(found or Check(), failure=message(error))
+        if found.taken:
+            yield Result(
+                op=case.op,
+                family=case.family,
+                label=case.label,
+                dtype=str(case.dtype).removeprefix("torch."),
+                measure=measure,
+                elements=found.elements,
+                bytes=found.bytes,
+                flops=case.flops,
+                times=times,
+                failure=found.failure,
+                declined=found.declined,
+                number=case.number,
+            )
+
+
+def message(error: BaseException) -> str:
+    """A line about an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def check(case: Case, providers: Sequence[Provider]) -> Check:
+    """Whether every provider's answer is ATen's. Raises what a provider raises."""
+    sample = case.sample()
+    # What writes into its arguments needs others each time.
+    anew = case.sample if case.inplace else lambda: sample
+    functions = _functions(case, providers, anew())
+    try:
+        expected = _results(functions[ATEN], anew())
+    except NotImplementedError:
+        return Check(taken=False)
+    moved = bytes_moved(case.op, sample, expected)
+    elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
+    failure, declined = _disagreement(case, functions, anew, expected)
+    return Check(moved, elements, failure, declined)
+
+
+def _times(case: Case, providers: Sequence[Provider], rounds: int) -> tuple[dict[str, Timing], str]:
+    """Of every provider, by its name, and how they were measured. Raises what a provider raises.
+
+    A drawn call that waits for the device cannot be captured, and is measured without a graph.
+    """
+    sample = case.sample()
+    functions = _functions(case, providers, case.sample() if case.inplace else sample)
+    calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
+    try:
+        return timing.measure(calls, case.packet, case.measure, rounds), case.measure
+    except RuntimeError:
+        if case.number is None or case.measure != "graph":
+            raise
+    return timing.measure(calls, case.packet, "device", rounds), "device"
+
+
+def _functions(case: Case, providers: Sequence[Provider], sample: Sample) -> dict[Provider, Callable[..., Any]]:
+    """What each provider, ATen first, calls with the case's arguments."""
+    function = function_of(case.overload, sample)
+    functions = {each: each.wrap(function) for each in (ATEN, *providers)}
+    if case.pair is not None and TRITONITE in functions:
+        functions[TRITONITE] = case.pair.fused
+    return functions
 
 
 def _disagreement(
@@ -130,19 +188,25 @@ def _disagreement(
     functions: dict[Provider, Callable[..., Any]],
     anew: Callable[[], Sample],
     expected: Sequence[torch.Tensor],
-) -> str:
-    """Whose answer is not ATen's, judged against float64, and how; "" where all are."""
+) -> tuple[str, str]:
+    """Whose answer is not ATen's, judged against float64, and how; and why no kernel of Tritonite's gave its answer.
+
+    The first is "" where all answers are ATen's, the second where a kernel gave it.
+    """
+    declined = ""
     reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
-    if case.family == "scan":
-        names = tritonite.overloads()[case.overload].names
-        scanned = sample.args[0].shape[sample.args[names.index("dim")]]
-    if any(result.is_floating_point() for result in expected):
+    if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
+        scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
+    if any(result.is_floating_point() or result.is_complex() for result in expected):
         reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
             continue
+        before = totals()
         with each.scope(case.packet):
             actual = _results(function, anew())
+        if each is TRITONITE and case.pair is None:
+            declined = _why_declined(before, totals())
         for i, (own, aten) in enumerate(zip(actual, expected, strict=True)):
             exact = None if reference is None else reference[i]
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
@@ -150,13 +214,22 @@ def _disagreement(
             cancels = "backward" in name and cancelling(name)
             verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff, cancels)
             if verdict.failure:
-                return f"{each.name} gives another answer than ATen: {verdict.failure}"
-    return ""
+                return f"{each.name} gives another answer than ATen: {verdict.failure}", declined
+    return "", declined
+
+
+def _why_declined(before: Counts, after: Counts) -> str:
+    """Why a call between two counts of all calls was left to ATen; "" where kernels alone served it."""
+    reasons = Counter(after.declined) - Counter(before.declined)
+    if not reasons and (after.replayed, after.launched) == (before.replayed, before.launched):
+        return NOT_REACHED
+    return "; ".join(reasons)
 
 
 def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
+    """A call's tensors. Gradients that are not asked for are none."""
     value = function(*sample.args, **sample.kwargs)
-    return value if isinstance(value, tuple) else (value,)
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch.Tensor)]
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:

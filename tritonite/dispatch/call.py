@@ -189,6 +189,8 @@ def limit(value: Any, limits: Limits) -> None:
     if isinstance(value, Number):
         given = value.limits
         value.limits = limits if given is None else given.and_(limits)
+        if _local.recorder is not None:
+            _local.recorder.limited(value)
         value = value.value
     if not limits.hold(value):
         raise Decline("a number that the dtype does not hold", lasting=False)

@@ -108,8 +108,8 @@ Returned = Any
 class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
-    `slots` are numbers that launches take from the call: the argument, the place in a list or -1, whether as floating
-    point, and limits to keep; `draws` says how far each draw moves the generator on.
+    `slots` are numbers of the call that launches take or that have limits to keep: the argument, the place in a list or
+    -1, whether as floating point, and the limits; `draws` says how far each draw moves the generator on.
     """
 
     device: torch.device
@@ -158,6 +158,7 @@ class Recorder:
             if leaf is not None:
                 self._sources.setdefault(id(leaf), (False, i, 0))
         self._slots: dict[tuple[int, int, bool, Limits | None], int] = {}
+        self._limited: list[Number] = []
         self._sizes = 0
 
     def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
@@ -192,6 +193,10 @@ class Recorder:
             values = numbers.flatten().tolist()
         first, self._sizes = self._sizes, self._sizes + len(values)
         return [Size(value, first + i) for i, value in enumerate(values)]
+
+    def limited(self, number: Number) -> None:
+        """Note that a number of the call keeps its limits, which it has to whether or not a kernel takes it."""
+        self._limited.append(number)
 
     def number(self, tensor: torch.Tensor) -> Number | int | float | bool:
         """The number that a 0-d CPU tensor of the call holds."""
@@ -292,8 +297,7 @@ class Recorder:
         if kind and kind not in ("fp64", "i64", "u64"):
             raise Unrecordable("a number of the call whose parameter is not declared as tl.float64 or tl.int64")
         if isinstance(symbol, Number):
-            slot = (symbol.argument, symbol.item, floating, symbol.limits)
-            return "slot", self._slots.setdefault(slot, len(self._slots))
+            return "slot", self._slots.setdefault(self._slot(symbol, floating), len(self._slots))
         if floating:
             raise Unrecordable("a seed, an offset or a size whose parameter is not declared as tl.int64")
         if isinstance(symbol, Drawn):
@@ -301,6 +305,10 @@ class Recorder:
         if isinstance(symbol, Size):
             return "size", symbol.index
         raise Unrecordable("a grid's extent that a kernel takes")
+
+    @staticmethod
+    def _slot(number: Number, floating: bool) -> tuple[int, int, bool, Limits | None]:
+        return number.argument, number.item, floating, number.limits
 
     def _scratch(self, size: int) -> Parameter:
         """The global memory that a kernel wants besides its arguments, in bytes: a buffer of the plan's."""
@@ -391,6 +399,10 @@ class Recorder:
         except Unrecordable as error:
             self.reason = str(error)
             return None
+        for number in self._limited:
+            # A launch that takes it has a slot with its limits, as whatever it takes it.
+            if not {self._slot(number, floating) for floating in (False, True)} & self._slots.keys():
+                self._slots[self._slot(number, isinstance(number.value, float))] = len(self._slots)
         self._plan.slots = list(self._slots)
         self._plan.device = self._device()
         return self._plan

@@ -77,7 +77,8 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
     tensor = torch.tensor(number, dtype=torch.float64 if others and type(number) is float else None)
     for other in others:
         if other.dtype.itemsize == 1 and other.is_floating_point():
-            # Which do not promote, as ATen's kernel says.
+            # Beside a tensor with dimensions any number is of its dtype. With another 0-d tensor it does not promote.
+            tensor = tensor if other.dim() or type(number) is complex else tensor.to(other.dtype)
             continue
         as_number = torch.result_type(other, number)
         if as_number != torch.result_type(other, tensor):

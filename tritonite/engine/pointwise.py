@@ -274,7 +274,7 @@ class Fresh(NamedTuple):
 class Iteration:
     """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
 
-    __slots__ = ("device", "extents", "fresh", "launch", "limits", "operands", "specialization", "summary")
+    __slots__ = ("device", "extents", "fresh", "items", "launch", "limits", "operands", "specialization", "summary")
 
     def __init__(self) -> None:
         self.fresh: tuple[Fresh, ...] = ()
@@ -282,6 +282,7 @@ class Iteration:
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
         self.operands: tuple[tuple[int, str], ...] = ()
+        self.items: tuple[int, ...] = ()
         self.limits: tuple[tuple[int, Limits], ...] = ()
         self.extents: tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...] = ()
         self.summary: dict[str, Any] = {}
@@ -340,6 +341,8 @@ class Pointwise:
     def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
         """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
         iteration = self.iteration(values, outs)
+        if iteration.items:
+            values = self._with_numbers(values, iteration.items)
         for position, limits in iteration.limits:
             call.limit(values[position], limits)
         if not outs:
@@ -426,15 +429,18 @@ class Pointwise:
                 raise Decline("output overlaps an input")
 
     @staticmethod
+    def _with_numbers(values: Sequence[Any], items: tuple[int, ...]) -> Sequence[Any]:
+        """The values, with a number for each tensor among them that serves as one."""
+        recorder, found = call.recorder(), list(values)
+        for i in items:
+            found[i] = found[i].item() if recorder is None else recorder.number(found[i])
+        return found
+
+    @staticmethod
     def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         assert iteration.launch is not None
-        recorder, operands = call.recorder(), []
-        for position, how in iteration.operands:
-            value = values[position]
-            if how == "item":
-                value = value.item() if recorder is None else recorder.number(value)
-            operands.append(int(value) if type(value) is bool else value)
-        iteration.launch(operands, outs)
+        given = [values[position] for position, _ in iteration.operands]
+        iteration.launch([int(value) if type(value) is bool else value for value in given], outs)
 
     def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
         iteration = self._make_iteration(values, outs)
@@ -511,6 +517,7 @@ class Pointwise:
                 kinds.append(number_type(value))
         typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
         iteration.operands, iteration.limits = typed.operands, typed.limits
+        iteration.items = tuple([i for i, how in typed.operands if how == "item"])
         every = [*strided.values(), *outs]
         shape = tuple(every[0].shape)
         row_major = contiguous_strides(shape)
@@ -656,14 +663,15 @@ def _typed(
         parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], through))
         operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
-        if isinstance(kind, _Tensor):
+        if isinstance(kind, _Tensor) and role != "cast":
+            # ATen promotes it, and lets it overflow.
             continue
         if kind is float and not target.is_floating_point:
             raise Decline("floating-point number for integer tensors")
         if kind is bool and name == "alpha" and common is not torch.bool:
             raise Decline("a bool alpha for tensors of numbers")
-        if kind is not bool and target is not torch.bool:
-            # ATen converts numbers to the common dtype, or to the one computed in.
+        if kind is not bool:
+            # ATen converts numbers to the common dtype, or to the one computed in. A flag is any integer of 64 bits.
             holds = limits_of(target if common is torch.bool else common)
             largest = limits_of(common if common.is_floating_point else target).largest
             # ATen negates some.

@@ -195,10 +195,14 @@ _ON_CPU = tl.constexpr(devices.current.type == "cpu")
 
 @pointwise("addcmul", accepts=NUMBERS, casts=True)
 def addcmul(self, tensor1, tensor2, value):
-    """In the order of ATen's kernel for the device: a product of two may be infinite, and is then nan times 0."""
+    """In the order of ATen's kernel for the device: a product of two may be infinite, and is then nan times 0.
+
+    On a GPU a value of 1 leaves the sum of a product that is not rounded.
+    """
     if _ON_CPU:
         return multiply_add(value * tensor1, tensor2, self)
-    return multiply_add(value, tensor1 * tensor2, self)
+    plain = value == 1
+    return multiply_add(tl.where(plain, tensor1, value), tl.where(plain, tensor2, tensor1 * tensor2), self)
 
 
 def _not_of_integers(self, tensor1, tensor2, value):

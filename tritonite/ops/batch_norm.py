@@ -27,7 +27,7 @@ from tritonite.ops.normalization import (
     product_and_gradient,
     statistics_dtype,
 )
-from tritonite.ops.reduction import add_pairs, check_floats, over_count
+from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats, over_count
 
 
 @triton.jit
@@ -63,7 +63,8 @@ _given = Reduction((0.0, 0.0), _as_of_batch, add_pairs, _pair, (None, None), 2, 
 
 @triton.jit
 def _means_and_sums(product, grad, count):
-    return over_count(grad, count), over_count(product, count), product, grad
+    by_weight, by_bias = both_added_to_zero(product, grad, count)
+    return over_count(grad, count), over_count(product, count), by_weight, by_bias
 
 
 @triton.jit
@@ -111,21 +112,25 @@ def _laid(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
-def _check_parameters(input, *parameters):
-    """Decline unless parameters and statistics have one dtype: the input's or, of half types, float32."""
+def _kept(input, *parameters):
+    """The dtype of the statistics handed on: as ATen computes on a GPU, as its parameters are, if any, on a CPU.
+
+    Declines unless parameters and running statistics have one dtype: the input's or, of half types, float32.
+    """
     found = {each.dtype for each in present(*parameters)}
     if len(found) > 1 or not found <= {input.dtype, opmath(input.dtype)}:
         raise Decline("parameters of several dtypes, or of another than the input's")
+    return found.pop() if found and input.device.type == "cpu" else statistics_dtype(input)
 
 
 def _trained(input, weight, bias, running, moved, momentum, eps, outs):
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
     check_floats(input)
-    _check_parameters(input, weight, bias, *running, *moved)
+    kept = _kept(input, weight, bias, *running, *moved)
     dims, along = _channels(input, *present(weight, bias, *running, *moved))
     if len({each.dtype for each in (*running, *moved)}) > 1 or input.numel() == input.shape[1]:
         raise Decline("statistics of several dtypes, or one element a channel")
-    channels, kept = (input.shape[1],), statistics_dtype(input)
+    channels = (input.shape[1],)
     every = present(input, weight, bias, *running)
     outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs)
     compute = opmath(input.dtype)
@@ -143,11 +148,11 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs):
     check_floats(input)
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
-    _check_parameters(input, weight, bias, running_mean, running_var)
+    kept = _kept(input, weight, bias, running_mean, running_var)
     _, along = _channels(input, *present(weight, bias, running_mean, running_var))
     check_without_gaps(*outs)
     given = _laid(along, running_mean, running_var, weight, bias)
-    kept, size = statistics_dtype(input), 0 if input.device.type == "cpu" else input.shape[1]
+    size = 0 if input.device.type == "cpu" else input.shape[1]
     saved = outs[1:] or [empty((size,), kept, input.device) for _ in range(2)]
     if any(tuple(out.shape) != (size,) or out.dtype is not kept for out in saved):
         raise Decline("outputs of another shape or dtype")
@@ -233,12 +238,13 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
 
 def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs):
     check_floats(input, grad_out)
-    _check_parameters(input, weight, *running)
+    on_gpu = input.device.type != "cpu"
+    kept = _kept(input, weight, *running, *(() if on_gpu else saved))
     _channels(input, *present(*running))
-    if any(each.dtype is not statistics_dtype(input) for each in present(*saved)):
+    if any(each.dtype is not kept for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
     # On a GPU ATen's forward pass hands on the running statistics as if they were the batch's.
-    handed_on = input.device.type != "cpu" and saved[0] is not None and saved[0].numel() > 0
+    handed_on = on_gpu and saved[0] is not None and saved[0].numel() > 0
     if handed_on and not train and output_mask[0] and any(output_mask[1:]):
         raise Decline("statistics handed on twice, of which the layout decides ATen's")
     as_of_batch = train or handed_on
@@ -247,9 +253,10 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
         raise Decline("no statistics, or operands of several shapes")
     dims, along = _channels(input, *present(weight, *statistics))
     channels = (input.shape[1],)
-    results = asked_for(
-        present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs
-    )
+    every, by_parameters = present(input, grad_out, weight, *statistics), kept
+    if on_gpu:
+        by_parameters = input.dtype if weight is None else weight.dtype
+    results = asked_for(every, (input.shape, channels, channels), output_mask, outs, by_parameters)
     if not as_of_batch:
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
         _given.run(running, (), statistics, opmath(input.dtype), (eps,))

@@ -6,7 +6,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty, limit, limits_of, number_type
-from tritonite.dtypes import NUMBERS, category
+from tritonite.dtypes import ALL, NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
@@ -63,6 +63,23 @@ def clamp_max(self, max):
     return minimum_nan(self, max)
 
 
+def _range(dtype):
+    """The least and the largest number of a dtype."""
+    if dtype is torch.bool:
+        return 0, 1
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return info.min, info.max
+
+
+def _check_range(self, value):
+    """Decline a value in the device's memory that may overflow self's dtype, which ATen refuses after reading it."""
+    both = isinstance(value, torch.Tensor) and value.device == self.device
+    if both and self.dtype in ALL and value.dtype in ALL:
+        (least, most), (low, high) = _range(self.dtype), _range(value.dtype)
+        if low < least or high > most:
+            raise Decline(f"value of dtype {value.dtype}, of which {self.dtype} does not hold all")
+
+
 def _check_value(self, value, *others):
     if any(x.device.type != devices.current.type for x in (self, *others)):
         raise Decline("a tensor on another device")
@@ -82,6 +99,7 @@ def _masked_fill(self, mask, value):
 def masked_fill(self, mask, value, outs=()):
     """A fresh result is contiguous, whatever the layout of self."""
     _check_value(self, value, mask)
+    _check_range(self, value)
     if mask.dtype is not torch.bool:
         raise Decline(f"mask of dtype {mask.dtype}")
     if not outs:

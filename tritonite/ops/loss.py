@@ -22,7 +22,7 @@ from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
-from tritonite.ops.reduction import add_states, check_floats, only, over_count
+from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
 
 NONE, MEAN, SUM = 0, 1, 2
 _ON_CPU = tl.constexpr(devices.current.type == "cpu")
@@ -35,7 +35,7 @@ def _mean_with_number(state, count, number):
 
 @triton.jit
 def _sum_with_number(state, count, number):
-    return only(state, count)
+    return added_to_zero(state, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Loss:
     def of(
         cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False, asserting: bool = False
     ) -> "Loss":
-        mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, only)
+        mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, added_to_zero)
         projects = {MEAN: mean, SUM: total}
         return cls(
             kernel,

@@ -14,7 +14,7 @@ from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
 from tritonite.ops.activation import gelu
-from tritonite.ops.reduction import add_states, only
+from tritonite.ops.reduction import add_states, added_to_zero
 
 _gelu_formula = gelu.formula
 
@@ -263,7 +263,7 @@ def _product_of(x, y):
     return x * y
 
 
-_DOT = Reduction((0.0,), _product_of, add_states, only)
+_DOT = Reduction((0.0,), _product_of, add_states, added_to_zero)
 
 
 @operator("dot", accepts=FLOATS)

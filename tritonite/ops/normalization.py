@@ -15,10 +15,10 @@ from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.reduction import (
     add_pairs,
     add_states,
-    both,
+    added_to_zero,
+    both_added_to_zero,
     check_floats,
     moments,
-    only,
     over_count,
     root,
     same,
@@ -122,9 +122,9 @@ def _product(grad, x, mean, rstd):
     return grad * (x - mean) * rstd
 
 
-_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), product_and_gradient, add_pairs, both, (None, None), 2)
-_WEIGHT = Reduction((0.0,), _product, add_states, only)
-_BIAS = Reduction((0.0,), same, add_states, only)
+_WEIGHT_AND_BIAS = Reduction((0.0, 0.0), product_and_gradient, add_pairs, both_added_to_zero, (None, None), 2)
+_WEIGHT = Reduction((0.0,), _product, add_states, added_to_zero)
+_BIAS = Reduction((0.0,), same, add_states, added_to_zero)
 
 
 def _trailing(shape, normalized_shape):
@@ -159,14 +159,19 @@ def gradients(grad, input, mean, rstd, weight, dims, parameter_dims, results):
         _BIAS.run((grad,), parameter_dims, (by_bias,), compute)
 
 
-def asked_for(operands, shapes, wanted, outs):
-    """Outputs of the shapes whose flags in `wanted` are set, and None for the others."""
+def asked_for(operands, shapes, wanted, outs, by_parameters=None):
+    """Outputs of the shapes whose flags in `wanted` are set, and None for the others.
+
+    The first has the first operand's dtype, and so have the others, unless `by_parameters` is theirs.
+    """
     if len(wanted) != len(shapes):
         raise Decline("a mask of another length than there are gradients")
     if outs and not all(wanted):
         raise Decline("outputs that are not asked for")
-    chosen = [shape for shape, flag in zip(shapes, wanted, strict=True) if flag]
-    found = iter(outputs(operands, chosen, [operands[0].dtype] * len(chosen), outs))
+    own = operands[0].dtype
+    every = zip(shapes, [own, *[by_parameters or own] * (len(shapes) - 1)], wanted, strict=True)
+    chosen = [(shape, dtype) for shape, dtype, flag in every if flag]
+    found = iter(outputs(operands, [shape for shape, _ in chosen], [dtype for _, dtype in chosen], outs))
     return [next(found) if flag else None for flag in wanted]
 
 
@@ -208,6 +213,7 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
         raise Decline("a bias without a weight, which ATen refuses")
     if any(statistic.dtype is not statistics_dtype(input) for statistic in (mean, rstd)):
         raise Decline("statistics of another dtype than ATen keeps")
+    check_without_gaps(mean, rstd)
     if len(output_mask) != 3 or (output_mask[1] and weight is None) or (output_mask[2] and bias is None):
         raise Decline("a gradient by what there is not, or a mask of another length")
     wanted = output_mask
@@ -265,7 +271,7 @@ RMS_BACKWARD = {
     False: RowTransform(Reduction((0.0,), _scaled_product, add_states, over_count), _scaled_gradient),
     True: RowTransform(Reduction((0.0,), _scaled_product_weight, add_states, over_count), _scaled_gradient_weight),
 }
-_RMS_WEIGHT = Reduction((0.0,), _scaled_product, add_states, only)
+_RMS_WEIGHT = Reduction((0.0,), _scaled_product, add_states, added_to_zero)
 
 
 @operator("_fused_rms_norm", accepts=FLOATS, cuda_only=("_fused_rms_norm",))
@@ -367,7 +373,7 @@ def _gradient_of_direction(grad_w, v, g, norm, grad_g):
 
 
 _weight_norm = RowTransform(Reduction((0.0,), square, add_states, root), _of_length, leaf_inputs=1)
-_weight_norm_backward = RowTransform(Reduction((0.0,), _projection, add_states, only), _gradient_of_direction)
+_weight_norm_backward = RowTransform(Reduction((0.0,), _projection, add_states, added_to_zero), _gradient_of_direction)
 
 
 def _slices(v, dim, *others):

@@ -56,6 +56,11 @@ def added_to_zero(state, count):
 
 
 @triton.jit
+def both_added_to_zero(first, second, count):
+    return added_to_zero(first, count), added_to_zero(second, count)
+
+
+@triton.jit
 def over_count(state, count):
     return true_divide(state + tl.zeros_like(state), tl.broadcast_to(count.to(state.dtype), state.shape))
 

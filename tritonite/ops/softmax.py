@@ -12,10 +12,10 @@ from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse
 from tritonite.ops.reduction import (
     add_states,
+    added_to_zero,
     check_floats,
     combine_exponentials,
     no_exponentials,
-    only,
     same,
     scaled_exponential,
     sums_of_exponentials,
@@ -101,9 +101,9 @@ def _rough_log_softmax_gradient(grad_output, output, total):
 
 
 _softmax_backward = dict.fromkeys(
-    (False, True), RowTransform(Reduction((0.0,), _product, add_states, only), _softmax_gradient)
+    (False, True), RowTransform(Reduction((0.0,), _product, add_states, added_to_zero), _softmax_gradient)
 )
-_sum_of_gradients = Reduction((0.0,), same, add_states, only)
+_sum_of_gradients = Reduction((0.0,), same, add_states, added_to_zero)
 _log_softmax_backward = {
     False: RowTransform(_sum_of_gradients, _log_softmax_gradient, leaf_inputs=1),
     True: RowTransform(_sum_of_gradients, _rough_log_softmax_gradient, leaf_inputs=1),
@@ -210,7 +210,7 @@ def _masked_gradient(grad_output, output, mask, total):
 _masked = RowTransform(
     Reduction(no_exponentials, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
 )
-_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, only), _masked_gradient)
+_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, added_to_zero), _masked_gradient)
 
 
 def _spread(mask, shape, mask_type):
@@ -242,8 +242,8 @@ def _with_mask(transform, operands, mask, dim, outs):
 def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
     if not self.numel() and self.device.type != "cpu":
         raise Decline("no elements, for which ATen's launch fails")
-    if mask_type is None and not self.is_contiguous():
-        raise Decline("an input that is not contiguous, with a mask without a type")
+    if not self.is_contiguous():
+        raise Decline("an input that is not contiguous, whose layout ATen's result may have")
     if mask_type not in (0, 1, 2) and (mask_type is not None or self.device.type != "cpu"):
         raise Decline("a mask without a type")
     return _with_mask(_masked, (self,), _spread(mask, self.shape, mask_type), dim, outs)

@@ -84,8 +84,13 @@ def judge(
     return Verdict(failure, worst / eps, aten_worst / eps)
 
 
-def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None) -> float:
-    """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0."""
+def terms(
+    packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None, alpha: float = 1.0
+) -> float:
+    """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0.
+
+    `alpha` is what sums of products are multiplied with, their roundoff too; a small one leaves that of the addend.
+    """
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
@@ -98,7 +103,8 @@ def terms(packet: str | None, operands: Any, result: torch.Tensor, exact: torch.
             longest *= max((len(x) for x in tensors if x.dim() == 3), default=1)
         # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021).
         cut_off = longest * math.prod(usual[-2:]) / 2
-        return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2)
+        scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0
+        return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2) * scale**2
     read = max(x.numel() for x in tensors)
     count = max(1.0, read / max(1, result.numel()))
     if packet in _family("scan"):

@@ -217,7 +217,9 @@ def _judged(call: Call, ours: torch.Tensor, aten: torch.Tensor, exact: Any) -> s
     if exact is None and aten.is_floating_point():
         exact = aten
     packet = call.op.packet
-    roundoff = terms(packet, list(call.arguments.values()), aten, exact)
+    factor = call.arguments.get("alpha", 1)
+    alpha = float(factor) if type(factor) in (int, float) else 1.0
+    roundoff = terms(packet, list(call.arguments.values()), aten, exact, alpha)
     if call.op.family in SUMS or packet == "mvlgamma":
         # Terms may be larger than 1, and cancel.
         floats = [x for x in _tensors(call) if x.dtype in FLOATS]

@@ -133,7 +133,9 @@ def _work(connection: Any, chosen: list[str], seed: int, place: int, step: int, 
     # A quarter of the processes, or one of two, makes its calls through Python.
     os.environ["TRITONITE_NATIVE"] = str(int(place % min(step, 4) != 0 or step == 1))
     log = os.environ.get("TRITONITE_FUZZ_LOG", os.devnull)
-    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), sys.stderr.fileno())
+    # BLAS writes what it says of calls that ATen then raises for to the one, PyTorch its warnings to the other.
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream.fileno())
     while turn != turns:
         total = turn * step + place
         number, which = divmod(total, len(chosen))

@@ -45,6 +45,18 @@ def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"other": divisor.masked_fill(divisor == 0, 1)}
 
 
+@facts.drawn("_add_relu")
+def _finite_sums(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Sums that are nan, of infinities or of 0 times one, differ between ATen's loops as elements that are nan do."""
+
+    def finite(value: Any) -> Any:
+        if facts.real(value) and value.is_floating_point():
+            return value.nan_to_num(1.0, 2.0, -2.0)
+        return math.copysign(2.0, value) if isinstance(value, float) and math.isinf(value) else value
+
+    return {name: finite(value) for name, value in arguments.items()}
+
+
 @facts.drawn("ldexp")
 def _exponents(arguments: dict[str, Any]) -> dict[str, Any]:
     """Where 2 to the exponent overflows, some versions of ATen scale by it in steps, and others have nan of 0."""

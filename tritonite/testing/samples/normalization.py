@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -106,12 +107,21 @@ def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@facts.drawn("native_group_norm")
-def _finite_parameters(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen multiplies the element and the mean with the weight apart: of an infinite one the difference may be nan."""
-    given = {name: arguments.get(name) for name in ("weight", "bias")}
+def _without_infinities(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
     return arguments | {
-        name: value.nan_to_num(2.0, 2.0, 2.0)
-        for name, value in given.items()
-        if value is not None and facts.real(value) and value.is_floating_point()
+        name: value.nan_to_num(math.nan, 2.0, 2.0)
+        for name, value in arguments.items()
+        if name in names and facts.real(value) and value.is_floating_point()
     }
+
+
+@facts.drawn("native_layer_norm")
+def _finite_rows(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Whether the mean of a row with an infinite element is infinite or nan to ATen depends on where that is."""
+    return _without_infinities(arguments, "input")
+
+
+@facts.drawn("native_group_norm")
+def _finite_groups(arguments: dict[str, Any]) -> dict[str, Any]:
+    """So it does of a group. And ATen multiplies element and mean with the weight apart: an infinite one makes nan."""
+    return _without_infinities(arguments, "input", "weight", "bias")
