@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tritonite import cache
 from tritonite.tune.tiles import Config
 
 _FOLDER = Path(__file__).parent / "models"
@@ -44,7 +45,6 @@ class Costs(NamedTuple):
 class Work(NamedTuple):
     """What a product costs with each of many tiles, in numbers that know no speed of the device."""
 
-    units: Any
     rounds: Any
     steps: Any
     splits: Any
@@ -99,7 +99,6 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     steps = -(-blocks // tiles["splits"])
     splits = -(-blocks // steps)
     return Work(
-        units=count * splits,
         rounds=-(-count * splits // (multiprocessors * tiles["programs"])),
         steps=steps,
         splits=splits,
@@ -133,10 +132,36 @@ def load(path: Path) -> dict[int, Table]:
     return found
 
 
+def own(name: str) -> Path:
+    """The file of what this machine has fitted to a device of this name, which need not exist."""
+    return cache.folder() / f"{name.replace(' ', '_')}.json"
+
+
 @functools.lru_cache(maxsize=8)
-def tables(name: str, capability: str) -> dict[int, Table]:
-    """By the bytes of an element, the tables for a device of this name, or else for its capability, such as sm_90."""
-    for path in (_FOLDER / f"{name.replace(' ', '_')}.json", _FOLDER / f"{capability}.json"):
+def tables(name: str, architecture: str) -> dict[int, Table]:
+    """By the bytes of an element, the tables for a device of this name, or else for its architecture, such as sm_90.
+
+    Those fitted on this machine go before those that come with Tritonite.
+    """
+    for path in (own(name), _FOLDER / own(name).name, _FOLDER / f"{architecture}.json"):
         if path.exists():
             return load(path)
     return {}
+
+
+def save(path: Path, found: Mapping[int, Table]) -> None:
+    """Write tables to a file that `load` reads, a line for each of their tiles."""
+    text = ",\n".join([f'"{size}": {_text(table)}' for size, table in found.items()])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{{\n{text}\n}}\n")
+    tables.cache_clear()
+
+
+def _text(table: Table) -> str:
+    costs = {name: float(f"{value:.5g}") for name, value in table.costs._asdict().items()}
+    lines = []
+    for config, block, tile, b_inner in zip(table.configs, table.block, table.tile, table.b_inner, strict=True):
+        given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
+        line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
+        lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
+    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + "\n]}"

@@ -1,4 +1,4 @@
-"""Which tiles a product of matrices is cut into: as tuning found, by a model of the device, or by a rule over a table."""
+"""Which tiles a product of matrices is cut into: as tuning found, by a model of the device, or by a rule."""
 
 from __future__ import annotations
 
@@ -79,23 +79,28 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
 @functools.lru_cache(maxsize=4096)
 def fastest(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Config:
     """The tiles, and the parts of K, that take the least time by a model."""
-    tiles = table.candidates
+    tiles = table.candidates[possible(problem, device, table, warp_specialized)]
     work = model.work(problem, tiles, devices.multiprocessors(device))
     times = model.microseconds(work, table.block[tiles["number"]], table.tile[tiles["number"]], table.costs)
-    possible = _suits(problem, tiles) & _fits(problem, tiles, device)
-    possible &= warp_specialized | (tiles["warp_specialize"] == 0)
-    possible &= (tiles["splits"] == 1) | (
-        (work.units <= 2 * devices.multiprocessors(device) * tiles["programs"])
-        & (problem.K >= tiles["splits"] * np.maximum(PART, 2 * tiles["BLOCK_K"]))
-    )
-    best = tiles[np.argmin(np.where(possible, times, np.inf))]
+    best = tiles[np.argmin(times)]
     return table.configs[best["number"]]._replace(splits=int(best["splits"]))
 
 
-def _suits(problem: Problem, tiles: Any) -> Any:
-    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several."""
-    swapped = tiles["transposed"] == 1
+def possible(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Any:
+    """Which of a table's candidates are worth a thought."""
+    tiles = table.candidates
+    swapped, splits = tiles["transposed"] == 1, tiles["splits"]
     rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
+    width = tiles["BLOCK_N"] + tiles["MORE_N"]
+    units = problem.batches * -(-rows // tiles["BLOCK_M"]) * -(-columns // width) * splits
+    enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
+    enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
+    allowed = warp_specialized | (tiles["warp_specialize"] == 0)
+    return allowed & ((splits == 1) | enough) & _suits(problem, tiles, rows, columns) & _fits(problem, tiles, device)
+
+
+def _suits(problem: Problem, tiles: Any, rows: Any, columns: Any) -> Any:
+    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several."""
     width = tiles["BLOCK_N"] + tiles["MORE_N"]
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
@@ -164,7 +169,7 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
     most = _room(config.programs, device) if config.warp_specialize else devices.shared_memory(device)
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
-    if config.warp_specialize and config.shared(size, result) > most:
+    if config.warp_specialize and config._replace(num_stages=min(3, config.num_stages)).shared(size, result) > most:
         config = config._replace(split_store=True)
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         if config.num_stages == 3 and config.BLOCK_K * size > 128:
