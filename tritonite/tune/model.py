@@ -19,7 +19,7 @@ import numpy as np
 from tritonite import cache
 from tritonite.tune.tiles import Config
 
-_FOLDER = Path(__file__).parent / "models"
+FOLDER = Path(__file__).parent / "models"
 # In how many parts K may be taken.
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
@@ -143,7 +143,7 @@ def tables(name: str, architecture: str) -> dict[int, Table]:
 
     Those fitted on this machine go before those that come with Tritonite.
     """
-    for path in (own(name), _FOLDER / own(name).name, _FOLDER / f"{architecture}.json"):
+    for path in (own(name), FOLDER / own(name).name, FOLDER / f"{architecture}.json"):
         if path.exists():
             return load(path)
     return {}

@@ -28,7 +28,7 @@ WIDTHS += (14_336,)
 HEADS = (64, 80, 96, 128)
 # Candidates that a problem is timed with, and calls of each.
 _CANDIDATES, _CALLS = 30, 4
-_STEPS, _RATE = 2500, 0.03
+STEPS, _RATE = 2500, 0.03
 
 
 class Timed(NamedTuple):
@@ -112,8 +112,8 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     for parameter in parameters:
         parameter.requires_grad_()
     optimizer = torch.optim.Adam(parameters, _RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
-    for _ in range(_STEPS):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
         optimizer.zero_grad()
         block, tile, costs = [parameter.exp() for parameter in parameters]
         estimate = model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs))
