@@ -27,6 +27,8 @@ CONFIGS = {
     "descriptors": Config(32, 64, 32, descriptors=True),
     "descriptors, split": Config(32, 64, 32, descriptors=True, splits=3),
     "halves": Config(64, 32, 32, descriptors=True, split_store=True),
+    "transposed": Config(64, 32, 32, descriptors=True, transposed=True),
+    "transposed, split": Config(64, 16, 32, transposed=True, splits=3),
     "three parts": Config(64, 64, 32, bf16x6=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
@@ -37,6 +39,12 @@ SPECIALIZED = {
     "high": _SPECIALIZED._replace(BLOCK_M=256, GROUP_M=1),
     "halves": _SPECIALIZED._replace(split_store=True, num_stages=6),
     "three groups": _SPECIALIZED._replace(BLOCK_M=192, num_warps=12, num_stages=2),
+    "one group, twice": _SPECIALIZED._replace(BLOCK_M=64, num_warps=4, num_stages=3, programs=2),
+    "transposed": _SPECIALIZED._replace(BLOCK_N=16, transposed=True),
+    "split": _SPECIALIZED._replace(num_stages=3, splits=3),
+    "transposed, split": _SPECIALIZED._replace(BLOCK_N=32, transposed=True, splits=2),
+    "more columns": _SPECIALIZED._replace(MORE_N=64, split_store=True),
+    "more columns, transposed": _SPECIALIZED._replace(BLOCK_N=64, MORE_N=16, transposed=True, splits=2),
 }
 on_sm_90 = pytest.mark.skipif(
     not devices.has_wgmma(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
@@ -122,8 +130,9 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
     expected = torch.mm(a, b, out_dtype=torch.float32)
     actual = matmul.mm(a, b, torch.float32)[0]
     assert_close(actual, expected, a.double() @ b.double(), terms=terms("mm", (a, b), expected))
-    a, b = laid_out(40, 8, layouts[0], dtype), laid_out(8, 24, layouts[1], dtype)
-    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    for M, K, N in ((40, 8, 24), (264, 4104, 520), (1160, 1032, 1496), (16, 8192, 336)):
+        a, b = laid_out(M, K, layouts[0], dtype), laid_out(K, N, layouts[1], dtype)
+        check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
 @pytest.mark.parametrize("name", ["pointers", "split", "descriptors", "descriptors, split", "halves"])

@@ -1,5 +1,7 @@
 """Tuned tiles: the store that processes share, what is chosen from it, and the candidates."""
 
+import dataclasses
+import itertools
 import json
 import multiprocessing
 
@@ -12,7 +14,7 @@ import tritonite
 from tritonite import cli, devices
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.choose import Problem
-from tritonite.tune import store, tuner
+from tritonite.tune import model, store, sweep, tuner
 from tritonite.tune.tiles import Config
 
 PROBLEM = Problem(1, 64, 256, 512, torch.bfloat16, torch.bfloat16, True, True)
@@ -90,3 +92,47 @@ def test_the_command_says_what_is_wrong():
     done = run(cli.app, ["tune", "--shape", "64x256x512", "--dtype", "bfloat16", "--layout", "nt"])
     assert done.exit_code == 0, done.output
     assert PROBLEM.key in store.known(devices.name_of(DEVICE))
+
+
+def _table():
+    return model.load(model.FOLDER / "NVIDIA_H200.json")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_model_chooses_what_fits(dtype, monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    table, seen = _table()[dtype.itemsize], set()
+    for problem in itertools.islice(sweep.drawn(dtype, 1), 300):
+        for warp_specialized in (True, False):
+            chosen = choose.fastest(problem, DEVICE, table, warp_specialized)
+            config = choose.fitting(chosen, problem, DEVICE)
+            result = problem.result.itemsize if config.splits == 1 else 4
+            assert config.num_stages > 1
+            assert warp_specialized or not config.warp_specialize
+            assert config.shared(dtype.itemsize, result if config.descriptors else 0) <= devices.shared_memory(DEVICE)
+            assert config.splits == 1 or 128 * config.splits <= problem.K
+            seen.add(chosen._replace(splits=1))
+    assert len(seen) > 10
+
+
+def test_a_sweep_is_fitted(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    table = _table()[4]
+    true = dataclasses.replace(table, block=table.block * 1.5, costs=table.costs._replace(launch=9.0))
+    timed = []
+    for problem in itertools.islice(sweep.drawn(torch.float32, 2), 60):
+        tiles = true.candidates[choose.possible(problem, DEVICE, true, True)][::5]
+        work = model.work(problem, tiles, 132)
+        times = model.microseconds(work, true.block[tiles["number"]], true.tile[tiles["number"]], true.costs)
+        configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
+        timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times.tolist(), strict=True))))
+    monkeypatch.setattr(sweep, "STEPS", 300)
+    fitted = sweep.fit(timed, table, 132)
+    assert fitted.costs.launch == pytest.approx(9, rel=0.1)
+    assert sweep.regret(timed, fitted, 132) < 1.01
+    monkeypatch.setattr(model.cache, "folder", lambda: tmp_path)
+    model.save(model.own("A GPU"), {4: fitted})
+    loaded = model.tables("A GPU", "sm_90")[4]
+    assert loaded.configs == fitted.configs and loaded.b_inner == fitted.b_inner
+    assert loaded.block == pytest.approx(fitted.block, rel=1e-3)
+    model.tables.cache_clear()

@@ -447,10 +447,18 @@ def tune(
     dtype: Annotated[list[str] | None, typer.Option(help="such as float16; several allowed")] = None,
     layout: Annotated[list[str] | None, typer.Option(help="nn, nt, tn or tt; default nn and nt")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes to compile in")] = os.cpu_count() or 1,
+    model: Annotated[
+        bool, typer.Option(help="instead, fit the model that chooses tiles for every shape to this GPU")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="of --model, for each dtype, once all is compiled")] = 90,
+    seed: Annotated[int, typer.Option(help="of the products that --model draws")] = 0,
 ) -> None:
     """Find the fastest tiles for products of matrices on this GPU and keep them for every later process."""
     if tritonite.device != "cuda" or tritonite.backend.interpreted:
         raise NoDevice
+    if model:
+        _fit_model(seconds, seed, jobs)
+        return
     from tritonite.bench import cases
     from tritonite.engine.gemm.choose import Problem
     from tritonite.tune import tuner
@@ -476,6 +484,29 @@ def tune(
             table.add_row(problem.key, *times, f"{found.aten / found.microseconds:.2f}", str(tuple(found.config)))
     console.print(table)
     console.print(f"kept in {store.path()}", highlight=False, soft_wrap=True)
+
+
+def _fit_model(seconds: float, seed: int, jobs: int) -> None:
+    """Sweep drawn products of bfloat16 and float32, fit the model to two thirds of them, and look at the others."""
+    from tritonite import devices
+    from tritonite.tune import model, sweep
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    name, count = devices.name_of(device), devices.multiprocessors(device)
+    tables = dict(model.tables(name, devices.architecture(device)) or model.tables("NVIDIA H200", ""))
+    for dtype in (torch.bfloat16, torch.float32):
+        size = dtype.itemsize
+        with console.status(f"timing drawn products of {dtype}"):
+            timed = list(sweep.sweep(dtype, seconds, seed, jobs, tables[size]))
+        with console.status(f"fitting {len(timed)} products of {dtype}"):
+            seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
+            regret = sweep.regret(unseen, sweep.fit(seen, tables[size], count), count)
+            tables[size] = sweep.fit(timed, tables[size], count)
+        console.print(
+            f"{dtype}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen", highlight=False
+        )
+    model.save(model.own(name), tables)
+    console.print(f"kept in {model.own(name)}", highlight=False, soft_wrap=True)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

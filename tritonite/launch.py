@@ -16,13 +16,13 @@ import triton
 from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction, KernelInterface
+from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices, dtypes
@@ -351,7 +351,7 @@ class LibEntry(KernelInterface):
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, from the cache where a call like this one has been compiled."""
         if _local.target is not None:
-            return self.specialization(args, kwargs).compile(_local.target)
+            return self._compile_for(_local.target, args, kwargs)
         if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
             with torch.cuda.device(index):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
@@ -392,6 +392,17 @@ class LibEntry(KernelInterface):
         metadata = None if enter is None else kernel.launch_metadata(size, stream, *values)
         kernel.run(*size, stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
         return kernel
+
+    def _compile_for(self, target: GPUTarget, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledKernel:
+        """Compile what Triton would for a launch with these arguments, so that a launch finds it in the cache."""
+        bound, options, _ = self._bind(args, kwargs)
+        backend = make_backend(target)
+        binder = create_function_from_signature(self.jit.signature, self.jit.params, backend)
+        values, kinds, given = binder(**bound, **options)
+        packed, signature, constants, attributes = self.jit._pack_args(backend, options, values, kinds, given)
+        kind = GluonASTSource if self.jit.is_gluon() else ASTSource
+        source = kind(self.jit, signature, constants, attributes)
+        return triton.compile(source, target=target, options=packed.__dict__)
 
     def specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
         """What a launch with these arguments compiles, as Triton would specialise it. Needs no GPU."""

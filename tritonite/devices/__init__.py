@@ -95,6 +95,14 @@ def has_wgmma(device: torch.device) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+def architecture(device: torch.device) -> str:
+    """The kind of its multiprocessors, such as sm_90; "" of what is no NVIDIA GPU."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+@functools.lru_cache(maxsize=64)
 def name_of(device: torch.device) -> str:
     """The name that stored tiles know a device by."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else current.kind

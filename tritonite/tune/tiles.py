@@ -12,6 +12,8 @@ class Config(NamedTuple):
     `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
     multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `split_store` a tile is written in
     two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
+    With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor
+    cores take of rows. A tile has MORE_N columns besides.
     """
 
     BLOCK_M: int
@@ -27,6 +29,8 @@ class Config(NamedTuple):
     GROUP_M: int = 8
     bf16x6: bool = False
     warp_specialize: bool = False
+    transposed: bool = False
+    MORE_N: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -35,8 +39,9 @@ class Config(NamedTuple):
 
     def shared(self, size: int, result_size: int) -> int:
         """The bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
-        operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * size
-        return operands + self.BLOCK_M * self.BLOCK_N * result_size // (2 if self.split_store else 1)
+        columns = self.BLOCK_N // (2 if self.split_store else 1) + self.MORE_N
+        operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N + self.MORE_N) * self.BLOCK_K * size
+        return operands + self.BLOCK_M * columns * result_size
 
 
 _DESCRIBED = (

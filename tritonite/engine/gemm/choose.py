@@ -1,21 +1,25 @@
-"""Which tiles a product of matrices is cut into: as tuning found, or by a rule over a table for each kind of device."""
+"""Which tiles a product of matrices is cut into: as tuning found, by a model of the device, or by a rule."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tritonite import devices
-from tritonite.tune import store
+from tritonite.tune import model, store
 from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
 
 # Products of up to so many rows are bound by memory.
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
-# The rows and columns that a program takes where split-K's partial products are added.
-SPLIT_K_BLOCK = (8, 256)
+# A part of K has so many elements at least, and two blocks.
+PART = 128
+# The columns that a program takes where split-K's partial products are added, and the elements of all of them.
+SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 
 
 class Problem(NamedTuple):
@@ -36,7 +40,8 @@ class Problem(NamedTuple):
 
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
-        return self.batches * -(-self.M // config.BLOCK_M) * -(-self.N // config.BLOCK_N)
+        M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
+        return self.batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
 
     @property
     def key(self) -> str:
@@ -48,7 +53,7 @@ class Problem(NamedTuple):
 
 
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem, stored or by rule.
+    """The tiles for a problem: stored, or the fastest by the device's model, or by rule where it has none.
 
     `descriptors` where all operands can have tensor descriptors, `warp_specialized` where a kernel with specialised
     warps may take them.
@@ -56,7 +61,66 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
     stored = store.known(devices.name_of(device)).get(problem.key)
     if stored and (descriptors or not stored.descriptors) and (warp_specialized or not stored.warp_specialize):
         return stored
-    return rule(problem, device, descriptors, warp_specialized)
+    table = table_for(problem, device, descriptors)
+    if table is None:
+        return rule(problem, device, descriptors, warp_specialized)
+    return fastest(problem, device, table, warp_specialized)
+
+
+def table_for(problem: Problem, device: torch.device, descriptors: bool) -> model.Table | None:
+    """What a sweep found of the device for such problems: of half types with descriptors, and of float32."""
+    if problem.blockwise or problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    if problem.dtype.itemsize == 2 and not descriptors:
+        return None
+    return model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
+
+
+@functools.lru_cache(maxsize=4096)
+def fastest(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Config:
+    """The tiles, and the parts of K, that take the least time by a model."""
+    tiles = table.candidates[possible(problem, device, table, warp_specialized)]
+    work = model.work(problem, tiles, devices.multiprocessors(device))
+    times = model.microseconds(work, table.block[tiles["number"]], table.tile[tiles["number"]], table.costs)
+    best = tiles[np.argmin(times)]
+    return table.configs[best["number"]]._replace(splits=int(best["splits"]))
+
+
+def possible(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Any:
+    """Which of a table's candidates are worth a thought."""
+    tiles = table.candidates
+    swapped, splits = tiles["transposed"] == 1, tiles["splits"]
+    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
+    width = tiles["BLOCK_N"] + tiles["MORE_N"]
+    units = problem.batches * -(-rows // tiles["BLOCK_M"]) * -(-columns // width) * splits
+    enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
+    enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
+    allowed = warp_specialized | (tiles["warp_specialize"] == 0)
+    return allowed & ((splits == 1) | enough) & _suits(problem, tiles, rows, columns) & _fits(problem, tiles, device)
+
+
+def _suits(problem: Problem, tiles: Any, rows: Any, columns: Any) -> Any:
+    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several."""
+    width = tiles["BLOCK_N"] + tiles["MORE_N"]
+    filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
+    filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
+    filled &= (problem.M <= PART) | (tiles["BLOCK_N"] >= 64) | (tiles["BLOCK_M"] >= 128)
+    few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
+    few &= (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
+    return np.where(tiles["BLOCK_M"] <= FEW, few, filled)
+
+
+def _fits(problem: Problem, tiles: Any, device: torch.device) -> Any:
+    """Of which tiles shared memory has room for three stages, where warps divide the work."""
+    size, result = problem.dtype.itemsize, np.where(tiles["splits"] == 1, problem.result.itemsize, 4)
+    stages = 3 * (tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]) * tiles["BLOCK_K"] * size
+    staging = tiles["BLOCK_M"] * (tiles["BLOCK_N"] // 2 + tiles["MORE_N"]) * result
+    return (tiles["warp_specialize"] == 0) | (stages + staging <= _room(tiles["programs"], device))
+
+
+def _room(programs: Any, device: torch.device) -> Any:
+    """The bytes of shared memory for one of several programs whose warps divide the work, next to their barriers."""
+    return (devices.shared_memory(device) + 1024) // programs - 1280
 
 
 def rule(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
@@ -101,10 +165,11 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
 
     Four of half the size are rather taken than two.
     """
-    size, most = problem.dtype.itemsize, devices.shared_memory(device)
+    size = problem.dtype.itemsize
+    most = _room(config.programs, device) if config.warp_specialize else devices.shared_memory(device)
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
-    if config.warp_specialize and config.shared(size, result) > most:
+    if config.warp_specialize and config._replace(num_stages=min(3, config.num_stages)).shared(size, result) > most:
         config = config._replace(split_store=True)
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         if config.num_stages == 3 and config.BLOCK_K * size > 128:

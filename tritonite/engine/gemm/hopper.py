@@ -32,10 +32,10 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
-def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
+def _copy(a, b, b_more, buffers, sizes, ORDER: gl.constexpr):
     """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
-    xs, ys, ready, free = buffers
-    _, _, count, tiles_m, tiles_n, blocks, programs = sizes
+    xs, ys, ys_more, ready, free = buffers
+    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
@@ -44,12 +44,14 @@ def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
     ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
     COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
     INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS) * INNER * xs.dtype.primitive_bitwidth // 8
+    MORE: gl.constexpr = ORDER[6]
+    BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS + MORE) * INNER * xs.dtype.primitive_bitwidth // 8
     step = 0
     for tile in range(gl.program_id(0), count, programs):
-        batch = tile // (tiles_m * tiles_n)
+        written = tile // (tiles_m * tiles_n)
+        batch, begin = written % batches, written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        for block in range(blocks):
+        for block in range(begin, gl.minimum(begin + steps, blocks)):
             stage, inner = step % STAGES, block * INNER
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = ready.index(stage)
@@ -58,15 +60,64 @@ def _copy(a, b, buffers, sizes, ORDER: gl.constexpr):
                 first = (row * COPIES + i) * ROWS
                 place_a = [batch, inner, first] if A_TRANSPOSED else [batch, first, inner]
                 _load(a, place_a, here, xs.index(stage * COPIES + i))
-            first = column * COLUMNS
+            first = column * (COLUMNS + MORE)
             _load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
+            if MORE > 0:
+                first += COLUMNS
+                place_b = [batch, first, inner] if B_TRANSPOSED else [batch, inner, first]
+                _load(b_more, place_b, here, ys_more.index(stage))
             step += 1
+
+
+@gluon.jit
+def _write(
+    tile,
+    out,
+    here,
+    place_out,
+    sizes,
+    epilogue_arguments,
+    ORDER: gl.constexpr,
+    SCALED: gl.constexpr,
+    KINDS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    INDEX: gl.constexpr,
+    PENDING: gl.constexpr,
+):
+    """Write a tile through the buffer `here`, as soon as all but PENDING writes before have left theirs."""
+    M, N, batches, _, _, _, _, _, _ = sizes
+    written, row, column = place_out
+    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
+    ROWS: gl.constexpr = tile.shape[0]
+    WIDTH: gl.constexpr = tile.shape[1]
+    rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, tile.type.layout))
+    columns = column.to(INDEX) + gl.arange(0, WIDTH, gl.SliceLayout(0, tile.type.layout))
+    own = (written % batches).to(INDEX), rows, columns, rows < M, columns < N
+    result = epilogue(tile, own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
+    tma.store_wait(pendings=PENDING)
+    if OUT_TRANSPOSED:
+        here.reshape((WIDTH, ROWS)).permute((1, 0)).store(result.to(out.dtype))
+    else:
+        here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
+    fence_async_shared()
+    _store(out, [written, column, row] if OUT_TRANSPOSED else [written, row, column], here)
+
+
+@gluon.jit
+def _as_operand(y, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: gl.constexpr):
+    if B_TRANSPOSED:
+        operand = y.reshape((COLUMNS, INNER)).permute((1, 0))
+    else:
+        operand = y.reshape((INNER, COLUMNS))
+    return operand
 
 
 @gluon.jit
 def _multiply(
     out,
+    out_more,
     staging,
+    staging_more,
     buffers,
     sizes,
     epilogue_arguments,
@@ -78,28 +129,34 @@ def _multiply(
     WHICH: gl.constexpr,
 ):
     """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
-    xs, ys, ready, free = buffers
-    M, N, count, tiles_m, tiles_n, blocks, programs = sizes
+    xs, ys, ys_more, ready, free = buffers
+    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
     CONSUMERS: gl.constexpr = ORDER[3]
     BLOCKWISE: gl.constexpr = ORDER[4]
+    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
     STAGES: gl.constexpr = ys.shape[0]
     COPIES: gl.constexpr = xs.shape[0] // STAGES
-    ROWS: gl.constexpr = staging.shape[2]
+    ROWS: gl.constexpr = staging.shape[3] if OUT_TRANSPOSED else staging.shape[2]
     COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
     INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    WIDTH: gl.constexpr = staging.shape[3]
+    WIDTH: gl.constexpr = staging.shape[2] if OUT_TRANSPOSED else staging.shape[3]
     BUFFERS: gl.constexpr = staging.shape[0] // CONSUMERS
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // xs.dtype.primitive_bitwidth])
+    MORE: gl.constexpr = ORDER[6]
+    DEPTH: gl.constexpr = 256 // xs.dtype.primitive_bitwidth
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, DEPTH])
+    layout_more: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(MORE, 16), DEPTH])
     step = 0
     for tile in range(gl.program_id(0), count, programs):
-        batch = tile // (tiles_m * tiles_n)
+        written = tile // (tiles_m * tiles_n)
+        begin = written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        row, column = (row * CONSUMERS + WHICH) * ROWS, column * COLUMNS
+        row, column = (row * CONSUMERS + WHICH) * ROWS, column * (COLUMNS + MORE)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
-        for block in range(blocks):
+        total_more = gl.zeros((ROWS, max(MORE, 16)), gl.float32, layout_more)
+        for block in range(begin, gl.minimum(begin + steps, blocks)):
             stage = step % STAGES
             mbarrier.wait(ready.index(stage), step // STAGES % 2)
             if A_TRANSPOSED:
@@ -108,10 +165,7 @@ def _multiply(
                 x = xs.index(stage).reshape((CONSUMERS * ROWS, INNER)).slice(WHICH * ROWS, ROWS)
             else:
                 x = xs.index(stage * COPIES + WHICH).reshape((ROWS, INNER))
-            if B_TRANSPOSED:
-                y = ys.index(stage).reshape((COLUMNS, INNER)).permute((1, 0))
-            else:
-                y = ys.index(stage).reshape((INNER, COLUMNS))
+            y = _as_operand(ys.index(stage), COLUMNS, INNER, B_TRANSPOSED)
             if BLOCKWISE:
                 part = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
                 part = warpgroup_mma(x, y, part, use_acc=False, is_async=True)
@@ -119,25 +173,53 @@ def _multiply(
                 mbarrier.arrive(free.index(stage))
             else:
                 total = warpgroup_mma(x, y, total, is_async=True)
-                total = warpgroup_mma_wait(1, deps=(total,))
+                if MORE > 0:
+                    y_more = _as_operand(ys_more.index(stage), MORE, INNER, B_TRANSPOSED)
+                    total_more = warpgroup_mma(x, y_more, total_more, is_async=True)
+                    total, total_more = warpgroup_mma_wait(2, deps=(total, total_more))
+                else:
+                    total = warpgroup_mma_wait(1, deps=(total,))
                 # The block before this one has been multiplied.
-                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > 0)
+                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > begin)
             step += 1
         if not BLOCKWISE:
-            total = warpgroup_mma_wait(0, deps=(total,))
+            if MORE > 0:
+                total, total_more = warpgroup_mma_wait(0, deps=(total, total_more))
+            else:
+                total = warpgroup_mma_wait(0, deps=(total,))
             mbarrier.arrive(free.index((step + STAGES - 1) % STAGES))
         subtiles = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
-            rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, subtiles[i].type.layout))
-            columns = column.to(INDEX) + i * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, subtiles[i].type.layout))
-            own = batch.to(INDEX), rows, columns, rows < M, columns < N
-            result = epilogue(subtiles[i], own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
             # What was last in these BUFFERS has been read out of shared memory.
-            tma.store_wait(pendings=BUFFERS - 1)
-            here = staging.index(WHICH * BUFFERS + i % BUFFERS)
-            here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
-            fence_async_shared()
-            _store(out, [batch, row, column + i * WIDTH], here)
+            _write(
+                subtiles[i],
+                out,
+                staging.index(WHICH * BUFFERS + i % BUFFERS),
+                (written, row, column + i * WIDTH),
+                sizes,
+                epilogue_arguments,
+                ORDER,
+                SCALED,
+                KINDS,
+                ACTIVATION,
+                INDEX,
+                BUFFERS - 1,
+            )
+        if MORE > 0:
+            _write(
+                total_more,
+                out_more,
+                staging_more.index(WHICH),
+                (written, row, column + COLUMNS),
+                sizes,
+                epilogue_arguments,
+                ORDER,
+                SCALED,
+                KINDS,
+                ACTIVATION,
+                INDEX,
+                BUFFERS - 1,
+            )
     tma.store_wait(pendings=0)
 
 
@@ -149,15 +231,19 @@ def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["batches", "M", "K", "programs"])
+@gluon.jit(do_not_specialize=["batches", "M", "N", "K", "steps", "splits", "programs"])
 def multiply_warp_specialized(
     a,
     b,
+    b_more,
     out,
+    out_more,
     batches,
     M,
     N,
     K,
+    steps,
+    splits,
     programs,
     addend,
     scales,
@@ -174,9 +260,11 @@ def multiply_warp_specialized(
 ):
     """As `triton.multiply_persistent`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
 
-    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, and whether sums over blocks are added in float32
-    (BLOCKWISE); the blocks are the descriptors'. A tile is written in two subtiles, by way of BUFFERS of them. CUTLASS
-    has kernels like it for Hopper ("cooperative").
+    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, whether sums over blocks are added in float32
+    (BLOCKWISE), whether the result is transposed, and how many columns a tile has besides, those of `b_more` and
+    `out_more`: blocks are powers of two, and the tiles that fill a device seldom are. The blocks are the descriptors'.
+    Each of `splits` parts of K, of `steps` blocks, is a result. A tile is written in two subtiles, by way of BUFFERS of
+    them. CUTLASS has kernels like it for Hopper ("cooperative").
 
     float8 without fast accumulation adds each block of K in registers of its own. Where all warps wait for each block
     they multiply and add in step: 956 us at 8192 cubed, cuBLAS 751. Three groups that wait for nothing but their own
@@ -189,35 +277,95 @@ def multiply_warp_specialized(
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     CONSUMERS: gl.constexpr = ORDER[3]
-    ROWS: gl.constexpr = CONSUMERS * out.block_shape[1]
+    ROWS: gl.constexpr = CONSUMERS * (out.block_shape[2] if ORDER[5] else out.block_shape[1])
     COLUMNS: gl.constexpr = b.block_shape[1] if B_TRANSPOSED else b.block_shape[2]
     INNER: gl.constexpr = a.block_shape[1] if A_TRANSPOSED else a.block_shape[2]
     COPIES: gl.constexpr = ROWS // (a.block_shape[2] if A_TRANSPOSED else a.block_shape[1])
     xs = gl.allocate_shared_memory(a.dtype, [STAGES * COPIES] + a.block_shape, a.layout)
     ys = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
     staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_shape, out.layout)
+    MORE: gl.constexpr = ORDER[6]
+    ys_more, staging_more = ys, staging
+    if MORE > 0:
+        ys_more = gl.allocate_shared_memory(b.dtype, [STAGES] + b_more.block_shape, b_more.layout)
+        staging_more = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out_more.block_shape, out_more.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
-    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS)
-    buffers = xs, ys, ready, free
-    sizes = M, N, batches * tiles_m * tiles_n, tiles_m, tiles_n, gl.cdiv(K, INNER), programs
+    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + MORE)
+    buffers = xs, ys, ys_more, ready, free
+    count = splits * batches * tiles_m * tiles_n
+    sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
     # As many of 65,536 registers for each thread; what copies needs few.
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
         gl.warp_specialize(
             [
                 (
                     _multiply,
-                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
+                ),
+                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
+            ],
+            [1],
+            [24],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        1,
+                    ),
                 ),
-                (_copy, (a, b, buffers, sizes, ORDER)),
+                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
             [4, 1],
             [240, 24],
@@ -227,17 +375,59 @@ def multiply_warp_specialized(
             [
                 (
                     _multiply,
-                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        0,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        1,
+                    ),
                 ),
                 (
                     _multiply,
-                    (out, staging, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2),
+                    (
+                        out,
+                        out_more,
+                        staging,
+                        staging_more,
+                        buffers,
+                        sizes,
+                        epilogue_arguments,
+                        ORDER,
+                        SCALED,
+                        KINDS,
+                        ACTIVATION,
+                        INDEX,
+                        2,
+                    ),
                 ),
-                (_copy, (a, b, buffers, sizes, ORDER)),
+                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],
             [160, 160, 24],

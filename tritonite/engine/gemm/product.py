@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -124,6 +125,11 @@ class _Work(NamedTuple):
     precision: str
     blockwise: bool
 
+    def transposed(self) -> _Work:
+        """The same product of the transposed operands, in the other order, whose result is the transpose."""
+        a, b, out = self.b.mT, self.a.mT, self.out.mT
+        return self._replace(a=a, b=b, out=out, epilogue=self.epilogue.transposed())
+
     @property
     def problem(self) -> choose.Problem:
         a, b = self.a, self.b
@@ -151,33 +157,79 @@ class _Work(NamedTuple):
 
 
 def _run(work: _Work, config: Config) -> None:
-    if config.warp_specialize and config.descriptors and work.epilogue.activation is None:
-        _run_warp_specialized(work, config)
-        return
-    a, b, out = work.a, work.b, work.out
-    (batches, M, N), K, constants = out.shape, a.shape[2], work.constants(config)
+    (batches, M, N), K = work.out.shape, work.a.shape[2]
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
-    partials = out if splits == 1 else empty((splits * batches, M, N), work.accumulator, out.device)
-    epilogue = (work.epilogue if splits == 1 else _NOTHING).arguments
-    tiles = work.problem.tiles(config)
-    sizes = {"batches": batches, "M": M, "N": N, "K": K, "steps": steps, "SPLIT": splits > 1}
-    if config.descriptors:
-        programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
+    if splits == 1:
+        _multiply(work, config, batches, steps, splits)
+        return
+    partials = empty((splits * batches, M, N), work.accumulator, work.out.device)
+    _multiply(work._replace(out=partials, epilogue=_NOTHING), config, batches, steps, splits)
+    most, columns = power_of_2(splits), min(power_of_2(N), choose.SPLIT_K_COLUMNS)
+    rows = min(power_of_2(M), max(1, choose.SPLIT_K_ELEMENTS // (most * columns)))
+    reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
+        *(partials, work.out),
+        strides=work.out.stride(),
+        batches=batches,
+        M=M,
+        N=N,
+        splits=splits,
+        **work.epilogue.arguments,
+        INDEX=work.index,
+        SPLITS=most,
+        BLOCK_M=rows,
+        BLOCK_N=columns,
+    )
+
+
+def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int) -> None:
+    """Launch a kernel for `splits` parts of K, of `steps` blocks each, whose results are one after another."""
+    if config.transposed:
+        work = work.transposed()
+    a, b, out = work.a, work.b, work.out
+    M, N = out.shape[1:]
+    tiles = batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
+    programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
+    sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
+    epilogue, constants = work.epilogue.arguments, work.constants(config)
+    if config.descriptors and config.warp_specialize:
+        groups = config.num_warps // 4
+        rows, whole = config.BLOCK_M // groups, a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
+        more, transposed = config.MORE_N, out.stride(2) != 1
+        threads = 128 * (groups + 1)
+        hopper.multiply_warp_specialized[(programs,)](
+            hopper.in_shared_memory(_descriptor(a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
+            hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, config.BLOCK_N)),
+            hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, more)) if more else None,
+            hopper.in_shared_memory(_descriptor(out, rows, config.BLOCK_N // 2)),
+            hopper.in_shared_memory(_descriptor(out, rows, more)) if more else None,
+            splits=splits,
+            programs=programs,
+            INDEX=work.index,
+            ORDER=(a.stride(2) != 1, b.stride(2) != 1, config.GROUP_M, groups, work.blockwise, transposed, more),
+            BUFFERS=1 if config.split_store else 2,
+            STAGES=config.num_stages,
+            num_warps=4,
+            maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
+            **sizes,
+            **epilogue,
+        )
+    elif config.descriptors:
         # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
-        direct = splits * tiles == programs
+        direct = splits * tiles == programs or out.stride(2) != 1
         width = config.BLOCK_N // (2 if config.split_store else 1)
         multiply_persistent[(programs,)](
             _descriptor(a, config.BLOCK_M, config.BLOCK_K),
             _descriptor(b, config.BLOCK_K, config.BLOCK_N),
-            partials if direct else _descriptor(partials, config.BLOCK_M, width),
-            partials.stride() if direct else (),
+            out if direct else _descriptor(out, config.BLOCK_M, width),
+            out.stride() if direct else (),
             splits=splits,
             programs=programs,
-            RESULT=TRITON_DTYPES[partials.dtype],
+            RESULT=TRITON_DTYPES[out.dtype],
             A_TRANSPOSED=a.stride(2) != 1,
             B_TRANSPOSED=b.stride(2) != 1,
+            SPLIT=splits > 1,
             SPLIT_STORE=config.split_store,
             **sizes,
             **epilogue,
@@ -185,46 +237,16 @@ def _run(work: _Work, config: Config) -> None:
         )
     else:
         multiply[(tiles, splits)](
-            *(a, b, partials, work.ends),
-            strides=(a.stride(), b.stride(), partials.stride()),
+            *(a, b, out, work.ends),
+            strides=(a.stride(), b.stride(), out.stride()),
             summed=work.terms,
-            EVEN_K=K % config.BLOCK_K == 0 and work.ends is None,
+            SPLIT=splits > 1,
+            EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
+            ALIGNED=_alignment(a, b, out),
             **sizes,
             **epilogue,
             **constants,
         )
-    if splits > 1:
-        rows, columns = min(power_of_2(M), choose.SPLIT_K_BLOCK[0]), choose.SPLIT_K_BLOCK[1]
-        reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
-            *(partials, out),
-            strides=out.stride(),
-            batches=batches,
-            M=M,
-            N=N,
-            splits=splits,
-            **work.epilogue.arguments,
-            INDEX=constants["INDEX"],
-            BLOCK_M=rows,
-            BLOCK_N=columns,
-        )
-
-
-def _run_warp_specialized(work: _Work, config: Config) -> None:
-    groups, (batches, M, N) = config.num_warps // 4, work.out.shape
-    programs = min(work.problem.tiles(config), devices.multiprocessors(work.out.device))
-    rows, whole = config.BLOCK_M // groups, work.a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
-    hopper.multiply_warp_specialized[(programs,)](
-        hopper.in_shared_memory(_descriptor(work.a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
-        hopper.in_shared_memory(_descriptor(work.b, config.BLOCK_K, config.BLOCK_N)),
-        hopper.in_shared_memory(_descriptor(work.out, rows, config.BLOCK_N // 2)),
-        *(batches, M, N, work.a.shape[2], programs),
-        INDEX=work.index,
-        ORDER=(work.a.stride(2) != 1, work.b.stride(2) != 1, config.GROUP_M, groups, work.blockwise),
-        BUFFERS=1 if config.split_store else 2,
-        STAGES=config.num_stages,
-        num_warps=4,
-        **work.epilogue.arguments,
-    )
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:
@@ -261,6 +283,31 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
 
 
 _NOTHING = _Epilogue(None, (), 1.0, 0.0, None)
+
+
+def _alignment(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int | bool, ...]:
+    """`multiply`'s ALIGNED, for up to 16 bytes at a time. Only sizes along which elements lie matter."""
+    inner = a.stride(2) == 1, b.stride(1) == 1, out.stride(2) == 1
+    contiguous = inner[0] or a.stride(1) == 1, inner[1] or b.stride(2) == 1, inner[2] or out.stride(1) == 1
+    most, most_out = 16 // a.dtype.itemsize, 16 // out.dtype.itemsize
+    M, N, K = a.shape[1], b.shape[2], a.shape[2]
+    operands = _every(most, a, inner[0]), _every(most, b, not inner[1])
+    every = math.gcd(*operands) if all(contiguous[:2]) else 1
+    every_out = _every(most_out, out, inner[2]) if contiguous[2] else 1
+    return (
+        1 if inner[0] and inner[2] else math.gcd(most, M),
+        math.gcd(most, N),
+        math.gcd(most, K),
+        every,
+        every_out,
+        *inner,
+    )
+
+
+def _every(most: int, tensor: torch.Tensor, rows: bool) -> int:
+    """What divides `most` and the strides between batches and rows, or columns, of a tensor."""
+    batch = tensor.stride(0) if tensor.shape[0] > 1 else 0
+    return math.gcd(most, batch, tensor.stride(1 if rows else 2))
 
 
 def _has_descriptor(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,167 @@
+"""What a product takes on a device by a model of few parameters, which a sweep on that device has fitted.
+
+A device takes tiles in rounds of as many as it holds. A tile takes `block` microseconds for each block of K and `tile`
+besides. Meanwhile what is read goes through memory and the L2 cache: of the three the longest counts most. Partial
+products of split-K are written and read once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tritonite import cache
+from tritonite.tune.tiles import Config
+
+FOLDER = Path(__file__).parent / "models"
+# In how many parts K may be taken.
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+
+
+class Costs(NamedTuple):
+    """Of a device: microseconds, bytes a microsecond, and how sharply the longest of three counts (`sharpness`).
+
+    `launch` is paid by every product, `split` by every product in parts and `part` for each of them. Blocks take so
+    much longer, as a share, where rows of the first operand (`a_transposed`) or columns of the second are not along K.
+    """
+
+    launch: float
+    memory: float
+    l2: float
+    sharpness: float
+    split: float
+    part: float
+    partials: float
+    a_transposed: float
+    b_transposed: float
+
+
+class Work(NamedTuple):
+    """What a product costs with each of many tiles, in numbers that know no speed of the device."""
+
+    rounds: Any
+    steps: Any
+    splits: Any
+    bytes: Any
+    l2_bytes: Any
+    partial_bytes: Any
+    a_transposed: Any
+    b_transposed: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The tiles of a device for one size of elements, and what each costs: `block` and `tile` are arrays.
+
+    `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1.
+    """
+
+    configs: tuple[Config, ...]
+    block: Any
+    tile: Any
+    b_inner: tuple[int, ...]
+    costs: Costs
+
+    @functools.cached_property
+    def candidates(self) -> Any:
+        """Each of the tiles with K in each number of parts, as `records`."""
+        every = [(i, splits) for i in range(len(self.configs)) for splits in SPLITS]
+        found = records([self.configs[i]._replace(splits=splits) for i, splits in every])
+        found["number"] = [i for i, _ in every]
+        found["b_inner"] = np.array(self.b_inner)[found["number"]]
+        return found
+
+
+_FIELDS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "splits", "programs", "transposed", "warp_specialize")
+_RECORD = np.dtype([(name, np.int64) for name in (*_FIELDS, "number", "b_inner")])
+
+
+def records(configs: Sequence[Config]) -> Any:
+    """Tiles as a record array; `number` and `b_inner` are for who knows them."""
+    rows = [(*[int(getattr(config, name)) for name in _FIELDS], i, -1) for i, config in enumerate(configs)]
+    return np.array(rows, dtype=_RECORD)
+
+
+def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
+    """The work of a problem (`engine.gemm.choose.Problem`) with each of `tiles`, which are `records`."""
+    batches, M, N, K = problem.batches, problem.M, problem.N, problem.K
+    size, a, b = problem.dtype.itemsize, not problem.a_inner, not problem.b_inner
+    swapped = tiles["transposed"] == 1
+    width = tiles["BLOCK_N"] + tiles["MORE_N"]
+    count = batches * -(-np.where(swapped, N, M) // tiles["BLOCK_M"]) * -(-np.where(swapped, M, N) // width)
+    blocks = -(-K // tiles["BLOCK_K"])
+    steps = -(-blocks // tiles["splits"])
+    splits = -(-blocks // steps)
+    return Work(
+        rounds=-(-count * splits // (multiprocessors * tiles["programs"])),
+        steps=steps,
+        splits=splits,
+        bytes=size * batches * (M * K + K * N + M * N),
+        l2_bytes=size * count * blocks * tiles["BLOCK_K"] * (tiles["BLOCK_M"] + width),
+        partial_bytes=np.where(splits > 1, 8 * splits * batches * M * N, 0),
+        a_transposed=np.where(swapped, b, a),
+        b_transposed=np.where(swapped, a, b),
+    )
+
+
+def microseconds(work: Work, block: Any, tile: Any, costs: Costs) -> Any:
+    """What each tile takes; of arrays, or of tensors that record gradients."""
+    slower = 1 + costs.a_transposed * work.a_transposed + costs.b_transposed * work.b_transposed
+    busy = work.rounds * (work.steps * block * slower + tile)
+    power = costs.sharpness
+    longest = (busy**power + (work.bytes / costs.memory) ** power + (work.l2_bytes / costs.l2) ** power) ** (1 / power)
+    parts = (work.splits > 1) * (costs.split + costs.part * work.splits) + work.partial_bytes / costs.partials
+    return costs.launch + longest + parts
+
+
+def load(path: Path) -> dict[int, Table]:
+    """The tables of a file, by the bytes of an element."""
+    found = {}
+    for size, kept in json.loads(path.read_text()).items():
+        tiles = kept["tiles"]
+        configs = tuple([Config(**each["config"]) for each in tiles])
+        block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
+        b_inner = tuple([each.get("b_inner", -1) for each in tiles])
+        found[int(size)] = Table(configs, block, tile, b_inner, Costs(**kept["costs"]))
+    return found
+
+
+def own(name: str) -> Path:
+    """The file of what this machine has fitted to a device of this name, which need not exist."""
+    return cache.folder() / f"{name.replace(' ', '_')}.json"
+
+
+@functools.lru_cache(maxsize=8)
+def tables(name: str, architecture: str) -> dict[int, Table]:
+    """By the bytes of an element, the tables for a device of this name, or else for its architecture, such as sm_90.
+
+    Those fitted on this machine go before those that come with Tritonite.
+    """
+    for path in (own(name), FOLDER / own(name).name, FOLDER / f"{architecture}.json"):
+        if path.exists():
+            return load(path)
+    return {}
+
+
+def save(path: Path, found: Mapping[int, Table]) -> None:
+    """Write tables to a file that `load` reads, a line for each of their tiles."""
+    text = ",\n".join([f'"{size}": {_text(table)}' for size, table in found.items()])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{{\n{text}\n}}\n")
+    tables.cache_clear()
+
+
+def _text(table: Table) -> str:
+    costs = {name: float(f"{value:.5g}") for name, value in table.costs._asdict().items()}
+    lines = []
+    for config, block, tile, b_inner in zip(table.configs, table.block, table.tile, table.b_inner, strict=True):
+        given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
+        line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
+        lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
+    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + "\n]}"

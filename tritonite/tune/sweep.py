@@ -1,0 +1,135 @@
+"""Fitting the model of what products take to the device that is here: a sweep over drawn problems, and the fit."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tritonite import devices
+from tritonite.bench import timing
+from tritonite.engine.gemm import choose
+from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm.product import product
+from tritonite.tune import model, tuner
+from tritonite.tune.tiles import Config
+
+# Of models: embeddings, inner sizes of feed-forward layers, and what attention's heads have.
+WIDTHS: tuple[int, ...] = (320, 384, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1600, 1792, 2048, 2304)
+WIDTHS += (2560, 2816, 3072, 3584, 4096, 4304, 4864, 5120, 5632, 6912, 7168, 8192, 8960, 9728, 11_008, 12_288, 13_824)
+WIDTHS += (14_336,)
+HEADS = (64, 80, 96, 128)
+# Candidates that a problem is timed with, and calls of each.
+_CANDIDATES, _CALLS = 30, 4
+STEPS, _RATE = 2500, 0.03
+
+
+class Timed(NamedTuple):
+    """What the device takes for a problem with each of some tiles, and with ATen, in microseconds."""
+
+    problem: Problem
+    aten: float
+    times: tuple[tuple[Config, float], ...]
+
+
+def drawn(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
+    """Problems without end: linear layers of 1 to 8,192 rows, and one in five the products of attention's heads."""
+    draw = random.Random(seed)
+    while True:
+        inner = draw.random() < 0.65, draw.random() < 0.65
+        if draw.random() < 0.8:
+            rows = round(math.exp(draw.uniform(0, math.log(8192))))
+            rows = rows if inner[0] and draw.random() < 0.5 else max(16, rows // 16 * 16)
+            sizes = 1, rows, draw.choice(WIDTHS), draw.choice(WIDTHS)
+        else:
+            tokens, head = round(math.exp(draw.uniform(math.log(16), math.log(2048)))) // 8 * 8, draw.choice(HEADS)
+            batches = draw.choice((4, 8, 12, 16, 24, 32, 64, 128))
+            sizes = (batches, tokens, tokens, head) if draw.random() < 0.5 else (batches, tokens, head, tokens)
+        yield Problem(*sizes, dtype, dtype, *inner)
+
+
+def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table) -> Iterator[Timed]:
+    """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`."""
+    device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
+    for problem, _ in zip(drawn(dtype, seed), range(int(4 * seconds)), strict=False):
+        tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
+        every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
+        work.append((problem, draw.sample(every, min(_CANDIDATES, len(every)))))
+    fitted = [(problem, choose.fitting(config, problem, device)) for problem, configs in work for config in configs]
+    kernels = {_kernel(problem, config): (problem, config) for problem, config in fitted}
+    tuner.compile_all(list(kernels.values()), jobs)
+    end = time.monotonic() + seconds
+    for problem, configs in work:
+        if time.monotonic() > end:
+            return
+        a, b, out = tuner.operands(problem, "cuda")
+        found = []
+        for config in configs:
+            call = functools.partial(product, a, b, out, config=choose.fitting(config, problem, device))
+            call()
+            found.append((config, _time(call)))
+        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out)), tuple(found))
+
+
+def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
+    """What problems have in common that the same kernel computes."""
+    alike = config._replace(splits=min(2, config.splits)), problem.a_inner, problem.b_inner
+    sizes = (problem.N % 16, problem.K % 16, problem.K % config.BLOCK_K == 0, problem.M == 1, problem.batches == 1)
+    return alike if config.warp_specialize else (*alike, *sizes)
+
+
+def _time(call: timing.Call) -> float:
+    return statistics.median(timing.device_samples(timing.captured(call, 1), _CALLS))
+
+
+def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
+    """The table with numbers for which the model is closest to the times, by their ratios."""
+    numbers = {config: i for i, config in enumerate(table.configs)}
+    parts, tiles, times = [], [], []
+    for problem, _, found in timed:
+        configs = [config for config, _ in found]
+        parts.append(model.work(problem, model.records(configs), multiprocessors))
+        tiles += [numbers[config._replace(splits=1)] for config in configs]
+        times += [each for _, each in found]
+    lengths = [len(part.rounds) for part in parts]
+    work = model.Work(
+        *[
+            torch.tensor(
+                np.concatenate([np.broadcast_to(part[i], (n,)) for part, n in zip(parts, lengths, strict=True)])
+            )
+            for i in range(len(model.Work._fields))
+        ]
+    )
+    tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
+    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
+    for parameter in parameters:
+        parameter.requires_grad_()
+    optimizer = torch.optim.Adam(parameters, _RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        block, tile, costs = [parameter.exp() for parameter in parameters]
+        estimate = model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs))
+        torch.nn.functional.smooth_l1_loss(estimate.log(), logarithms, beta=0.08).backward()
+        optimizer.step()
+        schedule.step()
+    block, tile, costs = [parameter.detach().exp().numpy() for parameter in parameters]
+    return model.Table(table.configs, block, tile, table.b_inner, model.Costs(*map(float, costs)))
+
+
+def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> float:
+    """The geometric mean of the time with the tiles that the model chooses over that with the best of those timed."""
+    numbers, ratios = {config: i for i, config in enumerate(table.configs)}, []
+    for problem, _, found in timed:
+        tiles = [numbers[config._replace(splits=1)] for config, _ in found]
+        work = model.work(problem, model.records([config for config, _ in found]), multiprocessors)
+        chosen = int(np.argmin(model.microseconds(work, table.block[tiles], table.tile[tiles], table.costs)))
+        ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
+    return math.exp(sum(ratios) / len(ratios))
