@@ -22,6 +22,7 @@ from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
+from tritonite.explain import declined_unasked
 from tritonite.testing.judge import cancelling, judge, terms, to_reference
 from tritonite.testing.samples import REFERENCES, Sample, compares_zero_sign
 
@@ -89,7 +90,7 @@ def run(cases: Sequence[Case], providers: Sequence[Provider], rounds: int = timi
 
 
 def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result | None:
-    times, failure, moved, elements = {}, "", 0, 0
+    times, failure, declined, moved, elements = {}, "", "", 0, 0
     try:
         sample = case.sample()
         # What writes into its arguments needs others each time.
@@ -105,6 +106,8 @@ def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result | 
         moved = bytes_moved(case.op, sample, expected)
         elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
         failure = _disagreement(case, functions, anew, expected)
+        if case.pair is None:
+            declined = declined_unasked(tritonite.overloads()[case.overload], sample.args, sample.kwargs)
         if not failure:
             del expected
             calls = {each: functools.partial(f, *sample.args, **sample.kwargs) for each, f in functions.items()}
@@ -122,6 +125,7 @@ def _result(case: Case, providers: Sequence[Provider], rounds: int) -> Result | 
         flops=case.flops,
         times=times,
         failure=failure,
+        declined=declined,
     )
 
 
