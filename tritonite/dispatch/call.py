@@ -86,8 +86,13 @@ def run_host(host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Se
 
 
 def settings_of(faster_only: bool = True, invariant: bool = False) -> Settings:
-    """The settings that are asked for; nothing is declined for speed where ATen's has not been measured."""
-    return Settings(faster_only and _comparing and devices.current.aten_measured, invariant)
+    """The settings that are asked for.
+
+    Nothing is declined for speed where ATen's has not been measured, or where that could depend on how many rows there
+    are and must not.
+    """
+    comparing = _comparing and devices.current.aten_measured and not invariant
+    return Settings(faster_only and comparing, invariant)
 
 
 def put_in_force(settings: Settings | None) -> None:

@@ -262,7 +262,7 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
         faster_only: leave calls to ATen for which it is known to be faster on this kind of device. `explain`, `stats`
             and `report` give "ATen is faster here" for the reason.
         invariant: have kernels compute an element in the same way, to the bit, however many rows are beside it. It
-            costs speed; docs/guides/batch-invariance.md says where.
+            costs speed, and leaves nothing to ATen for its; docs/guides/batch-invariance.md says more.
 
     A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, NoDevice where
     nothing can run.

@@ -14,6 +14,9 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
+# So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
+# tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
+ANY_ROWS = 256
 # The rows and columns that a program takes where split-K's partial products are added.
 SPLIT_K_BLOCK = (8, 256)
 
@@ -45,6 +48,16 @@ class Problem(NamedTuple):
         dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
         layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
         return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
+
+
+def of_any_rows(problem: Problem) -> Problem:
+    """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
+    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True)
+
+
+def aten_is_faster(problem: Problem, device: torch.device) -> bool:
+    """Whether ATen is known to multiply this faster than any of the tiles here; of no problem is that known."""
+    return False
 
 
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:

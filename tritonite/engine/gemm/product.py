@@ -9,7 +9,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty, zero_or_one
+from tritonite.dispatch.call import Number, empty, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
@@ -39,11 +39,23 @@ class _Epilogue(NamedTuple):
     @property
     def bytes(self) -> int:
         """Of what is read beside every element of a product."""
-        return sum(tensor.dtype.itemsize for tensor in self.tensors if 0 not in tensor.stride()[1:])
+        return sum(
+            tensor.dtype.itemsize for tensor, own in zip(self.tensors, self.strides, strict=True) if 0 not in own[1:]
+        )
+
+    @property
+    def strides(self) -> tuple[tuple[int, ...], ...]:
+        """Those of the tensors; along what there is one of nothing varies, whatever the tensor says."""
+        return tuple(
+            [
+                tuple([0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+                for tensor in self.tensors
+            ]
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        strides = tuple([tensor.stride() for tensor in self.tensors])
+        strides = self.strides
         kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
         return {
             "addend": self.addend,
@@ -88,6 +100,8 @@ def product(
         config: the tiles to take; by default those that tuning or a rule chooses.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
+
+    Where `settings` ask for invariance, the kernel, its tiles and split-K are of N, K, dtypes and b's layout alone.
     """
     if not out.numel():
         return
@@ -95,21 +109,60 @@ def product(
     added = None if addend is None else addend.expand(shape)
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
-    few = min(shape[1:]) <= choose.FEW
-    if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
-        # Few columns of a result are few rows of its transpose, which is also what lies in rows.
-        a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
+    whole, invariant, written = ends is None and not summed, config is None and settings().invariant, out
+    alike = invariant and whole and _lie_for_descriptors(a, b, out)
+    if alike:
+        a, b, written = _laid_alike(a, b, out)
+    elif not invariant and _is_transposed(out):
+        a, b, written, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
-    work = _Work(a, b, out, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
-    whole = ends is None and not summed
+    work = _Work(a, b, written, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
     if config is None:
-        descriptors = whole and all(map(_has_descriptor, (a, b, out)))
+        problem = choose.of_any_rows(work.problem) if invariant else work.problem
+        descriptors = alike if invariant else whole and all(map(_has_descriptor, (a, b, written)))
         # Of a long product, what is added to every element is there sooner where all warps wait for it.
         warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
-        config = choose.choose(work.problem, out.device, descriptors, warp_specialized)
-        config = choose.fitting(config, work.problem, out.device, epilogue.bytes if config.splits == 1 else 0)
+        config = choose.choose(problem, out.device, descriptors, warp_specialized)
+        config = choose.fitting(config, problem, out.device, epilogue.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
+    if alike and written is not out:
+        out.copy_(written)
+
+
+def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Problem:
+    """What `choose` is asked about a product of these, before it is begun."""
+    if _is_transposed(out):
+        a, b, out = b.mT, a.mT, out.mT
+    return _Work(a, b, out, _NOTHING, 1, None, "ieee", False).problem
+
+
+def _is_transposed(out: torch.Tensor) -> bool:
+    """Whether the transpose of a result is computed: few columns are few rows of it, and what lies in columns rows."""
+    M, N = out.shape[1:]
+    few = min(M, N) <= choose.FEW
+    return (few and N < M) or (not few and out.stride(2) != 1 == out.stride(1))
+
+
+def _lie_for_descriptors(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether all can have tensor descriptors once rows of a and of the result lie one after the other."""
+    aligned = all(tensor.shape[2] * tensor.dtype.itemsize % 16 == 0 for tensor in (a, out))
+    return aligned and _has_descriptor(b[:1])
+
+
+def _laid_alike(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The three, or in their place copies and memory for a result, that lie as they do for any number of rows."""
+    if a.stride(2) != 1 or not _has_descriptor(a):
+        a = _copy(a)
+    if not _has_descriptor(b):
+        b = _copy(b) if b.stride(2) == 1 else _copy(b.mT).mT
+    if out.stride(2) != 1 or not _has_descriptor(out):
+        out = empty(out.shape, out.dtype, out.device)
+    return a, b, out
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return empty(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 class _Work(NamedTuple):
@@ -238,6 +291,8 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         return
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
+    if settings().invariant:
+        usual = choose.of_any_rows(usual)
     config = choose.fitting(choose.choose_with_descriptors(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
