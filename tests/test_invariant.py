@@ -13,6 +13,7 @@ from tritonite.dispatch import call
 from tritonite.engine import scan
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import Space, Traits
+from tritonite.testing.verify import check_overload
 from tritonite.tune.rows import ROWS as ROWS_OF
 from tritonite.tune.rows import Invariant
 
@@ -192,23 +193,39 @@ def test_tiles_are_the_same_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
     monkeypatch.setattr(PRODUCT, "_run", lambda work, config: found.add(config))
     result = torch.int32 if dtype is torch.int8 else dtype
 
-    def multiply(count, transposed):
+    def multiply(count, transposed, full=True):
         for batches, M in ((1, count), (count, 3)):
             a = torch.empty(batches, M, K, dtype=dtype, device="meta")
             if transposed:
                 a = a.new_empty(batches, K, M).mT
             b, out = a.new_empty(batches, N, K).mT, a.new_empty(batches, M, N, dtype=result)
-            PRODUCT.product(a, b, out, addend=torch.empty(N, device="meta"), beta=1)
+            addend = torch.empty((batches, M, N) if full else N, device="meta")
+            PRODUCT.product(a, b, out, addend=addend, beta=1)
 
     with call.under(call.Settings(False, True)):
         for count in EVERY:
             for transposed in (False, True):
                 multiply(count, transposed)
+                multiply(count, transposed, full=False)
         assert len(found) == 1
     found.clear()
     for count in EVERY:
         multiply(count, False)
     assert len(found) > 1
+
+
+# ---- Right answers ---------------------------------------------------------------------------------------------------
+
+CHECKED = ("sum.dim_IntList", "var_mean.correction", "max.dim", "cumsum", "cummax", "_softmax", "mm", "addmm_", "bmm")
+
+
+@pytest.mark.parametrize("name", [*CHECKED, "native_layer_norm", "native_layer_norm_backward", "mv", "_grouped_mm"])
+def test_answers_are_atens(name, monkeypatch):
+    asked = call.settings_of
+    monkeypatch.setattr(call, "settings_of", lambda faster_only=True, invariant=False: asked(faster_only, True))
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, row_columns=16))
+    report = check_overload(tritonite.overloads()[name], torch.float32)
+    assert report.served and not report.failures
 
 
 # ---- The switch ------------------------------------------------------------------------------------------------------

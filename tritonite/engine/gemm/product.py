@@ -38,9 +38,12 @@ class _Epilogue(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of what is read beside every element of a product."""
+        """Of what is read beside every element of a product; of one row nobody knows what would be in others."""
+        alike = settings().invariant
         return sum(
-            tensor.dtype.itemsize for tensor, own in zip(self.tensors, self.strides, strict=True) if 0 not in own[1:]
+            tensor.dtype.itemsize
+            for tensor, own in zip(self.tensors, self.strides, strict=True)
+            if alike or 0 not in own[1:]
         )
 
     @property
