@@ -55,7 +55,8 @@ bench:
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model llama --provider compile \
 		--provider compile+tritonite --json docs/benchmarks/models.json && \
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
-		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py
+		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && \
+		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
 test-native-asan: $(VENV)/test
@@ -87,6 +88,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/operator_table.py --check
 	@$(BIN)/python tools/operator_stubs.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
+	@$(BIN)/python tools/slower_operators.py --check
 
 # docs/ops.md and the stubs of tritonite.ops from the catalog, and a site of all pages in site/.
 docs: $(VENV)/docs

@@ -114,6 +114,15 @@ def test_sizes_that_divide_nothing(name, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
+@pytest.mark.parametrize("name", ["descriptors", "transposed", "transposed, split"])
+def test_a_vector_is_a_column_or_a_row(name, use):
+    use(CONFIGS[name])
+    a, x = normal(72, 80, dtype=torch.bfloat16), normal(80, dtype=torch.bfloat16)
+    check(matmul.mv(a, x)[0], torch.mv, a, x)
+    check(matmul.mm(x[None], a.mT)[0], torch.mm, x[None], a.mT)
+    check(matmul.mm(a, x[:, None])[0], torch.mm, a, x[:, None])
+
+
 @on_sm_90
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", SPECIALIZED)

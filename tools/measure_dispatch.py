@@ -53,7 +53,7 @@ def bind(overload: str, sample: Sample) -> Callable[[], Any] | None:
     try:
         # Some overloads are reached by torch.ops alone: Python's functions make tensors of their numbers.
         tritonite.reset_stats()
-        with tritonite.use_gems(include=[overload]):
+        with tritonite.use_gems(include=[overload], faster_only=False):
             function(*sample.args, **sample.kwargs, **given)
         if overload in tritonite.stats():
             return lambda: function(*sample.args, **sample.kwargs, **given)

@@ -87,6 +87,10 @@ class NoGradient(TritoniteError):
     )
 
 
+# Why a call is declined that a kernel could serve.
+ATEN_IS_FASTER = "ATen is faster here"
+
+
 class Decline(Exception):
     """Raised by a host function, before it launches anything, when ATen must serve the call.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -81,6 +82,26 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     elif not op.has_place:
         state = "ATen has it on CUDA alone; here it can be called directly"
     lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
+    if call.settings().invariant:
+        lines.append("settings   invariant")
+    try:
+        results, recorder = _dry(op, values)
+    except Decline as decline:
+        if op.declaration.library is not None:
+            raise Unsupported(name=op.overload, reason=decline.reason) from None
+        if refusal is not None:
+            raise refusal from None
+        lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
+        return "\n".join(lines)
+    path = {"plan": "native: replayed from a plan", "nothing": "native: the next call is recorded"}.get(kept, "Python")
+    if recorder.reason:
+        path = f"Python: no plan can repeat it, {recorder.reason}"
+    lines.append(f"path       {path}")
+    return "\n".join([*lines, *_steps(recorder), *_results(results)])
+
+
+def _dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Recorder]:
+    """What a call would return, None where its own data decides, and the recorder of what it would do."""
     recorder: Recorder | None = None
     run, leaves, numbers = recordable(op, values)
 
@@ -90,23 +111,20 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return run()
 
     results: Sequence[Any] | None = None
-    try:
+    with contextlib.suppress(DataUnknown):
         results, _ = record(noting, leaves, numbers, watch=op.declaration.watched, dry=True)
-    except Decline as decline:
-        if op.declaration.library is not None:
-            raise Unsupported(name=op.overload, reason=decline.reason) from None
-        if refusal is not None:
-            raise refusal from None
-        lines.append(f"path       ATen: {decline.reason}{', remembered natively' if kept == 'decline' else ''}")
-        return "\n".join(lines)
-    except DataUnknown:
-        pass
     assert recorder is not None
-    path = {"plan": "native: replayed from a plan", "nothing": "native: the next call is recorded"}.get(kept, "Python")
-    if recorder.reason:
-        path = f"Python: no plan can repeat it, {recorder.reason}"
-    lines.append(f"path       {path}")
-    return "\n".join([*lines, *_steps(recorder), *_results(results)])
+    return results, recorder
+
+
+def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call goes to ATen where an operator is enabled and nothing else is asked for; "" where it does not."""
+    try:
+        with call.under(call.settings_of()):
+            _dry(op, _in_schema_order(op, args, kwargs))
+    except Decline as decline:
+        return decline.reason
+    return ""
 
 
 def overload_named(name: str) -> Op:

@@ -110,11 +110,12 @@ def _interpreting() -> Iterator[None]:
 
     from tritonite.language import interpreted
 
+    dot = interpreted.dot_in_order if call.settings().invariant else interpreted.dot
     changes = {
         "options": InterpreterOptions(debug=True, sanitize_overflow=False),
         "create_assert": interpreted.refuse_unless,
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
-        "create_dot": functools.partial(interpreted.dot, interpreter_builder),
+        "create_dot": functools.partial(dot, interpreter_builder),
         "create_splat": functools.partial(interpreted.splat, interpreter_builder),
     }
     with _lock:

@@ -16,6 +16,7 @@ from tritonite import catalog, devices, tables
 from tritonite.catalog.schema import computes, overload_name
 from tritonite.dispatch.opaque import OpaqueMode
 from tritonite.dispatch.override import installed, use_gems
+from tritonite.errors import ATEN_IS_FASTER
 from tritonite.stats import Counts, stats
 
 # What the ranges of a profile are called in which an operator's call ran.
@@ -35,6 +36,11 @@ class OperatorReport:
     reasons: dict[str, int]
     microseconds: float | None = None
     share: float | None = None
+
+    @property
+    def faster_in_aten(self) -> int:
+        """How many of the calls in ATen a kernel could have served, had ATen not been faster."""
+        return self.reasons.get(ATEN_IS_FASTER, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +80,9 @@ class Report:
         ours, calls = sum(found.tritonite for found in every), sum(found.calls for found in every)
         timed = [found for found in every if found.microseconds is not None]
         spent = f", {sum(found.microseconds or 0 for found in timed):.0f} us on the device" if timed else ""
-        return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{spent}"
+        faster = sum(found.faster_in_aten for found in every)
+        left = f", {faster} where ATen is faster" if faster else ""
+        return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{left}{spent}"
 
 
 class _Watching(OpaqueMode):

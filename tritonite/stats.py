@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tritonite import tables
+from tritonite.errors import ATEN_IS_FASTER
 from tritonite.locks import brief
 
 _log = logging.getLogger("tritonite")
@@ -25,6 +26,11 @@ class Counts:
     launched: int = 0
     declined: dict[str, int] = field(default_factory=dict)
     unrecordable: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def faster_in_aten(self) -> int:
+        """How many of the declined calls a kernel could have served, had ATen not been faster."""
+        return self.declined.get(ATEN_IS_FASTER, 0)
 
 
 class _Counter:
@@ -96,12 +102,16 @@ class Stats(dict[str, Counts]):
     def __rich__(self) -> Any:
         from rich.table import Column, Table
 
-        numbers = (Column(name, justify="right") for name in ("replayed", "launched", "declined"))
+        # Apart from other declines, where there are any.
+        faster = any(entry.faster_in_aten for entry in self.values())
+        names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
+        numbers = (Column(name, justify="right") for name in names)
         table = Table(Column("operator", overflow="fold"), *numbers, "why declined, or not recorded")
         for name, entry in self.items():
-            declined = sum(entry.declined.values())
-            listed = (str(count or "") for count in (entry.replayed, entry.launched, declined))
-            table.add_row(name, *listed, "; ".join([*entry.declined, *entry.unrecordable]))
+            declined = sum(entry.declined.values()) - entry.faster_in_aten
+            counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)
+            reasons = [*(reason for reason in entry.declined if reason != ATEN_IS_FASTER), *entry.unrecordable]
+            table.add_row(name, *(str(count or "") for count in counts), "; ".join(reasons))
         return table
 
     def __str__(self) -> str:

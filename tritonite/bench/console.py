@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
@@ -15,6 +16,7 @@ from rich.table import Column, Table
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
 from tritonite.bench.run import Check
+from tritonite.errors import ATEN_IS_FASTER
 
 _LAST = 20
 # Seconds after which what there is is saved, for a run that is killed.
@@ -77,6 +79,9 @@ def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Tabl
     for name in providers[1:]:
         shown.add_column(f"{name} x", justify="right")
     shown.add_column("roofline", justify="right")
+    left = any(result.declined for result in results)
+    if left:
+        shown.add_column("by default")
     for result in results:
         row = [result.op, result.label, result.dtype, result.measure]
         if result.failure:
@@ -85,7 +90,8 @@ def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Tabl
         row += [_time(result, name) for name in providers]
         row += [_speedup(result.speedup(name)) for name in providers[1:]]
         share = run.roofline_share(result, providers[-1] if len(providers) == 1 else providers[1])
-        shown.add_row(*row, "" if share is None else f"{share:.0%}")
+        row.append("" if share is None else f"{share:.0%}")
+        shown.add_row(*row, *(["ATen" if result.declined else ""] if left else []))
     return shown
 
 
@@ -118,6 +124,11 @@ def summarise(console: Console, run: Run) -> None:
     if run.results:
         console.print(shown)
     _show_drawn(console, run)
+    for reason, count in Counter(
+        result.declined for result in run.results if result.declined and result.number is None
+    ).most_common():
+        why = "ATen serves by default, which is faster" if reason == ATEN_IS_FASTER else f"are declined: {reason}"
+        console.print(f"{count} cases {why}", highlight=False)
     for result in run.results:
         if result.failure:
             case = f"{result.op} {result.label} {result.dtype}"

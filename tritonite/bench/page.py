@@ -15,6 +15,7 @@ from typing import Any
 from tritonite.bench import charts
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
 from tritonite.bench.results import REFERENCE, ModelResult, Run, summaries
+from tritonite.errors import ATEN_IS_FASTER
 
 
 def write(run: Run, path: Path) -> None:
@@ -73,10 +74,13 @@ def _summary(run: Run) -> Iterable[str]:
                 f"lowest {each.lowest:.2f}x: {each.worst.op} {each.worst.label}, {each.worst.dtype}",
             )
     failed = sum(bool(result.failure) for result in run.results)
+    left = sum(result.declined == ATEN_IS_FASTER for result in run.results)
     operators = len({result.op for result in run.results})
     yield _card(
         "Cases", str(len(run.results)), f"{operators} operators", f"{failed} failed" if failed else "none failed"
     )
+    if left:
+        yield _card("Left to ATen", str(left), "cases that ATen serves by default, because it is faster")
 
 
 def _card(title: str, number: str, *notes: str) -> str:

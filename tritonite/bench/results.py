@@ -53,7 +53,7 @@ class Result:
     `label` tells calls of an operator apart ("4096x4096", "row broadcast"), `elements` is the size of its largest
     tensor, `bytes` what it has to read and write at least, `flops` None where arithmetic does not count. `failure`
     says why there are no times: a wrong answer, an error. `declined` says why no kernel of Tritonite's served the call,
-    "" where one did. A case that was drawn has a `number`.
+    or by default would, "" where one does. A case that was drawn has a `number`.
     """
 
     op: str
@@ -211,6 +211,28 @@ def summaries(run: Run) -> Iterator[Summary]:
                 mean = statistics.geometric_mean(speedup for speedup, _ in found)
                 lowest, worst = min(found, key=lambda each: each[0])
                 yield Summary(family, measure, provider, len(found), mean, lowest, worst)
+
+
+# Of so many elements a call's time is its kernel's, and below this speed ATen is left to serve it.
+_LARGE, _ENOUGH = 2**20, 0.8
+
+
+def slower_operators(run: Run) -> dict[str, list[str]]:
+    """The dtypes in which no large case of an operator reaches 0.8 of ATen's speed on the device.
+
+    Not of products, of which the shape decides.
+    """
+    best: dict[tuple[str, str], float] = {}
+    for result in run.results:
+        speedup = result.speedup()
+        known = result.family != "classic" and result.flops is None and speedup is not None
+        if known and result.measure == "device" and result.elements >= _LARGE:
+            best[result.op, result.dtype] = max(best.get((result.op, result.dtype), 0.0), speedup or 0.0)
+    found: dict[str, list[str]] = {}
+    for (op, dtype), speedup in sorted(best.items()):
+        if speedup < _ENOUGH:
+            found.setdefault(op, []).append(dtype)
+    return found
 
 
 @dataclass(frozen=True)

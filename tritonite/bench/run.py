@@ -26,6 +26,7 @@ from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
+from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
 from tritonite.testing.judge import cancelling, judge, terms, to_reference
 from tritonite.testing.samples import NOT_REACHED, REFERENCES, Sample, compares_zero_sign
@@ -155,6 +156,8 @@ def check(case: Case, providers: Sequence[Provider]) -> Check:
     moved = bytes_moved(case.op, sample, expected)
     elements = max(value.numel() for value in (*sample.args, *expected) if isinstance(value, torch.Tensor))
     failure, declined = _disagreement(case, functions, anew, expected)
+    if not declined and case.pair is None:
+        declined = declined_unasked(tritonite.overloads()[case.overload], sample.args, sample.kwargs)
     return Check(moved, elements, failure, declined)
 
 

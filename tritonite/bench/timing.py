@@ -36,7 +36,7 @@ class Provider:
 
 
 ATEN = Provider("aten")
-TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op or ()))
+TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op or (), faster_only=False))
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
 # What the compiler leaves to ATen's operators, such as products, runs as Triton kernels of ours.
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)

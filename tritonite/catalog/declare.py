@@ -13,10 +13,11 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
-from tritonite.dispatch.call import Size, run_host, value_of
+from tritonite.dispatch.call import Size, decline_if_slower, run_host, settings, under, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
+from tritonite.tune.slower import slower_dtypes
 
 
 class HostFunction(Protocol):
@@ -157,6 +158,11 @@ class Op:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
 
+    @functools.cached_property
+    def slower_dtypes(self) -> frozenset[torch.dtype]:
+        """Those of a first tensor for which ATen is faster, whatever the shape."""
+        return slower_dtypes(devices.current.kind, self.packet)
+
     @property
     def has_place(self) -> bool:
         """Whether ATen has a kernel on this device that it can take the place of."""
@@ -200,6 +206,13 @@ class Op:
         """What a call returns, as a sequence also where it is one tensor."""
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
+        if self.declaration.library is not None and settings().faster_only:
+            # Behind it is nothing that could be faster.
+            with under(settings()._replace(faster_only=False)):
+                return run_host(self.declaration.host, *self.bind(args, kwargs))
+        if self.slower_dtypes:
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            decline_if_slower(first is not None and first.dtype in self.slower_dtypes)
         return run_host(self.declaration.host, *self.bind(args, kwargs))
 
 

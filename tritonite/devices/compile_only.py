@@ -4,4 +4,4 @@ from dataclasses import replace
 
 from tritonite.devices import nvidia
 
-RECORD = replace(nvidia.RECORD, kind="none", type="cpu", dispatch_key="")
+RECORD = replace(nvidia.RECORD, kind="none", type="cpu", dispatch_key="", aten_measured=False)

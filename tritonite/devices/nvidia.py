@@ -24,6 +24,7 @@ RECORD = Device(
     small_block=512,
     forward_progress=True,
     ptx=True,
+    aten_measured=True,
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -4,6 +4,7 @@ A host function may allocate memory (`empty`, `zeros`), take views, also of anot
 `contiguous`, `to`), launch kernels, draw random numbers (`random_state`) and read sizes that data decides (`read`).
 The native dispatcher records all of it once and then repeats it. What differs from call to call reaches the function as
 a `Symbol`, which it can hand on but not look at: a number among its arguments, a random seed, a size read from data.
+What is asked of all calls alike, `settings`, is in the keys of what was recorded.
 """
 
 from __future__ import annotations
@@ -14,22 +15,46 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tritonite.errors import Decline
+from tritonite import devices
+from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.locks import brief
+
+
+class Settings(NamedTuple):
+    """What is asked of kernels by who puts them in ATen's place, beside which operators they are.
+
+    With `faster_only` calls go to ATen where that is known to be faster on this kind of device. With `invariant` the
+    bits of an element do not depend on how many rows are beside it.
+    """
+
+    faster_only: bool
+    invariant: bool
+
+    @property
+    def word(self) -> int:
+        """As the native dispatcher has them in its keys."""
+        return self.faster_only | self.invariant << 1
+
+    @staticmethod
+    def of_word(word: int) -> Settings:
+        return Settings(bool(word & 1), bool(word & 2))
 
 
 class _Local(threading.local):
     recorder: Any = None
     in_host_function = False
+    settings: Settings | None = None
 
 
 _local = _Local()
+_in_force: Settings | None = None
+_comparing = True
 _poison = False
 # The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
 native: Any = None
@@ -58,6 +83,50 @@ def run_host(host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Se
         return host(values, outs)
     finally:
         _local.in_host_function = outer
+
+
+def settings_of(faster_only: bool = True, invariant: bool = False) -> Settings:
+    """The settings that are asked for.
+
+    Nothing is declined for speed where ATen's has not been measured, or where that could depend on how many rows there
+    are and must not.
+    """
+    comparing = _comparing and devices.current.aten_measured and not invariant
+    return Settings(faster_only and comparing, invariant)
+
+
+def put_in_force(settings: Settings | None) -> None:
+    """Set what every thread's host functions are asked for; None for what is so where nothing is enabled."""
+    global _in_force
+    _in_force = settings
+
+
+def settings() -> Settings:
+    """What is asked of the call that this thread makes."""
+    return _local.settings or _in_force or settings_of()
+
+
+@contextlib.contextmanager
+def under(settings: Settings) -> Iterator[None]:
+    """Within it these are the settings of this thread's calls, whatever is put in force meanwhile."""
+    outer, _local.settings = _local.settings, settings
+    try:
+        yield
+    finally:
+        _local.settings = outer
+
+
+def set_comparing(on: bool) -> bool:
+    """Whether what is enabled from now on may leave calls to ATen for its speed. Returns whether it might before."""
+    global _comparing
+    before, _comparing = _comparing, on
+    return before
+
+
+def decline_if_slower(slower: bool) -> None:
+    """Raise Decline where ATen is known to be faster, unless every call that can be served is to be."""
+    if slower and settings().faster_only:
+        raise Decline(ATEN_IS_FASTER)
 
 
 class Symbol:

@@ -15,13 +15,14 @@ import types
 import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tritonite import catalog, devices, launch, stats
 from tritonite.catalog import Op, names
-from tritonite.dispatch import native, python
+from tritonite.dispatch import call, native, python
+from tritonite.dispatch.call import Settings
 from tritonite.dispatch.opaque import opaque
 from tritonite.errors import NoDevice, UnknownOperator, did_you_mean
 from tritonite.locks import fork_safe_lock
@@ -33,8 +34,18 @@ Names = Name | Iterable[Name] | None
 _MOST_SELECTIONS = 256
 _lock = fork_safe_lock()
 _scope_ids = itertools.count(1)
-# The selections in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
-_layers: dict[int, frozenset[str]] = {}
+
+
+class _Layer(NamedTuple):
+    """What `enable()` or a scope selects, and what it asks of kernels."""
+
+    names: frozenset[str]
+    settings: Settings | None
+
+
+_NOTHING = _Layer(frozenset(), None)
+# Those in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
+_layers: dict[int, _Layer] = {}
 _in_force: frozenset[str] = frozenset()
 # How to take out each overload that is registered with torch.
 _registered: dict[str, Callable[[], None]] = {}
@@ -95,18 +106,19 @@ def _names(pattern: str, overload: str) -> bool:
 
 
 def _apply() -> None:
-    """Put the last layer's selection in force."""
+    """Put the last layer's selection and settings in force."""
     global _in_force
-    wanted = _layers[max(_layers)] if _layers else frozenset()
+    wanted, settings = _layers[max(_layers)] if _layers else _NOTHING
     for name in _over_users - wanted:
         _take_out(name)
     users = _of_users() if wanted else frozenset()
     if users or wanted not in _complete:
         _register(wanted, users)
     _in_force = wanted
+    call.put_in_force(settings)
     python.put_in_force(wanted)
     if (dispatcher := _dispatcher_in_use()) is not None:
-        dispatcher.select(_switches(wanted))
+        _tell(dispatcher)
     if _leaving and not _layers:
         for name in list(_registered):
             _take_out(name)
@@ -187,6 +199,11 @@ def _switches(names: frozenset[str]) -> bytes:
     return bytes(name in names for name in catalog.overloads())
 
 
+def _tell(dispatcher: ModuleType) -> None:
+    """Tell the native dispatcher what is in force."""
+    dispatcher.select(_switches(_in_force), call.settings().word)
+
+
 @functools.lru_cache(maxsize=1)
 def native_dispatcher() -> ModuleType | None:
     """The native dispatcher, told of every operator there is; None where calls go through Python."""
@@ -196,12 +213,14 @@ def native_dispatcher() -> ModuleType | None:
             declare_native(module, op)
         launch.share_with(module)
         stats.read_native(module)
+        with _lock:
+            _tell(module)
     return module
 
 
 def _dispatcher_in_use() -> ModuleType | None:
-    """The native dispatcher if anything is registered through it: asking must not build it."""
-    return native_dispatcher() if _registered else None
+    """The native dispatcher if it has been asked for: this must not build it."""
+    return native_dispatcher() if native_dispatcher.cache_info().currsize else None
 
 
 def declare_native(module: ModuleType, op: Op) -> None:
@@ -231,7 +250,7 @@ def _require_device() -> None:
 
 
 @opaque
-def enable(include: Names = None, exclude: Names = None) -> None:
+def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = True, invariant: bool = False) -> None:
     """Run ATen's operators as Triton kernels in this process, from every thread, until `disable()`.
 
     Args:
@@ -240,16 +259,20 @@ def enable(include: Names = None, exclude: Names = None) -> None:
             formulas too; overloads ("add.Tensor", torch.ops.aten.add.Tensor); or globs over overloads ("bitwise_*").
             Default: all.
         exclude: which of those to leave to ATen, likewise.
+        faster_only: leave calls to ATen for which it is known to be faster on this kind of device. `explain`, `stats`
+            and `report` give "ATen is faster here" for the reason.
+        invariant: have kernels compute an element in the same way, to the bit, however many rows are beside it. It
+            costs speed, and leaves nothing to ATen for its; docs/guides/batch-invariance.md says more.
 
     A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, NoDevice where
     nothing can run.
     """
     global _leaving
     _require_device()
-    selection = select(include, exclude)
+    layer = _Layer(select(include, exclude), call.settings_of(faster_only, invariant))
     with _lock:
         _leaving = False
-        _layers[0] = selection
+        _layers[0] = layer
         _apply()
 
 
@@ -270,19 +293,24 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
     not while they wait. One object may be entered several times. Scopes nest, and the one entered last decides alone:
     inside `use_gems(include="add")` only add is overridden. They are process-wide, as torch's registrations are. A
     selection's first scope registers it, in milliseconds; later ones switch it on and off, in microseconds, until
-    `disable()` takes it out of torch.
+    `disable()` takes it out of torch. So it is with `faster_only` and `invariant`, which are `enable()`'s: those of the
+    scope entered last count, for calls of `tritonite.ops` and `tritonite.fused` too.
     """
 
     @opaque
-    def __new__(cls, include: Any = None, exclude: Names = None) -> Any:  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, include: Any = None, exclude: Names = None, *, faster_only: bool = True, invariant: bool = False
+    ) -> Any:
         if inspect.isfunction(include) and not include.__module__.startswith("torch"):
-            return cls()(include)
+            return cls(faster_only=faster_only, invariant=invariant)(include)
         return super().__new__(cls)
 
     @opaque
-    def __init__(self, include: Names = None, exclude: Names = None) -> None:
+    def __init__(
+        self, include: Names = None, exclude: Names = None, *, faster_only: bool = True, invariant: bool = False
+    ) -> None:
         _require_device()
-        self._selection = select(include, exclude)
+        self._layer = _Layer(select(include, exclude), call.settings_of(faster_only, invariant))
         self._scopes: list[int] = []
 
     @opaque
@@ -291,7 +319,7 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
         scope = next(_scope_ids)
         with _lock:
             _leaving = _leaving and len(_layers) > 0
-            _layers[scope] = self._selection
+            _layers[scope] = self._layer
             _apply()
         self._scopes.append(scope)
 

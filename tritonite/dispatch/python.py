@@ -11,7 +11,7 @@ from torch.autograd import profiler
 
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
-from tritonite.dispatch.call import Number
+from tritonite.dispatch.call import Number, Settings, under
 from tritonite.dispatch.opaque import opaque
 from tritonite.dispatch.plan import record
 from tritonite.errors import Decline, Unsupported
@@ -86,8 +86,8 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
     return tensor
 
 
-def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """What the native dispatcher calls with all of an operator's arguments when it has no plan for them.
+def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
+    """What the native dispatcher calls when it has no plan, with all of an operator's arguments and a word of settings.
 
     Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key). Where an operator
     outside ATen declines, it raises Unsupported.
@@ -95,9 +95,11 @@ def recording(op: Op) -> Callable[[list[Any]], tuple[Any, ...]]:
     counts = stats.counts_of(op.overload)
 
     @opaque
-    def call(values: list[Any]) -> tuple[Any, ...]:
+    def call(values: list[Any], settings: int) -> tuple[Any, ...]:
         try:
-            results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
+            # Those of the key: another thread may have put others in force since.
+            with under(Settings.of_word(settings)):
+                results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
             if op.declaration.library is not None:
                 counts.count_decline(decline.reason)

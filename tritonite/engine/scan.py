@@ -18,8 +18,9 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from tritonite import devices
+from tritonite.dispatch.call import settings
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.rows.blocks import Blocks, Space, cut, tile_elements
+from tritonite.engine.rows.blocks import Blocks, Space, cut, invariant, tile_elements
 from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
 from tritonite.engine.rows.kernels import (
     aligned_to,
@@ -30,6 +31,7 @@ from tritonite.engine.rows.kernels import (
     project_states,
     strided_pointers,
 )
+from tritonite.language.folds import doublings
 from tritonite.launch import libentry
 
 
@@ -58,6 +60,26 @@ def _scan_in_compiler(states, combine, _semantic=None, _generator=None):
     return tl.tuple(found)
 
 
+@triton.jit
+def _scan_by_doubling(states, COMBINE: tl.constexpr):
+    """As in the interpreter: in an order that no layout of the block in threads decides."""
+    ROWS: tl.constexpr = states[0].shape[0]
+    LENGTH: tl.constexpr = states[0].shape[1]
+    column = tl.broadcast_to(tl.arange(0, LENGTH)[None, :], (ROWS, LENGTH))
+    for i in tl.static_range(doublings(LENGTH)):
+        before = ()
+        for j in tl.static_range(len(states)):
+            before = before + (tl.gather(states[j], tl.maximum(column - 2**i, 0), 1),)
+        found = COMBINE(*(before + states))
+        if len(states) == 1:
+            found = (found,)
+        more = ()
+        for j in tl.static_range(len(states)):
+            more = more + (tl.where(column < 2**i, states[j], found[j]),)
+        states = more
+    return states
+
+
 def _last_in_interpreter(state: Any) -> Any:
     return _like(state, state.handle.data[:, -1].copy())
 
@@ -75,8 +97,10 @@ def _last_in_compiler(state):
     return tl.sum(tl.where(last, bits, 0), axis=1).to(state.dtype, bitcast=True)
 
 
-# Along the second dimension of a block: the states so far, and those in the last column.
+# Along the second dimension of a block: the states so far, also in one order for all layouts, and those in the last
+# column.
 _scan = _scan_in_interpreter if devices.current.interpreted else _scan_in_compiler
+_scan_in_order = _scan_in_interpreter if devices.current.interpreted else _scan_by_doubling
 _last = _last_in_interpreter if devices.current.interpreted else _last_in_compiler
 
 
@@ -86,7 +110,8 @@ def _scan_block(values, outs, carried, rows, begin, n_scanned, FACTS: tl.constex
     kept_mask, strides = rows[1], rows[3]
     scanned = begin + tl.arange(0, FACTS.block[1])
     mask = kept_mask[:, None] & (scanned < n_scanned)[None, :]
-    states = _scan(leaves(values, rows, scanned, mask, (), FACTS), FACTS.combine)
+    states = leaves(values, rows, scanned, mask, (), FACTS)
+    states = _scan_in_order(states, FACTS.combine) if FACTS.invariant else _scan(states, FACTS.combine)
     if len(carried) > 0:
         before = ()
         for i in tl.static_range(len(carried)):
@@ -150,6 +175,8 @@ def scan(
 
 
 def _blocks(space: Space, inner: bool) -> Blocks:
+    if settings().invariant:
+        return invariant(space)
     device, tile = devices.current, tile_elements(space)
     n_kept, n_scanned = space.n_kept, space.n_reduced
     if inner:

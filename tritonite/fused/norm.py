@@ -15,13 +15,15 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import library_operator
-from tritonite.dispatch.call import empty, zeros
+from tritonite.dispatch.call import empty, settings, zeros
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.engine.rows.blocks import fusion
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape
 from tritonite.fused.norm_ring import norm_backward_by_ring
+from tritonite.language.folds import fold_in_order
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.launch import libentry
 from tritonite.ops.normalization import (
@@ -95,7 +97,8 @@ class _Blocks(NamedTuple):
     """How rows are cut: `programs` take turns at them; of longer rows each takes one of so many parts, the `splits`.
 
     The `constants` are the kernels': ROWS rows at a time in CHUNKS of COLUMNS, the first WHOLE of which are known to be
-    before a row's end; the STAGES of what is loaded before it is wanted; and whether halves stay PACKED in registers.
+    before a row's end; the STAGES of what is loaded before it is wanted; whether halves stay PACKED in registers; and
+    whether rows are added up IN_ORDER, so that how many there are does not matter.
     """
 
     programs: int
@@ -138,9 +141,10 @@ def _blocks(total: torch.Tensor, loaded: int, parameters: int, sums: int) -> _Bl
         "WHOLE": chunks if whole else chunks - 1 if splits == 1 else 0,
         "STAGES": 1 + max(1, min(2, room // each)),
         "PACKED": device.ptx and size == 2 and elements > 2 * tile,
+        "IN_ORDER": settings().invariant,
         "num_warps": 4 if rows * elements <= tile // 2 else 8,
     }
-    return _Blocks(programs, splits, constants | device.options)
+    return _Blocks(programs, splits, constants | device.options | fusion())
 
 
 # A program of so many warps has a multiprocessor for itself, and a late ring of so many chunks.
@@ -195,6 +199,15 @@ def _kept(value, PACKED: tl.constexpr):
     return value
 
 
+@triton.jit
+def _sum_of_rows(values, IN_ORDER: tl.constexpr):
+    if IN_ORDER:
+        total = fold_in_order((values,), add_states)[0]
+    else:
+        total = tl.sum(values, 1)
+    return total[:, None]
+
+
 @libentry()
 @triton.jit
 def norm_forward(
@@ -218,6 +231,7 @@ def norm_forward(
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
+    IN_ORDER: tl.constexpr,
 ):
     """A program takes ROWS rows at a time, as many as there are for it, in CHUNKS of COLUMNS that stay in registers.
 
@@ -259,7 +273,7 @@ def norm_forward(
                 mean = tl.load(statistics[1] + row, mask=row_mask, other=0)[:, None]
         else:
             count = tl.full((ROWS, 1), n_columns, COMPUTE)
-            square = true_divide(tl.sum(sums, 1)[:, None], count)
+            square = true_divide(_sum_of_rows(sums, IN_ORDER), count)
             if LAYER:
                 estimate = square
                 errors = tl.zeros((ROWS, COLUMNS), COMPUTE)
@@ -270,9 +284,9 @@ def norm_forward(
                     error = tl.where(inside(index, n_columns, chunk < WHOLE)[None, :], error, 0.0)
                     errors += error
                     squares += error * error
-                error = true_divide(tl.sum(errors, 1)[:, None], count)
+                error = true_divide(_sum_of_rows(errors, IN_ORDER), count)
                 mean = estimate + error
-                square = tl.maximum(true_divide(tl.sum(squares, 1)[:, None], count) - error * error, 0.0)
+                square = tl.maximum(true_divide(_sum_of_rows(squares, IN_ORDER), count) - error * error, 0.0)
                 tl.store(statistics[1] + row, tl.reshape(mean, (ROWS,)), mask=row_mask)
             rstd = inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))
             tl.store(statistics[0] + row, tl.reshape(rstd, (ROWS,)), mask=row_mask)
@@ -460,6 +474,7 @@ def norm_backward(
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
+    IN_ORDER: tl.constexpr,
 ):
     """A program takes ROWS rows at a time, as many as there are for it, in CHUNKS of COLUMNS that stay in registers.
 
@@ -509,9 +524,9 @@ def norm_backward(
                 share = tl.load(means[0] + row, mask=row_mask, other=0)[:, None]
         else:
             count = tl.full((ROWS, 1), n_columns, COMPUTE)
-            product = true_divide(tl.sum(products, 1)[:, None], count)
+            product = true_divide(_sum_of_rows(products, IN_ORDER), count)
             if LAYER:
-                share = true_divide(tl.sum(shares, 1)[:, None], count)
+                share = true_divide(_sum_of_rows(shares, IN_ORDER), count)
         added = ()
         for chunk in tl.static_range(CHUNKS):
             index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
@@ -576,7 +591,7 @@ def _backward(
     written = tuple([out for out in outs if out is not None])
     weights = () if weight is None else (weight.contiguous(),)
     blocks, ring = _blocks(total, len(grads) + 1, len(weights), len(written)), None
-    if blocks.splits > 1:
+    if blocks.splits > 1 and not settings().invariant:
         ring = _ring(grads, total, len(weights), len(written))
         blocks = ring or blocks
     means: tuple[torch.Tensor, ...] = ()

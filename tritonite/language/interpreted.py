@@ -45,6 +45,15 @@ def dot(
     return TensorHandle(np.matmul(*wide) + total.data, accumulator)
 
 
+def dot_in_order(
+    builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
+) -> TensorHandle:
+    """The same without BLAS, whose last bits depend on where in a block a row is, as those of tensor cores do not."""
+    accumulator = total.dtype.scalar
+    wide = [cast(builder, operand, accumulator).data for operand in (a, b)]
+    return TensorHandle(np.einsum("ij,jk->ik", *wide) + total.data, accumulator)
+
+
 def splat(builder: object, type_: tl.dtype, source: TensorHandle) -> TensorHandle:
     """The interpreter's block of one value; Triton 3.9 takes what a comparison gives for an integer."""
     if source.data.dtype == np.bool_:

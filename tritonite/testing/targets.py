@@ -25,7 +25,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
-from tritonite.dispatch import library
+from tritonite.dispatch import call, library
 from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
@@ -231,7 +231,28 @@ def rings(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
         yield f"{name} {dtype} of {width} by a ring", found[0], ("sm_80", "sm_90", "sm_100") if full else ("sm_90",)
 
 
-_GROUPS = {"tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings}
+def in_order(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """What is folded and scanned in one order, along both dimensions, of rows of one block and of several."""
+    x = torch.empty(96, 5000, dtype=torch.bfloat16)
+    short, column, weight = x[:, :64].contiguous(), x.new_empty(5000, 96), x[0].clone()
+    rows = torch.empty(96)
+    arguments: list[tuple[str, tuple[Any, ...]]] = []
+    for each, dim in ((x, 1), (short, 1), (column, 0)):
+        arguments += [("sum.dim_IntList", (each, [dim])), ("_softmax", (each, dim, False)), ("cumsum", (each, dim))]
+    arguments += [("max.dim", (x, 1)), ("logcumsumexp", (short, 1)), ("sum", (x.expand(40, -1, -1),))]
+    arguments += [("native_layer_norm", (short, [64], weight[:64], weight[:64], 1e-5))]
+    arguments += [("tritonite::skip_rms_norm", (x, x, weight, 1e-6))]
+    arguments += [("tritonite::skip_rms_norm_backward", (x, None, x, rows, weight, True))]
+    for name, given in arguments:
+        with _noting() as found, call.under(call.settings_of(invariant=True)):
+            {**catalog.overloads(), **library.registered()}[name](*given)
+        for specialization in found:
+            # Of blocks of thousands AMD's compiler takes minutes.
+            names = ("sm_80", "sm_90", "sm_100", *(() if name.startswith("tritonite") else ("gfx942", "gfx1100")))
+            yield f"{name} in one order", specialization, names if full else ("sm_90",)
+
+
+_GROUPS = {"tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings, "in_order": in_order}
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -263,8 +284,9 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles, "rows" for long rows, "fused" for operators
-    outside ATen. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
+    "tiles" stands for products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen,
+    "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all
+    targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

@@ -299,6 +299,8 @@ struct State {
 std::mutex plans_mutex;
 size_t most_plans = 1024;
 std::atomic<bool> poison{false};
+// What is asked of all calls alike: `Settings.word` of call.py.
+std::atomic<uint64_t> settings{0};
 thread_local bool inside_kernel = false;
 // Lists of what Triton is to call at launches: a profiler's, for example.
 std::vector<PyObject*> launch_hooks;
@@ -327,6 +329,7 @@ struct Leaf {
 struct Call {
   Words words;
   uint64_t hash = 0;
+  uint64_t settings = 0;
   c10::SmallVector<Leaf, 8> leaves;
   // Why ATen has to serve the call, where keying it shows that.
   const char* declined = nullptr;
@@ -593,7 +596,8 @@ uint64_t ambient() {
 }
 
 bool key_call(const State& state, const Stack& stack, size_t arguments, Call& call) {
-  call.words.push_back(ambient());
+  call.settings = settings.load(std::memory_order_relaxed);
+  call.words.push_back(ambient() | call.settings << 32);
   const IValue* first = stack.data() + (stack.size() - arguments);
   for (size_t i = 0; i < arguments; ++i) {
     if (!key_value(state, first[i], i, call)) return false;
@@ -1161,7 +1165,8 @@ class ProfiledRange {
 };
 
 // Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
-bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
+// It is kept for calls of this key only where the call is `keyed`.
+bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arguments) {
   py::gil_scoped_acquire gil;
   py::list values;
   const auto& schema = state.handle.schema();
@@ -1170,20 +1175,20 @@ bool record(State& state, const Call* call, Stack* stack, size_t arguments) {
   }
   const auto outcome = [&] {
     const ProfiledRange range(state);
-    return py::handle(state.record)(values).cast<py::tuple>();
+    return py::handle(state.record)(values, call.settings).cast<py::tuple>();
   }();
   const auto kind = outcome[0].cast<std::string>();
   if (kind == "declined") {
     auto* counter = reason_counter(state, outcome[1].cast<std::string>());
     counter->fetch_add(1, std::memory_order_relaxed);
-    if (call && outcome[2].cast<bool>()) {
+    if (keyed && outcome[2].cast<bool>()) {
       auto plan = std::make_shared<Plan>();
       plan->declined = counter;
-      insert(state, *call, plan);
+      insert(state, call, plan);
     }
     return false;
   }
-  if (call && !outcome[2].is_none()) insert(state, *call, plan_of(outcome[2], schema));
+  if (keyed && !outcome[2].is_none()) insert(state, call, plan_of(outcome[2], schema));
   const auto& returns = schema.returns();
   const auto results = outcome[1].cast<py::tuple>();
   std::vector<IValue> converted;
@@ -1232,7 +1237,7 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
     reason_counter(state, reason)->fetch_add(1, std::memory_order_relaxed);
     return call_kernel(state, keys, stack);
   }
-  if (!record(state, keyed && !reason ? &call : nullptr, stack, arguments)) call_kernel(state, keys, stack);
+  if (!record(state, call, keyed && !reason, stack, arguments)) call_kernel(state, keys, stack);
 }
 
 bool wants_gradient(const IValue& value) {
@@ -1314,8 +1319,9 @@ void declare(
   states()[&handle.schema()] = std::move(state);
 }
 
-// Puts a selection in force: a byte for each of ATen's operators, in the order they were declared in.
-void select(const std::string& chosen) {
+// Puts a selection in force, a byte for each of ATen's operators in the order they were declared in, with its settings.
+void select(const std::string& chosen, uint64_t word) {
+  settings.store(word, std::memory_order_relaxed);
   auto next = chosen.begin();
   for (std::atomic<bool>& active : switches()) {
     active.store(next != chosen.end() && *next++, std::memory_order_relaxed);
@@ -1430,7 +1436,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("declare", &declare);
   module.def("install", &install);
   module.def("install_gate", &install_gate);
-  module.def("select", [](const py::bytes& chosen) { select(chosen); });
+  module.def("select", [](const py::bytes& chosen, uint64_t word) { select(chosen, word); });
   module.def("set_active", [](const std::string& name, bool active) { *state_of(name).active = active; });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);

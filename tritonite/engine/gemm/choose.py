@@ -20,6 +20,9 @@ SHORT = 512
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
+# So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
+# tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
+ANY_ROWS = 256
 
 
 class Problem(NamedTuple):
@@ -50,6 +53,16 @@ class Problem(NamedTuple):
         dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
         layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
         return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
+
+
+def of_any_rows(problem: Problem) -> Problem:
+    """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
+    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True)
+
+
+def aten_is_faster(problem: Problem, device: torch.device) -> bool:
+    """Whether ATen is known to multiply this faster than any of the tiles here; of no problem is that known."""
+    return False
 
 
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:

@@ -10,7 +10,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty, zero_or_one
+from tritonite.dispatch.call import Number, empty, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
@@ -39,12 +39,27 @@ class _Epilogue(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of what is read beside every element of a product."""
-        return sum(tensor.dtype.itemsize for tensor in self.tensors if 0 not in tensor.stride()[1:])
+        """Of what is read beside every element of a product; of one row nobody knows what would be in others."""
+        alike = settings().invariant
+        return sum(
+            tensor.dtype.itemsize
+            for tensor, own in zip(self.tensors, self.strides, strict=True)
+            if alike or 0 not in own[1:]
+        )
+
+    @property
+    def strides(self) -> tuple[tuple[int, ...], ...]:
+        """Those of the tensors; along what there is one of nothing varies, whatever the tensor says."""
+        return tuple(
+            [
+                tuple([0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+                for tensor in self.tensors
+            ]
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        strides = tuple([tensor.stride() for tensor in self.tensors])
+        strides = self.strides
         kinds = tuple([_ROWS * (row != 0) + _COLUMNS * (column != 0) for _, row, column in strides])
         return {
             "addend": self.addend,
@@ -89,6 +104,8 @@ def product(
         config: the tiles to take; by default those that tuning or a rule chooses.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
+
+    Where `settings` ask for invariance, the kernel, its tiles and split-K are of N, K, dtypes and b's layout alone.
     """
     if not out.numel():
         return
@@ -96,21 +113,60 @@ def product(
     added = None if addend is None else addend.expand(shape)
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
-    few = min(shape[1:]) <= choose.FEW
-    if (few and shape[2] < shape[1]) or (not few and out.stride(2) != 1 == out.stride(1)):
-        # Few columns of a result are few rows of its transpose, which is also what lies in rows.
-        a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
+    whole, invariant, written = ends is None and not summed, config is None and settings().invariant, out
+    alike = invariant and whole and _lie_for_descriptors(a, b, out)
+    if alike:
+        a, b, written = _laid_alike(a, b, out)
+    elif not invariant and _is_transposed(out):
+        a, b, written, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
-    work = _Work(a, b, out, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
-    whole = ends is None and not summed
+    work = _Work(a, b, written, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
     if config is None:
-        descriptors = whole and all(map(_has_descriptor, (a, b, out)))
+        problem = choose.of_any_rows(work.problem) if invariant else work.problem
+        descriptors = alike if invariant else whole and all(map(_has_descriptor, (a, b, written)))
         # Of a long product, what is added to every element is there sooner where all warps wait for it.
         warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
-        config = choose.choose(work.problem, out.device, descriptors, warp_specialized)
-        config = choose.fitting(config, work.problem, out.device, epilogue.bytes if config.splits == 1 else 0)
+        config = choose.choose(problem, out.device, descriptors, warp_specialized)
+        config = choose.fitting(config, problem, out.device, epilogue.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
+    if alike and written is not out:
+        out.copy_(written)
+
+
+def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Problem:
+    """What `choose` is asked about a product of these, before it is begun."""
+    if _is_transposed(out):
+        a, b, out = b.mT, a.mT, out.mT
+    return _Work(a, b, out, _NOTHING, 1, None, "ieee", False).problem
+
+
+def _is_transposed(out: torch.Tensor) -> bool:
+    """Whether the transpose of a result is computed: few columns are few rows of it, and what lies in columns rows."""
+    M, N = out.shape[1:]
+    few = min(M, N) <= choose.FEW
+    return (few and N < M) or (not few and out.stride(2) != 1 == out.stride(1))
+
+
+def _lie_for_descriptors(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether all can have tensor descriptors once rows of a and of the result lie one after the other."""
+    aligned = all(tensor.shape[2] * tensor.dtype.itemsize % 16 == 0 for tensor in (a, out))
+    return aligned and _has_descriptor(b[:1])
+
+
+def _laid_alike(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The three, or in their place copies and memory for a result, that lie as they do for any number of rows."""
+    if a.stride(2) != 1 or not _has_descriptor(a):
+        a = _copy(a)
+    if not _has_descriptor(b):
+        b = _copy(b) if b.stride(2) == 1 else _copy(b.mT).mT
+    if out.stride(2) != 1 or not _has_descriptor(out):
+        out = empty(out.shape, out.dtype, out.device)
+    return a, b, out
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return empty(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 class _Work(NamedTuple):
@@ -195,8 +251,8 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
     epilogue, constants = work.epilogue.arguments, work.constants(config)
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
-        rows, whole = config.BLOCK_M // groups, a.stride(2) == 1 and power_of_2(config.BLOCK_M) == config.BLOCK_M
-        more, transposed = config.MORE_N, out.stride(2) != 1
+        rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
+        more, transposed = config.MORE_N, _in_columns(out)
         threads = 128 * (groups + 1)
         hopper.multiply_warp_specialized[(programs,)](
             hopper.in_shared_memory(_descriptor(a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
@@ -207,7 +263,7 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
             splits=splits,
             programs=programs,
             INDEX=work.index,
-            ORDER=(a.stride(2) != 1, b.stride(2) != 1, config.GROUP_M, groups, work.blockwise, transposed, more),
+            ORDER=(_in_columns(a), _in_columns(b), config.GROUP_M, groups, work.blockwise, transposed, more),
             BUFFERS=1 if config.split_store else 2,
             STAGES=config.num_stages,
             num_warps=4,
@@ -217,7 +273,7 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
         )
     elif config.descriptors:
         # A program's only tile is there sooner through pointers; of many, a copy leaves time for the next.
-        direct = splits * tiles == programs or out.stride(2) != 1
+        direct = splits * tiles == programs or _in_columns(out)
         width = config.BLOCK_N // (2 if config.split_store else 1)
         multiply_persistent[(programs,)](
             _descriptor(a, config.BLOCK_M, config.BLOCK_K),
@@ -227,8 +283,8 @@ def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int
             splits=splits,
             programs=programs,
             RESULT=TRITON_DTYPES[out.dtype],
-            A_TRANSPOSED=a.stride(2) != 1,
-            B_TRANSPOSED=b.stride(2) != 1,
+            A_TRANSPOSED=_in_columns(a),
+            B_TRANSPOSED=_in_columns(b),
             SPLIT=splits > 1,
             SPLIT_STORE=config.split_store,
             **sizes,
@@ -260,6 +316,8 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         return
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
+    if settings().invariant:
+        usual = choose.of_any_rows(usual)
     config = choose.fitting(choose.choose_with_descriptors(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
@@ -310,9 +368,14 @@ def _every(most: int, tensor: torch.Tensor, rows: bool) -> int:
     return math.gcd(most, batch, tensor.stride(1 if rows else 2))
 
 
+def _in_columns(tensor: torch.Tensor) -> bool:
+    """Whether elements lie along columns: not along rows, or rows have one element, whose stride says nothing."""
+    return tensor.stride(2) != 1 or (tensor.shape[2] == 1 != tensor.shape[1] and tensor.stride(1) == 1)
+
+
 def _has_descriptor(tensor: torch.Tensor) -> bool:
     """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
-    inner = 2 if tensor.stride(2) == 1 else 1
+    inner = 1 if _in_columns(tensor) else 2
     every = 16 // tensor.dtype.itemsize
     apart = [tensor.stride(d) for d in range(3) if d != inner and tensor.shape[d] > 1]
     aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
@@ -321,7 +384,7 @@ def _has_descriptor(tensor: torch.Tensor) -> bool:
 
 def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Of blocks of (1, rows, columns), or the other way round of a tensor that lies so."""
-    if tensor.stride(2) != 1:
+    if _in_columns(tensor):
         tensor, rows, columns = tensor.mT, columns, rows
     shape, every = tensor.shape, 16 // tensor.dtype.itemsize
     # Where there is one of them, how far apart they are may be anything.

@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.dispatch.call import settings
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.facts import BOTH, KEPT, REDUCED
 from tritonite.tune.rows import ROWS, Cooperative, Regime
@@ -146,12 +147,20 @@ class Blocks(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told."""
-        return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options}
+        return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options, **fusion()}
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
         whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
         return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, "sharing": self.sharing}
+
+
+def fusion() -> dict[str, Any]:
+    """What the compiler is told, where rows must not depend on how many there are, of sums of products.
+
+    They would be one operation where no mask is between them, which is a matter of whole blocks.
+    """
+    return {"enable_fp_fusion": False} if settings().invariant and not devices.current.interpreted else {}
 
 
 class Traits(NamedTuple):
@@ -191,8 +200,25 @@ def tiled(space: Space, rows: int, columns: int, **scarcity: int) -> Blocks:
     return cut(space, rows, columns, max(4, rows * columns // 1024), **scarcity)
 
 
+def invariant(space: Space) -> Blocks:
+    """Blocks by which a row's bits are the same in any number of rows and any layout.
+
+    Its columns and splits are of a row's length alone. What is folded in one order is alike for any `rows`.
+    """
+    device, regime = devices.current, ROWS[devices.current.kind].invariant
+    most = max(1, int(regime.tiles * device.row_elements))
+    columns = min(power_of_2(space.n_reduced), most)
+    rows = min(power_of_2(space.n_kept), max(1, most // columns) if space.inner else regime.rows)
+    steps = -(-space.n_reduced // columns)
+    splits = max(1, -(-steps // regime.steps))
+    programs, warps = -(-space.n_kept // rows), max(4, rows * columns // 1024)
+    return Blocks(rows, columns, warps, programs, min(steps, regime.steps), splits)
+
+
 def for_reduction(space: Space, states: int) -> Blocks:
     """The blocks of a reduction to so many states."""
+    if settings().invariant:
+        return invariant(space)
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
         rows = min(power_of_2(space.n_kept), device.row_columns)
@@ -210,6 +236,10 @@ def for_reduction(space: Space, states: int) -> Blocks:
 
 def for_states(space: Space) -> Blocks:
     """The blocks of the reduction that combines the states of programs, which lie in columns."""
+    if settings().invariant:
+        # One program has all of them, however many.
+        blocks = invariant(space)
+        return blocks._replace(steps=blocks.steps * blocks.splits, splits=1)
     rows = min(power_of_2(space.n_kept), 32)
     columns = min(power_of_2(space.n_reduced), max(1, devices.current.row_elements // rows))
     return Blocks(rows, columns, 4, -(-space.n_kept // rows), -(-space.n_reduced // columns))
@@ -217,6 +247,8 @@ def for_states(space: Space) -> Blocks:
 
 def for_transform(space: Space, traits: Traits) -> Blocks:
     """The blocks of a row operator."""
+    if settings().invariant:
+        return invariant(space)
     device, tile, regimes = devices.current, tile_elements(space), ROWS[devices.current.kind]
     if not space.inner:
         return _columns(space, traits.itemsize)

@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, empty_strided
+from tritonite.dispatch.call import empty, empty_strided, settings
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, never_overlaps_itself, span
 from tritonite.engine.rows import blocks as choice
@@ -169,7 +169,9 @@ class Reduction:
     ) -> Facts:
         """What kernels over a space are compiled for, whose operands are read as the dtypes `read`."""
         init = self.init(compute) if callable(self.init) else self.init
-        states = self._dtypes(space, compute)
+        states, invariant = self._dtypes(space, compute), settings().invariant
+        # Stages group elements as a layout has them.
+        staged = space.inner and not invariant
         return Facts(
             leaf=self.leaf,
             combine=self.combine,
@@ -177,9 +179,9 @@ class Reduction:
             follow=self.follow if self.follow and space.index_strides == (1,) else self.combine,
             project=self.project,
             init=(*init, torch.iinfo(states[-1]).max) if INDEX in self.states else init,
-            stages=tuple([stage.computed_in(compute) for stage in self.stages]) if space.inner else (),
-            gather=self.gather if space.inner else None,
-            grow=None if space.inner else self.grow,
+            stages=tuple([stage.computed_in(compute) for stage in self.stages]) if staged else (),
+            gather=self.gather if staged else None,
+            grow=None if space.inner or invariant else self.grow,
             leaf_numbers=len(numbers) if self.parametric else 0,
             numbers=len(numbers),
             states=tuple([TRITON_DTYPES[dtype] for dtype in states]),
@@ -188,6 +190,7 @@ class Reduction:
             folded=len(space.kinds),
             aligned=space.aligned or int(not space.inner),
             index=space.integer,
+            invariant=invariant,
             **blocks.facts(space),
         )
 

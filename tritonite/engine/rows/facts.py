@@ -56,6 +56,8 @@ class Facts:
     sharing: int = 1
     unrolled: int = 0
     common: str = ""
+    # Whether what is folded is folded in one order, whatever the layout.
+    invariant: bool = False
 
     def of_states(self, **changes: Any) -> Facts:
         """The same reduction for rows of states that other programs have left."""

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.facts import KEPT, REDUCED
-from tritonite.language.folds import fold
+from tritonite.language.folds import fold, fold_in_order
 from tritonite.launch import libentry
 
 _KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
@@ -299,7 +299,9 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
                 every = tl.broadcast_to(states[i], (ROWS * COLUMNS // GROUP,))
                 groups = groups + (tl.reshape(every, (ROWS, COLUMNS // GROUP)),)
             states = groups
-    if not (FACTS.once and STAGED):
+    if FACTS.invariant:
+        states = fold_in_order(states, FACTS.combine)
+    elif not (FACTS.once and STAGED):
         states = fold(states, FACTS.combine)
     return states, values
 

@@ -96,7 +96,7 @@ def check(call: Call, begin: Callable[[str], None] = lambda _: None) -> tuple[st
     tritonite.disable()
     expected = outcome(call)
     begin("tritonite")
-    with use_gems(include=_alone(call)), poisoned():
+    with use_gems(include=_alone(call), faster_only=False), poisoned():
         for _ in range(2):
             before = counts(call.op.overload)
             actual = outcome(call)

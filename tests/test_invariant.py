@@ -1,0 +1,251 @@
+"""Where it is asked for, an element's bits do not depend on how many rows are beside it."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices, fused
+from tritonite.devices import nvidia
+from tritonite.dispatch import call
+from tritonite.engine import scan
+from tritonite.engine.rows import blocks
+from tritonite.engine.rows.blocks import Space, Traits
+from tritonite.testing.verify import check_overload
+from tritonite.tune.rows import ROWS as ROWS_OF
+from tritonite.tune.rows import Invariant
+
+PRODUCT = sys.modules["tritonite.engine.gemm.product"]
+# Few, because the interpreter takes milliseconds for a block; how blocks are chosen is asked for every number.
+ROWS = 20
+EVERY = (*range(1, 70), *(2**i + more for i in range(7, 13) for more in (-1, 0, 1)))
+
+
+@pytest.fixture
+def invariant():
+    with tritonite.use_gems(invariant=True):
+        yield
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 128 of a row, of which a program takes 2."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=512))
+    regimes = ROWS_OF[devices.current.kind]
+    monkeypatch.setitem(ROWS_OF, devices.current.kind, regimes._replace(invariant=Invariant(1 / 4, 2, 16)))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """What is chosen for an H100, of tensors without elements."""
+    record = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
+    monkeypatch.setattr(devices, "current", record)
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
+
+
+def bits(result):
+    results = result if isinstance(result, (list, tuple)) else (result,)
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return [x.view(integers[x.dtype.itemsize]) for x in results]
+
+
+def check(function, *operands, kept=0, result=None):
+    """The results of some rows, which are along dimension `kept`, alone and beside all others."""
+    tritonite.reset_stats()
+    every = function(*operands)
+    every = every if isinstance(every, (list, tuple)) else (every,)
+    place = kept if result is None else result
+    for first, count in ((0, 1), (5, 3), (0, 17)):
+        found = function(*(x.narrow(kept, first, count) for x in operands))
+        found = found if isinstance(found, (list, tuple)) else (found,)
+        for own, all_rows in zip(found, every, strict=True):
+            assert torch.equal(*(bits(x)[0] for x in (own, all_rows.narrow(place, first, count)))), (first, count)
+    counts = tritonite.stats().values()
+    assert counts and not any(each.declined for each in counts)
+
+
+# ---- Rows ------------------------------------------------------------------------------------------------------------
+
+OVER_ROWS = {
+    "sum": lambda x, dim: x.sum(dim),
+    "var_mean": lambda x, dim: torch.var_mean(x, dim),
+    "logsumexp": lambda x, dim: x.logsumexp(dim),
+    "max": lambda x, dim: tuple(x.max(dim)),
+    "norm": lambda x, dim: x.norm(2, dim),
+}
+ROW_BY_ROW = {
+    "softmax": lambda x, dim: x.softmax(dim),
+    "log_softmax": lambda x, dim: x.log_softmax(dim),
+    "cumsum": lambda x, dim: x.cumsum(dim),
+    "logcumsumexp": lambda x, dim: x.logcumsumexp(dim),
+}
+
+
+@pytest.mark.parametrize("name", [*OVER_ROWS, *ROW_BY_ROW])
+def test_rows_are_the_same_beside_any(name, device, small_blocks, invariant):
+    function = {**OVER_ROWS, **ROW_BY_ROW}[name]
+    for length, dtype in ((70, torch.float16), (300, torch.float32)):
+        # Rows that lie one after the other, and those that stand upright, of which one lies as a row does.
+        x = torch.randn(ROWS, length, device=device).to(dtype)
+        upright = torch.randn(length, ROWS, device=device).to(dtype)
+        check(lambda x: function(x, -1), x)
+        check(lambda x: function(x, -1), upright.t())
+        check(lambda x: function(x, 0), upright, kept=1, result=1 if name in ROW_BY_ROW else 0)
+    if name in ("sum", "var_mean"):
+        check(lambda x: function(x, (1, 2)), torch.randn(ROWS, 3, 50, device=device))
+
+
+def test_a_row_is_the_same_in_any_layout(device, small_blocks, invariant):
+    x = torch.randn(3, 301, device=device)
+    upright = x.t().contiguous().t()
+    for function in (*OVER_ROWS.values(), *ROW_BY_ROW.values()):
+        for one, other in zip(bits(function(x, 1)), bits(function(upright, 1)), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
+    n = 300
+    x, grad = (torch.randn(ROWS, n, device=device) for _ in range(2))
+    weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
+    check(lambda x: torch.native_layer_norm(x, (n,), weight, bias, 1e-5), x)
+    _, mean, rstd = torch.native_layer_norm(x, (n,), weight, bias, 1e-5)
+
+    def gradient(grad, x, mean, rstd):
+        wanted = [True, False, False]
+        function = torch.ops.aten.native_layer_norm_backward
+        return function(grad, x, (n,), mean, rstd, weight, bias, wanted)[0]
+
+    check(gradient, grad, x, mean, rstd)
+    # Images, of which a row is a group.
+    check(lambda x: torch.native_group_norm(x, None, None, len(x), 4, n // 4, 2, 1e-5)[0], x.view(-1, 4, n // 4))
+
+
+def test_fused_norms_are_the_same_beside_any(device, invariant):
+    for n in (24, 1000):
+        x, residual, grad = (torch.randn(ROWS, n, device=device) for _ in range(3))
+        weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
+        check(lambda x, residual: fused.skip_layer_norm(x, residual, weight, bias), x, residual)
+        check(lambda x, residual: fused.skip_rms_norm(x, residual, weight), x, residual)
+        _, total, rstd = torch.ops.tritonite.skip_rms_norm(x, residual, weight)
+
+        def gradient(grad, total, rstd):
+            return torch.ops.tritonite.skip_rms_norm_backward(grad, None, total, rstd, weight, False)[0]
+
+        check(gradient, grad, total, rstd)
+
+
+def spaces(length, counts):
+    """Rows of a length that lie one after the other, and those that stand upright, as many as each count."""
+    for count in counts:
+        for x, dim in ((torch.empty(count, length, device="meta"), 1), (torch.empty(length, count, device="meta"), 0)):
+            yield Space.of((x,), (dim,), (x,), (), False)
+
+
+@pytest.mark.parametrize("length", [1, 64, 1000, 1024, 1025, 4096, 65_536, 128_256, 2**24])
+def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
+    traits = Traits(4, True, 1, torch.float32)
+    with call.under(call.Settings(False, True)):
+        found = set()
+        for space in spaces(length, EVERY):
+            of_reduction, of_transform = blocks.for_reduction(space, 1), blocks.for_transform(space, traits)
+            for each in (of_reduction, of_transform, scan._blocks(space, space.inner)):
+                assert each.programs * each.rows >= space.n_kept and each.sharing == 1
+                assert each.steps * each.splits * each.columns >= length
+                found.add((each.columns, each.steps, each.splits))
+            states = space._replace(n_reduced=of_reduction.splits, reduced=(((space.n_kept,),), ()))
+            found.add(("states", blocks.for_states(states)[1]))
+        assert len(found) == 2
+    # As they are cut by default, how many there are decides.
+    assert len({blocks.for_reduction(space, 1)[1:] for space in spaces(length, EVERY)}) > 1
+
+
+# ---- Products --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (50, 33), (1, 70), (16, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
+    N, K = shape
+    a, b, bias = (torch.randn(*size, device=device).to(dtype) for size in ((ROWS, K), (K, N), (N,)))
+    columns = a.t().contiguous().t()
+    for rows, weight in ((a, b), (columns, b), (a, b.t().contiguous().t())):
+        check(lambda a: torch.mm(a, weight), rows)
+        check(lambda a: torch.addmm(bias, a, weight, alpha=0.5), rows)
+    check(lambda a: torch.mv(a, b[:, 0]), a)
+    batches, others = torch.randn(ROWS, 3, K, device=device).to(dtype), b.expand(ROWS, K, N)
+    check(torch.bmm, batches, others.contiguous())
+    check(torch.bmm, batches, others)
+    check(lambda out, a: torch.addmm(bias, a, b, out=out), torch.empty(N, ROWS, device=device, dtype=dtype).t(), a)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int8], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 4096), (14_336, 4096), (64, 14_336), (1, 4096), (1000, 1001)], ids=str)
+def test_tiles_are_the_same_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
+    N, K = shape
+    found = set()
+    monkeypatch.setattr(PRODUCT, "_run", lambda work, config: found.add(config))
+    result = torch.int32 if dtype is torch.int8 else dtype
+
+    def multiply(count, transposed, full=True):
+        for batches, M in ((1, count), (count, 3)):
+            a = torch.empty(batches, M, K, dtype=dtype, device="meta")
+            if transposed:
+                a = a.new_empty(batches, K, M).mT
+            b, out = a.new_empty(batches, N, K).mT, a.new_empty(batches, M, N, dtype=result)
+            addend = torch.empty((batches, M, N) if full else N, device="meta")
+            PRODUCT.product(a, b, out, addend=addend, beta=1)
+
+    with call.under(call.Settings(False, True)):
+        for count in EVERY:
+            for transposed in (False, True):
+                multiply(count, transposed)
+                multiply(count, transposed, full=False)
+        assert len(found) == 1
+    found.clear()
+    for count in EVERY:
+        multiply(count, False)
+    assert len(found) > 1
+
+
+# ---- Right answers ---------------------------------------------------------------------------------------------------
+
+CHECKED = ("sum.dim_IntList", "var_mean.correction", "max.dim", "cumsum", "cummax", "_softmax", "mm", "addmm_", "bmm")
+
+
+@pytest.mark.parametrize("name", [*CHECKED, "native_layer_norm", "native_layer_norm_backward", "mv", "_grouped_mm"])
+def test_answers_are_atens(name, monkeypatch):
+    asked = call.settings_of
+    monkeypatch.setattr(call, "settings_of", lambda faster_only=True, invariant=False: asked(faster_only, True))
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, row_columns=16))
+    report = check_overload(tritonite.overloads()[name], torch.float32)
+    assert report.served and not report.failures
+
+
+# ---- The switch ------------------------------------------------------------------------------------------------------
+
+
+def test_scopes_switch_it(device, path, small_blocks):
+    x = torch.randn(3, 1001, device=device)
+    for _ in range(2):
+        for asked in (True, False):
+            with tritonite.use_gems(invariant=asked):
+                torch.testing.assert_close(x.sum(1), x.double().sum(1).float())
+                assert ("invariant" in tritonite.explain("sum.dim_IntList", x, [1])) == asked
+    if path == "native":
+        counts = tritonite.stats()["sum.dim_IntList"]
+        # Of float32 and of float64.
+        assert (counts.launched, counts.replayed) == (4, 4)
+    tritonite.enable(invariant=True)
+    assert call.settings() == (False, True)
+    with tritonite.use_gems():
+        assert not call.settings().invariant
+    assert call.settings().invariant
+    tritonite.disable()
+    assert not call.settings().invariant
+
+
+def test_fused_calls_are_asked_too(device):
+    with tritonite.use_gems(include=(), invariant=True):
+        assert "invariant" in tritonite.explain("tritonite::skip_rms_norm", *torch.ones(2, 3, 8, device=device))

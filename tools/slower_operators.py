@@ -1,0 +1,34 @@
+"""Write the table of operators that ATen is faster in from docs/benchmarks/results.json; with --check, compare it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import generated
+
+import tritonite
+from tritonite.bench.results import Run, slower_operators
+from tritonite.tune import slower
+
+RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks" / "results.json"
+
+
+def main() -> int:
+    run = Run.load(RESULTS)
+    # Of fused operators ATen's composition was measured, and none of its operators is in their place.
+    packets = {op.packet for op in tritonite.overloads().values()}
+    slow = {name: dtypes for name, dtypes in slower_operators(run).items() if name in packets}
+    found = slower.table() | {run.machine.kind: slow}
+    kinds = []
+    for kind, operators in found.items():
+        # A line for each operator.
+        lines = [f"    {json.dumps(name)}: {json.dumps(dtypes)}" for name, dtypes in operators.items()]
+        kinds.append(f"  {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n  }")
+    text = "{\n" + ",\n".join(kinds) + "\n}\n"
+    return generated.write(slower.PATH, text, f"tritonite/tune/{slower.PATH.name}", "python tools/slower_operators.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
