@@ -33,6 +33,7 @@ for _family in (
     "gamma",
     "loss",
     "matmul",
+    "movement",
     "normalization",
     "nll_loss",
     "polynomial",

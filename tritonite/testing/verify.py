@@ -354,10 +354,13 @@ def _clone(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is not torch.strided or 0 in value.shape:
-        return value.detach().clone()
+        with use_gems(include=()):
+            return value.detach().clone()
     if any(stride == 0 for stride in value.stride()):
         return value.detach()
-    storage = value.detach().untyped_storage().clone()
+    # By ATen's own copy, which is one of the operators that are looked at.
+    with use_gems(include=()):
+        storage = value.detach().untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 

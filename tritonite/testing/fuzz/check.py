@@ -65,12 +65,18 @@ class Copies:
         plain = torch._neg_view(plain) if negative else plain
         plain = plain.conj() if conjugate else plain
         storage = plain.untyped_storage()
-        copied = self._storages.setdefault(storage._cdata, None) or storage.clone()
+        copied = self._storages.setdefault(storage._cdata, None) or _copied(storage)
         self._storages[storage._cdata] = copied
         made = torch.empty(0, dtype=plain.dtype, device=plain.device)
         made.set_(copied, plain.storage_offset(), plain.size(), plain.stride())
         made = made.conj() if conjugate else made
         return torch._neg_view(made) if negative else made
+
+
+def _copied(storage: Any) -> Any:
+    """A copy by ATen's own kernel."""
+    with use_gems(include=()):
+        return storage.clone()
 
 
 def outcome(call: Call) -> Outcome:

@@ -25,6 +25,7 @@ _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
 _MOST_ELEMENTS = 2048
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
+_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
@@ -241,6 +242,12 @@ class Drawer:
             return self._pick(_WORDS)
         if kind == "int" and name.endswith("dtype"):
             return self._any_dtype()
+        if name == "memory_format":
+            return self._pick(_FORMATS)
+        if name == "layout":
+            return torch.strided
+        if kind == "Device":
+            return torch.device(self.device)
         if kind == "int":
             few = (0, 1, 2, 3, 4)
             return self._dim() if name.startswith("dim") else self._pick(few if self._chance(0.7) else _INTEGERS)

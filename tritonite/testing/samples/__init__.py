@@ -30,6 +30,7 @@ for _family in (
     "gamma",
     "loss",
     "matmul",
+    "movement",
     "nll_loss",
     "normalization",
     "polynomial",
