@@ -367,18 +367,23 @@ def scalar_kernel(
     own: tuple[str, ...] = (),
     cast: tuple[str, ...] = (),
     static: tuple[str, ...] = (),
+    index: tuple[str, ...] = (),
+    integers: tuple[str, ...] = (),
+    pointer: tuple[str, ...] = (),
+    exact: tuple[str, ...] = (),
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """A pointwise kernel that is no operator by itself, for the host function of one.
 
-    Parameters take part in promotion unless named in `own`, `cast` or `static`; the other settings are Pointwise's.
+    Parameters take part in promotion unless they are named in one of the first seven, which are their roles; the other
+    settings are Pointwise's.
     """
+    named = {"own": own, "cast": cast, "static": static, "exact": exact}
+    named |= {"index": index, "integers": integers, "pointer": pointer}
+    role_of = {name: role for role, names in named.items() for name in names}
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
-        roles = {
-            name: "own" if name in own else "cast" if name in cast else "static" if name in static else "promoted"
-            for name in inspect.signature(formula).parameters
-        }
+        roles = {name: role_of.get(name, "promoted") for name in inspect.signature(formula).parameters}
         return Pointwise(formula.__name__.lstrip("_"), triton.jit(formula), roles, **settings)
 
     return declare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -102,20 +103,33 @@ def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None
         raise Decline(str(error)) from None
 
 
+def check_placement(like: torch.Tensor | None, layout: Any, device: Any, pin_memory: Any) -> None:
+    """Raises Decline for what is not strided, in ordinary memory, and on the device of `like`."""
+    if layout not in (None, torch.strided) or pin_memory:
+        raise Decline("another layout, or pinned memory")
+    if like is not None and device is not None and torch.device(device) != like.device:
+        raise Decline(f"device {device}")
+
+
 def result(
     inputs: Sequence[torch.Tensor],
     shape: Sequence[int],
     dtype: torch.dtype,
     outs: Sequence[torch.Tensor] = (),
     strides: Sequence[int] | None = None,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """A fresh tensor, contiguous unless it has `strides`, or the one of `outs` where it can be written.
 
-    That has to be of this shape and dtype, on the device of all inputs, and apart from them.
+    That has to be of this shape and dtype, on the device of all inputs, and apart from them. A fresh one without inputs
+    is on `device`.
     """
-    device, scalars = common_device(inputs, outs)
-    if scalars:
-        raise Decline("a tensor on another device")
+    if inputs or outs:
+        found, scalars = common_device(inputs, outs)
+        if scalars or (device is not None and device != found):
+            raise Decline("a tensor on another device")
+        device = found
+    assert device is not None
     if not outs:
         return empty_strided(shape, contiguous_strides(tuple(shape)) if strides is None else strides, dtype, device)
     (out,) = outs

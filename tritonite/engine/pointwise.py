@@ -374,10 +374,11 @@ class Pointwise:
             promotion computes in, so half types arrive as float32.
         parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
             "cast" (one that does not and is cast to the dtype computed in), "own" (one that keeps its own dtype, half
-            types becoming float32), "static" (a compile-time constant). None is always a compile-time constant. Or it
-            is no operand at all: "index" (dimensions of the result, one or a tuple: it arrives as the coordinate of the
-            element in each), "integers" (such numbers as arrive in the type of coordinates, one or a tuple), "pointer"
-            (a `Placed` operand). Those are decided by the call and pinned.
+            types becoming float32), "exact" (a number in float64, or int64 where it and the outputs are integers),
+            "static" (a compile-time constant). None is always a compile-time constant. Or it is no operand in step with
+            the result: "index" (dimensions of the result, one or a tuple: it arrives as the coordinate of the element
+            in each), "integers" (one number or a tuple: they arrive in the type of coordinates), "pointer" (a `Placed`
+            operand). The dimensions and integers of a call are pinned.
         promote: how the promoted arguments decide the dtype of every output. Where none is promoted, outputs have to be
             given, and each has its own.
         accepts: the common dtypes it serves; ATen serves the others.
@@ -823,7 +824,9 @@ def _typed(
                 Operand(position, () if pointer else None, tl.int64, None, role, parts, kinds_of_parts, kind.several)
             )
             continue
-        if role != "own":
+        if role == "exact":
+            target = torch.float64 if kind is float or compute.is_floating_point else torch.int64
+        elif role != "own":
             target = compute
         elif isinstance(kind, _Tensor):
             target = dtypes.opmath(kind.dtype)

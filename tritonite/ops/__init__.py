@@ -28,6 +28,7 @@ for _family in (
     "bitwise",
     "comparison",
     "conditional",
+    "creation",
     "distance",
     "elementary",
     "gamma",

@@ -7,16 +7,8 @@ import torch
 from tritonite.catalog import operator
 from tritonite.dtypes import MOVED
 from tritonite.engine.iteration import never_overlaps_itself
-from tritonite.engine.movement import check_conversion, move, result, strides_like
+from tritonite.engine.movement import check_conversion, check_placement, move, result, strides_like
 from tritonite.errors import Decline
-
-
-def _check_placement(self, layout, device, pin_memory):
-    """A copy stays on its device, in ordinary memory."""
-    if layout not in (None, torch.strided) or pin_memory:
-        raise Decline("another layout, or pinned memory")
-    if device is not None and torch.device(device) != self.device:
-        raise Decline(f"device {device}")
 
 
 def _check_source(src):
@@ -50,8 +42,8 @@ def clone(self, memory_format, outs=()):
 
 @operator("_to_copy", accepts=MOVED)
 def _to_copy(self, non_blocking, memory_format, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    _check_placement(self, layout, device, pin_memory)
-    dtype = self.dtype if dtype is None else dtype
+    check_placement(self, layout, device, pin_memory)
+    dtype = outs[0].dtype if outs else self.dtype if dtype is None else dtype
     check_conversion(self.dtype, dtype)
     copied = result((self,), self.shape, dtype, outs, strides_like(self, memory_format))
     move(self, copied)

@@ -41,6 +41,8 @@ _UNCHECKED = (
     "batch_norm",
     "native_batch",
     "nll_loss2d",
+    "tril.out",
+    "triu.out",
 )
 
 

@@ -26,6 +26,7 @@ for _family in (
     "batch_norm",
     "bessel",
     "conditional",
+    "creation",
     "elementary",
     "gamma",
     "loss",
