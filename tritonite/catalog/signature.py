@@ -63,7 +63,8 @@ def signatures(packet: str) -> dict[str, inspect.Signature]:
     found = [
         (name, schema)
         for name, schema in schemas(packet)
-        if any("Tensor" in str(argument.type) for argument in schema.arguments)
+        # TorchScript has some of dictionaries.
+        if any("Tensor" in str(argument.type) and "Dict" not in str(argument.type) for argument in schema.arguments)
     ]
     found.sort(key=lambda each: any(is_out(argument) for argument in each[1].arguments))
     return {name: _signature(schema) for name, schema in found}

@@ -103,6 +103,12 @@ def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None
         raise Decline(str(error)) from None
 
 
+def strides_in(shape: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:
+    """The strides of a fresh tensor in a memory format."""
+    with _disable_current_modes():
+        return torch.empty(tuple(shape), device="meta", memory_format=memory_format).stride()
+
+
 def check_placement(like: torch.Tensor | None, layout: Any, device: Any, pin_memory: Any) -> None:
     """Raises Decline for what is not strided, in ordinary memory, and on the device of `like`."""
     if layout not in (None, torch.strided) or pin_memory:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch._prims_common import suggest_memory_format
 
 from tritonite.catalog import operator
 from tritonite.dtypes import MOVED
 from tritonite.engine.iteration import never_overlaps_itself
-from tritonite.engine.movement import check_conversion, check_placement, move, result, strides_like
+from tritonite.engine.lists import move_each
+from tritonite.engine.movement import check_conversion, check_placement, move, result, strides_in, strides_like
 from tritonite.errors import Decline
 
 
@@ -48,3 +52,73 @@ def _to_copy(self, non_blocking, memory_format, dtype=None, layout=None, device=
     copied = result((self,), self.shape, dtype, outs, strides_like(self, memory_format))
     move(self, copied)
     return (copied,)
+
+
+def _concatenated(tensors, dim, outs):
+    """What `cat` gives, of tensors along a dimension."""
+    # Those of one dimension and no elements count for nothing but the dtype.
+    kept = [x for x in tensors if tuple(x.shape) != (0,)]
+    if not kept or any(not x.dim() for x in kept):
+        raise Decline("nothing to put together")
+    first = kept[0]
+    rank = first.dim()
+    if not -rank <= dim < rank:
+        raise Decline("no such dimension")
+    dim %= rank
+    if any(x.dim() != rank or _without(x.shape, dim) != _without(first.shape, dim) for x in kept):
+        raise Decline("sizes that differ")
+    dtype = functools.reduce(torch.promote_types, [x.dtype for x in tensors])
+    if outs and torch.can_cast(dtype, outs[0].dtype):
+        dtype = outs[0].dtype
+    shape = list(first.shape)
+    shape[dim] = sum(x.shape[dim] for x in kept)
+    for x in tensors:
+        check_conversion(x.dtype, dtype)
+    out = result(tensors, shape, dtype, outs, _strides_together(tensors, shape))
+    sizes = [x.shape[dim] for x in kept]
+    move_each(kept, out.split(sizes, dim))
+    return out
+
+
+def _without(shape, dim):
+    return [size for d, size in enumerate(shape) if d != dim]
+
+
+def _strides_together(tensors, shape):
+    """A memory format that all tensors have is the result's."""
+    formats = {suggest_memory_format(x) for x in tensors}
+    kept = formats.pop() if len(formats) == 1 else torch.contiguous_format
+    return strides_in(shape, kept)
+
+
+@operator("cat", accepts=MOVED)
+def cat(tensors, dim, outs=()):
+    return (_concatenated(tensors, dim, outs),)
+
+
+def _check_alike(tensors):
+    if not tensors or any(x.shape != tensors[0].shape for x in tensors):
+        raise Decline("tensors of several shapes, or none")
+
+
+@operator("stack", accepts=MOVED)
+def stack(tensors, dim, outs=()):
+    _check_alike(tensors)
+    rank = tensors[0].dim()
+    if not -rank - 1 <= dim <= rank:
+        raise Decline("no such dimension")
+    dim %= rank + 1
+    if outs or dim == rank:
+        return (_concatenated([x.unsqueeze(dim) for x in tensors], dim, outs),)
+    shape = list(tensors[0].shape)
+    shape.insert(dim, len(tensors))
+    return (_concatenated(tensors, dim, ()).view(shape),)
+
+
+@operator("_stack", accepts=MOVED)
+def _stack(tensors, dim, outs=()):
+    _check_alike(tensors)
+    if not -tensors[0].dim() - 1 <= dim <= tensors[0].dim():
+        raise Decline("no such dimension")
+    dim %= tensors[0].dim() + 1
+    return (_concatenated([x.unsqueeze(dim) for x in tensors], dim, outs),)

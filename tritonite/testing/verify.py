@@ -169,7 +169,8 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
 
     Where it leaves them as they are, or refuses them, it is the result of the functional form.
     """
-    dtype = next((v.dtype for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, torch.Tensor)), None)
+    given = pytree.tree_leaves((sample.args, sample.kwargs))
+    dtype = next((value.dtype for value in given if isinstance(value, torch.Tensor)), None)
     others = (torch.float32, torch.bool, torch.int32, torch.int64, torch.float64, torch.complex64)
     form, given = _functional_form(op), sample.map(_clone)
     returned = None if form is None else _quietly(lambda: form(*given.args, **given.kwargs))
