@@ -26,6 +26,11 @@ def _same(source):
 
 
 @triton.jit
+def _constant(value):
+    return value
+
+
+@triton.jit
 def _converted(source, to):
     """What the engine's last conversion makes an element of ATen's: of many dtypes ATen goes by another one."""
     if to == tl.int1:
@@ -42,6 +47,7 @@ def _converted(source, to):
 
 
 _move = Pointwise("move", _same, {"source": "own"})
+_fill = Pointwise("fill", _constant, {"value": "cast"})
 _convert = Pointwise("convert", _converted, {"source": "own", "to": "static"})
 
 
@@ -91,6 +97,23 @@ def move(source: torch.Tensor, destination: torch.Tensor) -> None:
         move(torch.view_as_real(source), torch.view_as_real(destination))
     else:
         _convert.run((source, TRITON_DTYPES[destination.dtype]), (destination,))
+
+
+def fill(out: torch.Tensor, value: Any) -> None:
+    """Write a number to every element. Raises Decline for what the dtype does not hold, and for dtypes that it is not
+    converted to.
+    """
+    if out.dtype in dtypes.ALL:
+        _fill.run((value,), (out,))
+    elif type(value) is int and value == 0:
+        _fill.run((0,), (words(out),))
+    else:
+        raise Decline(f"dtype {out.dtype}")
+
+
+def fill_zero(out: torch.Tensor) -> None:
+    """Write zeros of any dtype."""
+    _fill.run((0,), (words(out),))
 
 
 def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import number_type
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
-from tritonite.engine.movement import check_placement, result, strides_like, words
+from tritonite.engine.movement import check_placement, fill, result, strides_like, words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.ops.bessel import bessel_i0
@@ -41,18 +41,8 @@ def _like(self, shape, dtype, layout, device, pin_memory, outs, strides=None):
     return result((self,), shape, dtype, outs, strides)
 
 
-@scalar_kernel(cast=("value",))
-def _filled(value):
-    return value
-
-
 def _fill(out, value):
-    if out.dtype in ALL:
-        _filled.run((value,), (out,))
-    elif type(value) is int and value == 0:
-        _filled.run((0,), (words(out),))
-    else:
-        raise Decline(f"dtype {out.dtype}")
+    fill(out, value)
     return (out,)
 
 

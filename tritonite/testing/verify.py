@@ -158,10 +158,12 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
     """Call an overload on a copy of the sample, with destinations like `template` if it writes some."""
     copied = sample.map(_clone)
     templates = template if isinstance(template, tuple) else (template,)
-    outs = {name: torch.empty_like(value) for name, value in zip(op.out_names, templates, strict=False)}
+    outs = {
+        name: pytree.tree_map(torch.empty_like, value) for name, value in zip(op.out_names, templates, strict=False)
+    }
     result = function(*copied.args, **copied.kwargs, **outs)
     # What returns nothing has written some of its arguments.
-    return result if op.schema.returns else copied.args
+    return result if op.schema.returns else (copied.args, outs)
 
 
 def _functional(function: Any, op: Op, sample: Any) -> Any:

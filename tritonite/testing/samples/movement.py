@@ -13,9 +13,223 @@ facts.CHOICES["memory_format"] = (None, torch.preserve_format, torch.contiguous_
 
 @facts.arguments("cat", "stack", "_stack")
 def _lists(tensors: facts.Tensors) -> dict[str, Any]:
-    """Three tensors of one shape."""
+    """Three tensors of one shape, put together along the first dimension or the last."""
     first = tensors[0]
-    return {"tensors": [first, *(x if x.shape == first.shape else first.flip(0) for x in tensors[1:3])]}
+    dim = 0 if first.is_contiguous() else -1
+    return {"dim": dim, "tensors": [first, *(x if x.shape == first.shape else first.flip(0) for x in tensors[1:3])]}
 
 
-facts.CHOICES["dim"] = (0, -1)
+@facts.arguments("block_diag")
+def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"tensors": [x if x.dim() < 3 else x.flatten(1) for x in tensors]}
+
+
+@facts.arguments("expand_copy")
+def _more(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"size": [2, *tensors[0].shape]}
+
+
+@facts.arguments("permute_copy")
+def _reversed(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"dims": list(range(tensors[0].dim()))[::-1]}
+
+
+@facts.arguments("transpose_copy", "diagonal_copy", "diagonal_scatter")
+def _two_dimensions(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """The last two, and what the diagonal of them takes."""
+    x = tensors[0]
+    if x.dim() < 2:
+        return None
+    dims = {"dim0": -2, "dim1": -1, "offset": 1} if x.dim() < 3 else {"dim0": 0, "dim1": 2, "dim2": 1, "offset": -1}
+    dims.setdefault("dim2", 0)
+    return {"self": x, **dims, "src": x.diagonal(dims["offset"], dims["dim1"], dims["dim2"]).flip(0)}
+
+
+@facts.arguments("diagonal_backward", "diag_embed")
+def _diagonal(tensors: facts.Tensors) -> dict[str, Any]:
+    """The gradient of a diagonal that is nearer to the corner."""
+    given = {"grad_output": tensors[0], "offset": -1, "dim1": 0, "dim2": -1}
+    if not tensors[0].dim():
+        return given | {"input_sizes": []}
+    *lead, size = tensors[0].shape
+    return given | {"input_sizes": [size + 1, *lead, size]}
+
+
+@facts.arguments("view_copy", "_reshape_copy")
+def _flat(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"size": [tensors[0].numel()]}
+
+
+@facts.arguments("as_strided_copy", "as_strided_scatter", "_reshape_alias_copy")
+def _strided(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """A few of its own elements."""
+    x = tensors[0]
+    if not x.dim() or x.numel() < 60:
+        return None
+    return {"self": x, "size": [2, 3], "stride": [7, 2], "src": x.flatten()[:6].reshape(2, 3), "storage_offset": None}
+
+
+@facts.arguments("narrow_copy", "slice_copy", "slice_scatter", "slice_backward")
+def _rows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Every second one."""
+    x = tensors[0]
+    if not x.dim() or not x.shape[0]:
+        return None
+    given = {"self": x, "dim": 0, "start": 0, "end": x.shape[0], "step": 2, "length": 1, "input_sizes": list(x.shape)}
+    return given | {"src": x[::2].flip(0), "grad_output": x[::2]}
+
+
+@facts.arguments("select_copy", "select_scatter", "select_backward")
+def _one_row(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0]
+    if not x.dim() or not x.shape[0]:
+        return None
+    given = {"self": x, "dim": 0, "index": -1, "input_sizes": list(x.shape)}
+    return given | {"src": x[0].flip(0) if x.dim() > 1 else x[0], "grad_output": x[0]}
+
+
+@facts.arguments("unfold_copy", "unfold_backward")
+def _windows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0]
+    if not x.dim() or x.shape[0] < 2:
+        return None
+    given = {"self": x, "dimension": 0, "dim": 0, "size": 2, "step": 1}
+    return given | {"grad_in": x.unfold(0, 2, 1), "input_sizes": list(x.shape)}
+
+
+@facts.arguments("repeat")
+def _repeats(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"repeats": [2, *[1] * (tensors[0].dim() - 1), 3][: tensors[0].dim() + 1]}
+
+
+@facts.arguments("split_copy", "split_with_sizes_copy", "unbind_copy")
+def _split(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0]
+    if not x.dim() or not x.shape[0]:
+        return None
+    size = (x.shape[0] + 1) // 2
+    return {"self": x, "dim": 0, "split_size": size, "split_sizes": [size, x.shape[0] - size]}
+
+
+@facts.arguments("squeeze_copy")
+def _no_more(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"self": tensors[0].unsqueeze(-1)}
+
+
+@facts.arguments("view_as_complex_copy")
+def _pairs(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"self": tensors[0].reshape(-1)[: tensors[0].numel() // 2 * 2].reshape(-1, 2)}
+
+
+@facts.arguments("flip", "roll", "rot90")
+def _around(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """The last dimensions, of which contiguous tensors have two turned."""
+    x = tensors[0]
+    if not x.dim():
+        return None
+    dims = [-1] if x.dim() < 2 or not x.is_contiguous() else [0, -1]
+    return {"self": x, "dims": dims, "shifts": [3, -1][: len(dims)], "k": 1}
+
+
+@facts.arguments("constant_pad_nd")
+def _pads(tensors: facts.Tensors) -> dict[str, Any]:
+    """Some is cut off the second of the last dimensions."""
+    pad = [2, 1, -1, 3][: 2 * tensors[0].dim()]
+    value = True if tensors[0].dtype is torch.bool else 0 if tensors[0].is_complex() else 2
+    return {"pad": pad, "value": value}
+
+
+def _extending(dimensions: int) -> Any:
+    def arguments(tensors: facts.Tensors) -> dict[str, Any] | None:
+        x = tensors[0]
+        x = x.reshape(*[1] * (dimensions + 1 - x.dim()), *x.shape) if x.dim() <= dimensions else x
+        x = x.flatten(0, x.dim() - dimensions - 2) if x.dim() > dimensions + 2 else x
+        if not x.numel():
+            return None
+        padding = [min(n, size - 1) for size in x.shape[::-1][:dimensions] for n in (2, 1)]
+        grown = [size + sum(padding[2 * i : 2 * i + 2]) for i, size in enumerate(x.shape[::-1][:dimensions])]
+        grad = x.new_empty((*x.shape[:-dimensions], *grown[::-1]))
+        flat = x.reshape(-1)
+        grad.copy_(flat[torch.arange(grad.numel(), device=x.device) % flat.numel()].reshape(grad.shape))
+        return {"self": x, "padding": padding, "grad_output": grad}
+
+    return arguments
+
+
+for _kind in ("reflection", "replication"):
+    for _n in (1, 2, 3):
+        facts.arguments(f"{_kind}_pad{_n}d", f"{_kind}_pad{_n}d_backward")(_extending(_n))
+
+
+@facts.arguments("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+def _image(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """An image with channels enough, and of even sides."""
+    x = tensors[0]
+    if not x.dim() or not x.numel():
+        return None
+    image = torch.stack([x.reshape(-1)[: x.numel() // 4 * 4].reshape(-1, 2, 2)] * 4)[:, : 64].movedim(0, 1)
+    return {"self": image, "upscale_factor": 2, "downscale_factor": 2, "groups": 2}
+
+
+facts.may_decline(
+    ("re*_pad?d*",),
+    ("channels_last", "*"),
+    "*channels last",
+    "whether ATen's result has its channels last depends on the device",
+)
+facts.may_decline(
+    ("re*_pad?d*", "nn.functional.pad"),
+    ("functional", "gradient"),
+    "*negative padding",
+    "ATen cuts off what a negative padding says, on a CPU alone for some",
+)
+facts.may_decline(
+    ("roll", "roll.out"),
+    ("channels_last", "functional"),
+    "*channels last",
+    "on a CPU ATen puts parts together, whose layouts decide the result's",
+    device="cpu",
+)
+facts.may_decline(
+    ("roll",),
+    ("functional",),
+    "*a roll over all dimensions of what is not contiguous",
+    "of which ATen makes a copy first",
+)
+facts.may_decline(
+    ("as_strided_scatter.out",),
+    ("*",),
+    "*an output that lies otherwise",
+    "the strides are those of elements in the memory of the input",
+)
+
+
+@facts.arguments("_chunk_cat")
+def _chunks(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Along the first dimension, of which the last chunk has less."""
+    x = tensors[0]
+    return {"tensors": [x, x[1:], x[:1]], "dim": 0, "num_chunks": 2} if x.dim() and len(x) > 1 else None
+
+
+_SQUARES = {"kernel_size": [2, 3], "dilation": [1, 1], "padding": [1, 0], "stride": [2, 1]}
+
+
+@facts.arguments("im2col")
+def _squares(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """An image of four rows and five columns at least."""
+    x = tensors[0]
+    if x.dim() != 4 and x.numel() < 60:
+        return None
+    image = x if x.dim() == 4 else x.reshape(-1)[:60].reshape(1, 3, 4, 5)
+    return {"self": image, **_SQUARES}
+
+
+@facts.arguments("col2im")
+def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """What three rows of three squares are, two times two channels of six elements."""
+    x = tensors[0]
+    if x.numel() < 100:
+        return None
+    few = x.reshape(-1)[torch.arange(216, device=x.device) % x.numel()]
+    return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_SQUARES}
+
