@@ -247,8 +247,9 @@ def _evaluate(
                 values = values + (several[0],)
         elif _role(LAYOUT, i) == "pointer":
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
-            own = operands[_position(LAYOUT, i)] + offset
-            values = values + ((own, column_mask & row_mask, _integers(operands, origin, LAYOUT, i)),)
+            within = column_mask & row_mask
+            own = operands[_position(LAYOUT, i)] + tl.broadcast_to(offset, within.shape)
+            values = values + ((own, within, _integers(operands, origin, LAYOUT, i)),)
         elif _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
             number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
             values = values + (number.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
@@ -667,7 +668,8 @@ class Pointwise:
             space = _Space(
                 tuple(sizes),
                 tuple([of_value[i] if how in ("tensor", "pointer") else () for i, how, _ in iteration.operands]),
-                tuple(own_strides[:outer]),
+                # Of one element, so that a block of places is written as a block, of which the others are masked.
+                ((1,),) * outer if n == 1 and self._placed else tuple(own_strides[:outer]),
                 tuple(own_strides[inner:]),
             )
         aligned = (

@@ -30,6 +30,7 @@ from tritonite.language.places import read_at
 
 
 _ON_CPU = devices.current.type == "cpu"
+_USUAL = (*ALL, *COMPLEX)
 
 
 def _check_source(src):
@@ -430,9 +431,15 @@ def _replaced(kernel, source, out, dims, *integers):
     kernel.run((Placed(words(source), dims), *integers, dims), (words(out),))
 
 
-@operator("flip", accepts=MOVED)
+def _check_usual(dtype):
+    """Of dtypes that few kernels take, ATen's takes some on one kind of device and some on another."""
+    if dtype not in _USUAL:
+        raise Decline(f"dtype {dtype}")
+
+
+@operator("flip", accepts=_USUAL)
 def flip(self, dims, outs=()):
-    check_conversion(self.dtype, self.dtype)
+    _check_usual(self.dtype)
     rank = max(self.dim(), 1)
     if any(not -rank <= d < rank for d in dims) or len({d % rank for d in dims}) < len(dims):
         raise Decline("no such dimensions")
@@ -445,10 +452,10 @@ def flip(self, dims, outs=()):
     return (out,)
 
 
-@operator("roll", accepts=MOVED)
+@operator("roll", accepts=_USUAL)
 def roll(self, shifts, dims, outs=()):
     """On a CPU the result of images with channels last has them last, too, by cat's rule for the parts."""
-    check_conversion(self.dtype, self.dtype)
+    _check_usual(self.dtype)
     if _ON_CPU and not outs and not self.is_contiguous() and suggest_memory_format(self) != torch.contiguous_format:
         raise Decline("channels last")
     if not dims:
@@ -478,13 +485,13 @@ def roll(self, shifts, dims, outs=()):
     return (out,)
 
 
-@operator("rot90", accepts=MOVED)
+@operator("rot90", accepts=_USUAL)
 def rot90(self, k, dims, outs=()):
     """A flip, a transposition or both; flips lie as ATen's do."""
     rank = self.dim()
     if rank < 2 or len(dims) != 2 or any(not -rank <= d < rank for d in dims) or (dims[0] - dims[1]) % rank == 0:
         raise Decline("no such dimensions")
-    check_conversion(self.dtype, self.dtype)
+    _check_usual(self.dtype)
     first, second = dims[0] % rank, dims[1] % rank
     k %= 4
     turned = {0: (), 1: (second,), 2: (first, second), 3: (first,)}[k]
@@ -638,12 +645,11 @@ def _in_squares(image, r):
 
 @operator("channel_shuffle", accepts=MOVED)
 def channel_shuffle(self, groups, outs=()):
-    if self.dim() < 3 or groups < 1 or self.shape[1] % groups or has_channels_last(self):
+    if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
     check_conversion(self.dtype, self.dtype)
     out = result((self,), self.shape, self.dtype, outs)
-    if self.numel():
-        move(self.unflatten(1, (groups, -1)).transpose(1, 2), out.unflatten(1, (-1, groups)))
+    move(self.unflatten(1, (groups, -1)).transpose(1, 2), out.unflatten(1, (-1, groups)))
     return (out,)
 
 
@@ -676,14 +682,13 @@ def _sum_of_reflected(grad, starts, sizes, ends, at):
 @scalar_kernel(pointer=("grad",), integers=("starts", "sizes", "ends", "most"), index=("at",), accepts=FLOATS)
 def _sum_of_replicated(grad, starts, sizes, ends, most, at):
     """`most` are how many places of a dimension show one element, at most."""
-    everywhere, count = at[0] >= 0, most[0]
+    count = most[0]
     for d in tl.static_range(1, len(at)):
-        everywhere = everywhere & (at[d] >= 0)
         count = count * most[d]
     element = grad[0].dtype.element_ty
-    total = tl.zeros(everywhere.shape, tl.float64 if element == tl.float64 else tl.float32)
+    total = tl.zeros(grad[0].shape, tl.float64 if element == tl.float64 else tl.float32)
     for n in range(count):
-        places, inside, rest = (), everywhere, n
+        places, inside, rest = (), at[0] >= 0, n
         for d in tl.static_range(len(at)):
             first = tl.where(at[d] == 0, 0, at[d] + starts[d])
             last = at[d] + starts[d] + tl.where(at[d] == sizes[d] - 1, ends[d], 0)
@@ -765,6 +770,8 @@ def _in_windows(source, sizes, strides, dilations, pads, at):
 
 def _windows(sizes, kernel_size, dilation, padding, stride):
     """How many windows there are along the two dimensions of an image."""
+    if any(len(numbers) != 2 for numbers in (sizes, kernel_size, dilation, padding, stride)):
+        raise Decline("no such windows")
     every = zip(sizes, kernel_size, dilation, padding, stride, strict=True)
     if any(min(kernel, spread, step) < 1 or pad < 0 for _, kernel, spread, pad, step in every):
         raise Decline("no such windows")
@@ -802,12 +809,11 @@ def im2col(self, kernel_size, dilation, padding, stride, outs=()):
 )
 def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at):
     """The sum of what all windows have of an element."""
-    everywhere = (at[0] >= 0) & (at[1] >= 0)
     element = columns[0].dtype.element_ty
-    total = tl.zeros(everywhere.shape, tl.float64 if element == tl.float64 else tl.float32)
+    total = tl.zeros(columns[0].shape, tl.float64 if element == tl.float64 else tl.float32)
     for n in range(kernel_size[0] * kernel_size[1]):
         within = (n // kernel_size[1], n % kernel_size[1])
-        places, inside = within, everywhere
+        places, inside = within, at[0] >= 0
         for d in tl.static_range(2):
             start = at[d] + pads[d] - within[d] * dilations[d]
             window = start // strides[d]
@@ -819,7 +825,7 @@ def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at)
 
 @operator("col2im", accepts=FLOATS)
 def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
-    if self.dim() not in (2, 3) or not self.numel() or self.dtype not in FLOATS or len(output_size) != 2:
+    if self.dim() not in (2, 3) or not self.numel() or self.dtype not in FLOATS:
         raise Decline(f"no columns, or dtype {self.dtype}")
     columns = self if self.dim() == 3 else self.unsqueeze(0)
     windows = _windows(output_size, kernel_size, dilation, padding, stride)
@@ -838,7 +844,7 @@ def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
 @scalar_kernel(pointer=("grad",), integers=("size", "step", "windows"), index=("at",), accepts=FLOATS)
 def _sum_of_unfolded(grad, size, step, windows, at):
     element = grad[0].dtype.element_ty
-    total = tl.zeros(at.shape, tl.float64 if element == tl.float64 else tl.float32)
+    total = tl.zeros(grad[0].shape, tl.float64 if element == tl.float64 else tl.float32)
     for n in range(tl.cdiv(size, step)):
         window = at // step - n
         within = at - window * step
@@ -937,7 +943,7 @@ def _conj_copy(self, outs=()):
 
 @scalar_kernel(own=("self",), accepts=NUMBERS)
 def _negated(self):
-    return self * -1
+    return self * -1.0 if self.dtype.is_floating() else -self
 
 
 @operator("_neg_view_copy", accepts=NUMBERS)

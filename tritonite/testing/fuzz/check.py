@@ -186,7 +186,7 @@ def _flat(outcome: Outcome) -> list[Any]:
         return []
     if outcome.call.op.schema.returns:
         return pytree.tree_leaves(outcome.result)
-    return [outcome.call.arguments[name] for name in _written(outcome.call)]
+    return pytree.tree_leaves([outcome.call.arguments[name] for name in _written(outcome.call)])
 
 
 def _written(call: Call) -> list[str]:
@@ -244,9 +244,9 @@ def _beside(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] |
         before[storages[0]._cdata] = True
         free = torch.ones(len(first), dtype=torch.bool)
         for name in _written(call):
-            target = actual.call.arguments[name]
-            if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
-                free[_places(target, len(first))] = False
+            for target in pytree.tree_leaves(actual.call.arguments[name]):
+                if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
+                    free[_places(target, len(first))] = False
         stray = free & (ours != first) & (theirs == first)
         if bool(stray.any()):
             return "stray", f"{int(stray.sum())} bytes beside the elements were written"

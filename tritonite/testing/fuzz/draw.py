@@ -316,6 +316,14 @@ class Drawer:
         outs = {}
         for i, name in enumerate(self.op.out_names):
             like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
+            if isinstance(outcome := results[i] if i < len(results) else None, list):
+                # As many as there are results, or one less.
+                kept = outcome if self._chance(0.9) else outcome[:-1]
+                outs[name] = [self._tensor(tuple(x.shape), x.dtype) for x in kept]
+                continue
+            if "List" in str(next(a for a in self.op.schema.arguments if a.name == name).type):
+                outs[name] = []
+                continue
             shape, dtype = tuple(self.shape), self.dtype
             if i < len(results) and results[i] is not None and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.testing.samples import facts
 
 facts.CHOICES["memory_format"] = (None, torch.preserve_format, torch.contiguous_format, torch.channels_last)
@@ -233,3 +234,9 @@ def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
     few = x.reshape(-1)[torch.arange(216, device=x.device) % x.numel()]
     return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_SQUARES}
 
+
+
+@facts.drawn("stack", "_stack")
+def _not_none(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen's process ends where it has none to put together."""
+    return arguments | {"tensors": arguments["tensors"] or [torch.ones(2, 3, device=devices.current.type)]}
