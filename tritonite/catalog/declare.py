@@ -13,7 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
-from tritonite.dispatch.call import Size, run_host, value_of
+from tritonite.dispatch.call import Size, Symbol, run_host, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
@@ -57,8 +57,9 @@ class Declaration:
     Of a call's numbers a plan knows the type alone, but the value of those that are `pinned`, on which the host
     function branches, and whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with
     tensors that are conjugated or negated when they are read go to ATen. ATen has the overloads that are `cuda_only`
-    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. `library` is set of
-    operators outside ATen, in the namespace `tritonite`.
+    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. One that takes
+    `tensors_only` is not called with numbers in their places, which ATen makes tensors of. `library` is set of operators
+    outside ATen, in the namespace `tritonite`.
     """
 
     packets: tuple[str, ...]
@@ -75,6 +76,7 @@ class Declaration:
     lazy_bits: bool = False
     cuda_only: frozenset[str] = frozenset()
     watched: bool = True
+    tensors_only: bool = False
     library: LibraryFormulas | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
@@ -200,6 +202,10 @@ class Op:
         """What a call returns, as a sequence also where it is one tensor."""
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
+        if self.declaration.tensors_only:
+            given = zip(args, self.takes_tensors, strict=False)
+            if any(takes and isinstance(value, (Symbol, bool, int, float, complex)) for value, takes in given):
+                raise Decline("a number for a tensor")
         return run_host(self.declaration.host, *self.bind(args, kwargs))
 
 
@@ -398,6 +404,7 @@ def operator(
     pin_zero_or_one: tuple[str, ...] = (),
     lazy_bits: bool = False,
     cuda_only: tuple[str, ...] = (),
+    tensors_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
@@ -414,6 +421,7 @@ def operator(
         lazy_bits: it takes tensors that are conjugated or negated when they are read.
         cuda_only: overloads that ATen has on CUDA alone. Elsewhere they are listed, compiled and may be called
             directly, and are not put in ATen's place.
+        tensors_only: numbers in the place of tensors go to ATen.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -432,6 +440,7 @@ def operator(
                 pinned_zero_or_one=frozenset(pin_zero_or_one),
                 lazy_bits=lazy_bits,
                 cuda_only=frozenset(cuda_only),
+                tensors_only=tensors_only,
                 **arguments,
             )
         )

@@ -69,7 +69,7 @@ def check_conversion(source: torch.dtype, to: torch.dtype) -> None:
     if source is to:
         if source not in dtypes.MOVED:
             raise Decline(f"dtype {source}")
-    elif source in dtypes.COMPLEX and to in dtypes.COMPLEX:
+    elif to in dtypes.COMPLEX and source in (*dtypes.ALL, *dtypes.COMPLEX):
         return
     else:
         for dtype in (source, to):
@@ -95,6 +95,10 @@ def move(source: torch.Tensor, destination: torch.Tensor) -> None:
         _move.run((words(source),), (words(destination),))
     elif source.is_complex():
         move(torch.view_as_real(source), torch.view_as_real(destination))
+    elif destination.is_complex():
+        parts = torch.view_as_real(destination)
+        move(source, parts[..., 0])
+        fill_zero(parts[..., 1])
     else:
         _convert.run((source, TRITON_DTYPES[destination.dtype]), (destination,))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import exclude, operator, scalar_kernel
+from tritonite.catalog import exclude, scalar_kernel
+from tritonite.catalog import operator as any_operator
 from tritonite.dispatch.call import number_type
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
 from tritonite.engine.movement import check_placement, fill, result, strides_like, words
@@ -16,6 +18,7 @@ from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.ops.bessel import bessel_i0
 
+operator = functools.partial(any_operator, tensors_only=True)
 _CIRCLE = tl.constexpr(2 * math.pi)
 _ON_CPU = devices.current.type == "cpu"
 _TRIANGLES = (*ALL, *COMPLEX)

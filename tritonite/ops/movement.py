@@ -12,7 +12,8 @@ import triton.language as tl
 from torch._prims_common import suggest_memory_format
 
 from tritonite import devices
-from tritonite.catalog import operator, scalar_kernel
+from tritonite.catalog import operator as any_operator
+from tritonite.catalog import scalar_kernel
 from tritonite.dispatch.call import zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
 from tritonite.engine.iteration import (
@@ -29,19 +30,14 @@ from tritonite.errors import Decline
 from tritonite.language.places import read_at
 
 
+operator = functools.partial(any_operator, tensors_only=True)
 _ON_CPU = devices.current.type == "cpu"
 _USUAL = (*ALL, *COMPLEX)
-
-
-def _check_source(src):
-    if not isinstance(src, torch.Tensor):
-        raise Decline("a number for a tensor")
 
 
 @operator("copy", accepts=MOVED)
 def copy(self, src, non_blocking, outs=()):
     """A fresh result lies as `self` does."""
-    _check_source(src)
     check_conversion(src.dtype, self.dtype)
     if not outs:
         if not never_overlaps_itself(self.shape, self.stride()):
@@ -250,7 +246,6 @@ for _packet, _view in {
 
 def _scattered(self, src, view, outs):
     """A copy of `self`, laid out as it is, into a view of which `src` is written."""
-    _check_source(src)
     check_conversion(self.dtype, self.dtype)
     check_conversion(src.dtype, self.dtype)
     if not never_overlaps_itself(self.shape, self.stride()):
@@ -784,7 +779,7 @@ def _windows(sizes, kernel_size, dilation, padding, stride):
 
 @operator("im2col", accepts=_EXTENDED)
 def im2col(self, kernel_size, dilation, padding, stride, outs=()):
-    if self.dim() not in (3, 4) or not self.numel() or self.dtype not in _EXTENDED:
+    if self.dim() not in (3, 4) or 0 in self.shape[-3:] or self.dtype not in _EXTENDED:
         raise Decline(f"no images, or dtype {self.dtype}")
     images = self if self.dim() == 4 else self.unsqueeze(0)
     batch, channels, *sizes = images.shape
@@ -825,7 +820,7 @@ def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at)
 
 @operator("col2im", accepts=FLOATS)
 def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
-    if self.dim() not in (2, 3) or not self.numel() or self.dtype not in FLOATS:
+    if self.dim() not in (2, 3) or 0 in self.shape[-2:] or self.dtype not in FLOATS:
         raise Decline(f"no columns, or dtype {self.dtype}")
     columns = self if self.dim() == 3 else self.unsqueeze(0)
     windows = _windows(output_size, kernel_size, dilation, padding, stride)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import devices
+from tritonite.dtypes import INTS
 from tritonite.testing.samples import facts
 
 facts.CHOICES["memory_format"] = (None, torch.preserve_format, torch.contiguous_format, torch.channels_last)
@@ -240,3 +241,24 @@ def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
 def _not_none(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen's process ends where it has none to put together."""
     return arguments | {"tensors": arguments["tensors"] or [torch.ones(2, 3, device=devices.current.type)]}
+
+
+facts.may_decline(
+    ("conj_physical",),
+    ("functional",),
+    facts.NOT_REACHED,
+    "a real tensor is its own conjugate",
+)
+facts.may_decline(
+    ("nn.functional.pad.constant",),
+    ("functional",),
+    "*floating-point number for integer tensors",
+    "ATen cuts off the fraction of the number that it pads integers with",
+    dtypes=INTS,
+)
+facts.may_decline(
+    ("as_strided_copy", "as_strided_scatter"),
+    ("functional", "out=", "gradient"),
+    "*a place in the storage, or sizes that it has not",
+    "where a tensor begins in its storage is not in the key of a call",
+)
