@@ -63,6 +63,8 @@ SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096))
 SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
 # Of layers: rows of hidden sizes 4096 and 2048, and of the inner size of a feed-forward layer.
 FUSED: tuple[Shape, ...] = ((8192, 4096), (4096, 14_336), (16_384, 2048))
+# Tensors that are moved: small ones, and such as no cache holds.
+SHAPES |= dict.fromkeys(("creation", "movement", "rearrangement"), (SMALL, (16, 8192), (8192, 8192)))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -123,8 +125,9 @@ class Case:
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(self.operands(make))))
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
-        args = [self.given.get(name, sample.args[i]) for name, i in places.items()]
-        keywords = {name: value for name, value in self.given.items() if name not in places}
+        given = self.given | ({"tensors": list(self.operands(make))} if "tensors" in places else {})
+        args = [given.get(name, sample.args[i]) for name, i in places.items()]
+        keywords = {name: value for name, value in given.items() if name not in places}
         return Sample(sample.label, tuple(args), {**sample.kwargs, **keywords})
 
 
@@ -152,6 +155,11 @@ SPECIAL: tuple[Special, ...] = (
 )
 
 
+def _several(op: str, label: str, operands: Callable[[Make], Sequence[torch.Tensor]], **given: Any) -> Special:
+    """A call whose `given` arguments are not tensors."""
+    return Special(op, label, operands, given)
+
+
 def _label(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
@@ -167,6 +175,41 @@ def _of_shape(op: str, *shape: int) -> Special:
 
 
 SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
+SPECIAL += (
+    _several("clone", "transposed", lambda make: (make(8192, 8192).t(),), memory_format=torch.contiguous_format),
+    _several("clone", "to channels last", lambda make: (make(64, 256, 64, 64),), memory_format=torch.channels_last),
+    _several(
+        "clone",
+        "from channels last",
+        lambda make: (make(64, 256, 64, 64).to(memory_format=torch.channels_last),),
+        memory_format=torch.contiguous_format,
+    ),
+    _several(
+        "clone", "heads", lambda make: (make(8, 2048, 32, 128).transpose(1, 2),), memory_format=torch.contiguous_format
+    ),
+    _several("_to_copy", "to float32", lambda make: (make(8192, 8192),), dtype=torch.float32),
+    _several("_to_copy", "to bfloat16", lambda make: (make(8192, 8192),), dtype=torch.bfloat16),
+    _several("triu", "above the diagonal", lambda make: (make(8192, 8192),), diagonal=1),
+    _several("flip", "rows", lambda make: (make(8192, 8192),), dims=[0]),
+    _several("flip", "columns", lambda make: (make(8192, 8192),), dims=[1]),
+    _several("roll", "rows", lambda make: (make(8192, 8192),), shifts=[1000], dims=[0]),
+    _several("roll", "columns", lambda make: (make(8192, 8192),), shifts=[1000], dims=[1]),
+    _several("repeat", "rows", lambda make: (make(2048, 8192),), repeats=[4, 1]),
+    _several("repeat", "columns", lambda make: (make(8192, 2048),), repeats=[1, 4]),
+    _several("constant_pad_nd", "images", lambda make: (make(64, 64, 112, 112),), pad=[1, 1, 1, 1], value=0),
+    _several("arange", "64 Mi", lambda make: (make(1),), end=2**26, start=0, step=1),
+)
+# Lists that models put together: halves and many columns, the cache of keys and a step's, halves turned around.
+SPECIAL += tuple(
+    _several("cat", label, operands, dim=dim)
+    for label, dim, operands in (
+        ("2 along columns", 1, lambda make: [make(8192, 4096) for _ in range(2)]),
+        ("64 along rows", 0, lambda make: [make(128, 8192) for _ in range(64)]),
+        ("64 along columns", 1, lambda make: [make(8192, 128) for _ in range(64)]),
+        ("cache and step", 2, lambda make: [make(16, 8, 4096, 128), make(16, 1, 8, 128).transpose(1, 2)]),
+        ("rotary halves", 3, lambda make: make(8, 32, 2048, 128).chunk(2, -1)[::-1]),
+    )
+)
 # The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
 SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
@@ -189,6 +232,8 @@ OPERANDS["_grouped_mm"] = lambda make, shape: (make(shape[1], shape[3]), make(sh
 for _name in ("prod", "cumprod"):
     # The products of others leave what their dtype can hold.
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
+for _name in ("cat", "stack", "_stack", "_chunk_cat"):
+    OPERANDS[_name] = lambda make, shape: [make(*shape) for _ in range(2)]
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
 for _name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"):
@@ -198,6 +243,7 @@ GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": 
 ONLY_ON_CPUS = {"_batch_norm_no_update"}
 # Which argument they take for its shape alone, or read one element of for each row.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
+UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
 # The side of square products, in bfloat16.
 SQUARES = tuple(range(512, 8192 + 1, 512))
@@ -328,7 +374,7 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
 
 def _dtypes(op: Op) -> list[torch.dtype]:
     found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
-    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn)
+    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn, torch.complex64)
     return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 

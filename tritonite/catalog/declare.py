@@ -57,9 +57,9 @@ class Declaration:
     Of a call's numbers a plan knows the type alone, but the value of those that are `pinned`, on which the host
     function branches, and whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with
     tensors that are conjugated or negated when they are read go to ATen. ATen has the overloads that are `cuda_only`
-    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. One that takes
-    `tensors_only` is not called with numbers in their places, which ATen makes tensors of. `library` is set of operators
-    outside ATen, in the namespace `tritonite`.
+    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. With `tensors_only`
+    it is not called with numbers in the places of tensors. `library` is set of operators outside ATen, in the namespace
+    `tritonite`.
     """
 
     packets: tuple[str, ...]

@@ -39,6 +39,7 @@ for _family in (
     "nll_loss",
     "polynomial",
     "probability",
+    "rearrangement",
     "reduction",
     "rounding",
     "scan",

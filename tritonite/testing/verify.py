@@ -31,6 +31,7 @@ from tritonite.testing.samples import (
     samples,
 )
 
+_left_to_aten = functools.partial(use_gems, include=())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
 _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
@@ -357,12 +358,12 @@ def _clone(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is not torch.strided or 0 in value.shape:
-        with use_gems(include=()):
+        with _left_to_aten():
             return value.detach().clone()
     if any(stride == 0 for stride in value.stride()):
         return value.detach()
     # By ATen's own copy, which is one of the operators that are looked at.
-    with use_gems(include=()):
+    with _left_to_aten():
         storage = value.detach().untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())

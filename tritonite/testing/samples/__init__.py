@@ -35,6 +35,7 @@ for _family in (
     "nll_loss",
     "normalization",
     "polynomial",
+    "rearrangement",
     "reduction",
     "rounding",
     "scan",
