@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 import tritonite
 from tritonite.bench.fused import PAIRS, Pair
@@ -261,7 +262,7 @@ CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
 def representative(packet: str) -> Op:
     """The overload that stands for an operator: functional where there is one, of most tensors."""
     ops = [op for op in tritonite.overloads().values() if op.packet == packet]
-    return max(ops, key=lambda op: (not op.inplace, not op.out_names, sum(op.takes_tensors), op.overload))
+    return max(ops, key=lambda op: (not op.out_names, not op.inplace, sum(op.takes_tensors), op.overload))
 
 
 def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
@@ -292,7 +293,7 @@ def cases(
         op = representative(packet)
         if tritonite.device == "cuda" and packet in ONLY_ON_CPUS:
             continue
-        if op.out_names or not op.schema.returns or str(op.schema.returns[0].type) != "Tensor":
+        if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # A part of another operator, or one that waits for the device.
             continue
         usual = GIVEN.get(packet, {})
@@ -381,7 +382,7 @@ def _dtypes(op: Op) -> list[torch.dtype]:
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
-    values = [*read, *sample.kwargs.values(), *results]
+    values = pytree.tree_leaves([read, sample.kwargs, results])
     return sum(_own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
 
 

@@ -156,7 +156,7 @@ def _disagreement(
 
 def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
     value = function(*sample.args, **sample.kwargs)
-    return value if isinstance(value, tuple) else (value,)
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:

@@ -552,6 +552,36 @@ def any(
 @overload
 def any(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def arange(
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def arange(
+    start: _Number,
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def arange(
+    start: _Number,
+    end: _Number,
+    step: _Number = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def arange(start: _Number, end: _Number, step: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def arange(end: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -652,6 +682,25 @@ def baddbmm(
 ) -> torch.Tensor: ...
 def baddbmm_(
     self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
+) -> torch.Tensor: ...
+@overload
+def bartlett_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def bartlett_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
 ) -> torch.Tensor: ...
 @overload
 def bartlett_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -805,6 +854,25 @@ def bitwise_xor_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bitwise_xor_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
+def blackman_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def blackman_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def blackman_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def blackman_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -923,14 +991,7 @@ def constant_pad_nd(
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor: ...
 @overload
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
-@overload
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor: ...
-@overload
-def copy_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
-@overload
-def copy_(self: torch.Tensor, other: int) -> torch.Tensor: ...
-@overload
-def copy_(self: torch.Tensor, other: float) -> torch.Tensor: ...
 @overload
 def copysign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1089,8 +1150,6 @@ def eq(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eq(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
-def eq(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool: ...
-@overload
 def eq(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eq(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1136,10 +1195,51 @@ def expm1(self: torch.Tensor) -> torch.Tensor: ...
 def expm1(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def expm1_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def eye(
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def eye(
+    n: int,
+    m: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def eye(n: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eye(n: int, m: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def fft_fftfreq(
+    n: int,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def fft_fftfreq(n: int, d: float = 1.0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def fft_rfftfreq(
+    n: int,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def fft_rfftfreq(n: int, d: float = 1.0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def fill(self: torch.Tensor, value: _Number) -> torch.Tensor: ...
@@ -1205,6 +1305,17 @@ def frexp(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 def frexp(
     self: torch.Tensor, *, mantissa: torch.Tensor, exponent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def full(
+    size: Sequence[int],
+    fill_value: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def full(size: Sequence[int], fill_value: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def full_like(
@@ -1272,6 +1383,48 @@ def gt_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
 def gt_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
+def hamming_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    alpha: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    alpha: float,
+    beta: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def hamming_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def hamming_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1280,6 +1433,25 @@ def hamming_window(window_length: int, periodic: bool, alpha: float, *, out: tor
 @overload
 def hamming_window(
     window_length: int, periodic: bool, alpha: float, beta: float, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def hann_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hann_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
 ) -> torch.Tensor: ...
 @overload
 def hann_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1408,6 +1580,36 @@ def isposinf(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def isposinf(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def kaiser_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def kaiser_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def kaiser_window(
+    window_length: int,
+    periodic: bool,
+    beta: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def kaiser_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def kaiser_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1519,6 +1721,17 @@ def linspace(
 def linspace(
     start: _Number,
     end: torch.Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def linspace(
+    start: _Number,
+    end: _Number,
     steps: int,
     *,
     dtype: torch.dtype | None = None,
@@ -1643,6 +1856,18 @@ def logspace(
 def logspace(
     start: _Number,
     end: torch.Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: _Number,
+    end: _Number,
     steps: int,
     base: float = 10.0,
     *,
@@ -2000,8 +2225,6 @@ def ne(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ne(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
-def ne(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool: ...
-@overload
 def ne(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ne(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -2158,6 +2381,16 @@ def norm(
 def norm(self: torch.Tensor, p: _Number | None, *, dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def norm(self: torch.Tensor, p: _Number = 2, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def ones(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def ones(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ones_like(
@@ -2225,6 +2458,27 @@ def rad2deg(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rad2deg(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def rad2deg_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def range(
+    start: _Number,
+    end: _Number,
+    step: _Number = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def range(
+    start: _Number,
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
 @overload
 def range(start: _Number, end: _Number, step: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -2371,6 +2625,16 @@ def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1) -> torch.Tensor
 def rsub(self: torch.Tensor, other: torch.Tensor, *, alpha: _Number = 1, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scalar_tensor(
+    s: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def scalar_tensor(s: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def select_backward(grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, index: int) -> torch.Tensor: ...
@@ -3080,6 +3344,16 @@ def zero(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def zero(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def zero_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def zeros(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
 def zeros(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def zeros_like(

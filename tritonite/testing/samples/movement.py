@@ -127,7 +127,7 @@ def _pairs(tensors: facts.Tensors) -> dict[str, Any]:
 def _chunks(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Along the first dimension, of which the last chunk has less."""
     x = tensors[0]
-    return {"tensors": [x, x[1:], x[:1]], "dim": 0, "num_chunks": 2} if x.dim() and len(x) > 1 else None
+    return {"tensors": [x, x[1:].clone(), x[:1].clone()], "dim": 0, "num_chunks": 2} if x.dim() and len(x) > 1 else None
 
 
 @facts.drawn("stack", "_stack")
@@ -150,7 +150,7 @@ facts.may_decline(
 )
 
 
-@facts.arguments("_conj_copy", "_conj_physical", "conj_physical")
+@facts.arguments("_conj_copy", "_conj_physical", "conj_physical", "view_as_real_copy")
 def _complex(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Numbers whose imaginary parts are those of another order."""
     x = tensors[0]
