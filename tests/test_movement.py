@@ -79,6 +79,13 @@ def test_overlapping_copies_go_to_aten(device):
         serves("copy_.default", lambda: x[:1].expand(4).copy_(x[:4]), declined=True)
 
 
+def test_zeros_without_memory_are_copied(device, path):
+    x, y = torch._efficientzerotensor(3, device=device), torch.ones(3, device=device)
+    with tritonite.use_gems():
+        for _ in range(2):
+            assert x.clone().tolist() == y.clone().copy_(x).tolist() == x.double().tolist() == [0, 0, 0]
+
+
 def test_a_copy_of_itself_stays(device):
     x = torch.randn(4, 5, device=device)
     kept = x.clone()

@@ -58,10 +58,17 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.dtype not in dtypes.MOVED:
         raise Decline(f"dtype {tensor.dtype}")
+    _check_memory(tensor)
     if tensor.dtype is torch.complex128:
         tensor = torch.view_as_real(tensor)
     word = _WORDS[tensor.dtype.itemsize]
     return tensor if tensor.dtype is word else tensor.view(word)
+
+
+def _check_memory(tensor: torch.Tensor) -> None:
+    """Autograd has tensors of zeros that have none, which ATen's copies know of."""
+    if tensor._is_zerotensor():
+        raise Decline("zeros without memory")
 
 
 def check_conversion(source: torch.dtype, to: torch.dtype) -> None:
@@ -84,6 +91,7 @@ def move(source: torch.Tensor, destination: torch.Tensor) -> None:
     that do not broadcast, a destination that overlaps itself, or that overlaps another source than itself.
     """
     check_conversion(source.dtype, destination.dtype)
+    _check_memory(source)
     if source.dim() > destination.dim():
         raise Decline("shapes do not broadcast")
     if source.shape != destination.shape:
