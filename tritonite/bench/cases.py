@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 import tritonite
 from tritonite.bench.fused import PAIRS, Pair
@@ -63,6 +64,8 @@ SHAPES |= dict.fromkeys(("mv", "addmv", "addr"), ((8192, 8192), (128_256, 4096))
 SHAPES |= dict.fromkeys(("dot", "vdot"), ((2**20,), (2**26,)))
 # Of layers: rows of hidden sizes 4096 and 2048, and of the inner size of a feed-forward layer.
 FUSED: tuple[Shape, ...] = ((8192, 4096), (4096, 14_336), (16_384, 2048))
+# Tensors that are moved: small ones, and such as no cache holds.
+SHAPES |= dict.fromkeys(("creation", "movement", "rearrangement"), (SMALL, (16, 8192), (8192, 8192)))
 INTERPRETED: tuple[Shape, ...] = ((16, 64), (64, 256))
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What --quick takes: of every kind of arithmetic, layout and number of operands something that models run.
@@ -128,8 +131,9 @@ class Case:
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(made)))
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
-        args = [self.given.get(name, sample.args[i]) for name, i in places.items()]
-        keywords = {name: value for name, value in self.given.items() if name not in places}
+        given = self.given | ({"tensors": list(made)} if "tensors" in places else {})
+        args = [given.get(name, sample.args[i]) for name, i in places.items()]
+        keywords = {name: value for name, value in given.items() if name not in places}
         return Sample(sample.label, tuple(args), {**sample.kwargs, **keywords})
 
 
@@ -157,6 +161,11 @@ SPECIAL: tuple[Special, ...] = (
 )
 
 
+def _several(op: str, label: str, operands: Callable[[Make], Sequence[torch.Tensor]], **given: Any) -> Special:
+    """A call whose `given` arguments are not tensors."""
+    return Special(op, label, operands, given)
+
+
 def _label(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
@@ -172,6 +181,41 @@ def _of_shape(op: str, *shape: int) -> Special:
 
 
 SPECIAL += tuple(_of_rows(*shape) for shape in PRODUCTS)
+SPECIAL += (
+    _several("clone", "transposed", lambda make: (make(8192, 8192).t(),), memory_format=torch.contiguous_format),
+    _several("clone", "to channels last", lambda make: (make(64, 256, 64, 64),), memory_format=torch.channels_last),
+    _several(
+        "clone",
+        "from channels last",
+        lambda make: (make(64, 256, 64, 64).to(memory_format=torch.channels_last),),
+        memory_format=torch.contiguous_format,
+    ),
+    _several(
+        "clone", "heads", lambda make: (make(8, 2048, 32, 128).transpose(1, 2),), memory_format=torch.contiguous_format
+    ),
+    _several("_to_copy", "to float32", lambda make: (make(8192, 8192),), dtype=torch.float32),
+    _several("_to_copy", "to bfloat16", lambda make: (make(8192, 8192),), dtype=torch.bfloat16),
+    _several("triu", "above the diagonal", lambda make: (make(8192, 8192),), diagonal=1),
+    _several("flip", "rows", lambda make: (make(8192, 8192),), dims=[0]),
+    _several("flip", "columns", lambda make: (make(8192, 8192),), dims=[1]),
+    _several("roll", "rows", lambda make: (make(8192, 8192),), shifts=[1000], dims=[0]),
+    _several("roll", "columns", lambda make: (make(8192, 8192),), shifts=[1000], dims=[1]),
+    _several("repeat", "rows", lambda make: (make(2048, 8192),), repeats=[4, 1]),
+    _several("repeat", "columns", lambda make: (make(8192, 2048),), repeats=[1, 4]),
+    _several("constant_pad_nd", "images", lambda make: (make(64, 64, 112, 112),), pad=[1, 1, 1, 1], value=0),
+    _several("arange", "64 Mi", lambda make: (make(1),), end=2**26, start=0, step=1),
+)
+# Lists that models put together: halves and many columns, the cache of keys and a step's, halves turned around.
+SPECIAL += tuple(
+    _several("cat", label, operands, dim=dim)
+    for label, dim, operands in (
+        ("2 along columns", 1, lambda make: [make(8192, 4096) for _ in range(2)]),
+        ("64 along rows", 0, lambda make: [make(128, 8192) for _ in range(64)]),
+        ("64 along columns", 1, lambda make: [make(8192, 128) for _ in range(64)]),
+        ("cache and step", 2, lambda make: [make(16, 8, 4096, 128), make(16, 1, 8, 128).transpose(1, 2)]),
+        ("rotary halves", 3, lambda make: make(8, 32, 2048, 128).chunk(2, -1)[::-1]),
+    )
+)
 # The logits that a language model is trained on, and classes whose number 8 divides and 16 does not.
 SPECIAL += tuple(_of_shape(op, 4096, 128_256) for op in ("_log_softmax", "_log_softmax_backward_data"))
 SPECIAL += tuple(_of_shape(op, 16_384, 1000) for op in ("_softmax", "native_layer_norm", "sum", "cumsum"))
@@ -212,6 +256,8 @@ for _name in ("prod", "cumprod"):
     OPERANDS[_name] = lambda make, shape: (make(*shape).sign(),)
 for _name in ("cudnn_batch_norm", "cudnn_batch_norm_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1).float())
+for _name in ("cat", "stack", "_stack", "_chunk_cat"):
+    OPERANDS[_name] = lambda make, shape: [make(*shape) for _ in range(2)]
 # Arguments that models give, where samples have others.
 GIVEN = {"linalg_vector_norm": {"ord": 2}, "norm": {"p": 2}, "dist": {"p": 2}, "renorm": {"p": 2}}
 for _name in (
@@ -226,6 +272,7 @@ GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": 
 ONLY_ON_CPUS = {"_batch_norm_no_update"}
 # Which argument they take for its shape alone, or read one element of for each row.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
+UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
 # The side of square products, in bfloat16.
 SQUARES = tuple(range(512, 8192 + 1, 512))
@@ -243,7 +290,7 @@ CLASSICS: dict[str, tuple[str, torch.dtype, list[Shape]]] = {
 def representative(packet: str) -> Op:
     """The overload that stands for an operator: functional where there is one, of most tensors."""
     ops = [op for op in tritonite.overloads().values() if op.packet == packet]
-    return max(ops, key=lambda op: (not op.inplace, not op.out_names, sum(op.takes_tensors), op.overload))
+    return max(ops, key=lambda op: (not op.out_names, not op.inplace, sum(op.takes_tensors), op.overload))
 
 
 def _alike(op: Op, shape: Shape) -> Callable[[Make], Sequence[torch.Tensor]]:
@@ -274,7 +321,7 @@ def cases(
         op = representative(packet)
         if tritonite.device == "cuda" and packet in ONLY_ON_CPUS:
             continue
-        if op.out_names or not op.schema.returns or str(op.schema.returns[0].type) != "Tensor":
+        if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # A part of another operator, or one that waits for the device.
             continue
         usual = GIVEN.get(packet, {})
@@ -376,14 +423,14 @@ def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any
 def dtypes_of(op: Op) -> list[torch.dtype]:
     """Those of DTYPES that an operator takes, or another of one that takes none."""
     found = [dtype for dtype in DTYPES if dtype in op.declaration.accepts]
-    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn)
+    others = (torch.int32, torch.bool, torch.int8, torch.float8_e4m3fn, torch.complex64)
     return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
-    values = [*read, *sample.kwargs.values(), *results]
+    values = pytree.tree_leaves([read, sample.kwargs, results])
     return sum(own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import triton
+from torch.utils import _pytree as pytree
 
 import tritonite
 from tritonite.bench import timing
@@ -232,7 +233,7 @@ def _why_declined(before: Counts, after: Counts) -> str:
 def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
     """A call's tensors. Gradients that are not asked for are none."""
     value = function(*sample.args, **sample.kwargs)
-    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch.Tensor)]
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:

@@ -13,7 +13,7 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
-from tritonite.dispatch.call import Size, decline_if_slower, run_host, settings, under, value_of
+from tritonite.dispatch.call import Size, Symbol, decline_if_slower, run_host, settings, under, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
@@ -58,8 +58,9 @@ class Declaration:
     Of a call's numbers a plan knows the type alone, but the value of those that are `pinned`, on which the host
     function branches, and whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with
     tensors that are conjugated or negated when they are read go to ATen. ATen has the overloads that are `cuda_only`
-    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. `library` is set of
-    operators outside ATen, in the namespace `tritonite`.
+    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. With `tensors_only`
+    it is not called with numbers in the places of tensors. `library` is set of operators outside ATen, in the namespace
+    `tritonite`.
     """
 
     packets: tuple[str, ...]
@@ -76,6 +77,7 @@ class Declaration:
     lazy_bits: bool = False
     cuda_only: frozenset[str] = frozenset()
     watched: bool = True
+    tensors_only: bool = False
     library: LibraryFormulas | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
@@ -206,6 +208,10 @@ class Op:
         """What a call returns, as a sequence also where it is one tensor."""
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
+        if self.declaration.tensors_only:
+            given = zip(args, self.takes_tensors, strict=False)
+            if any(takes and isinstance(value, (Symbol, bool, int, float, complex)) for value, takes in given):
+                raise Decline("a number for a tensor")
         if self.declaration.library is not None and settings().faster_only:
             # Behind it is nothing that could be faster.
             with under(settings()._replace(faster_only=False)):
@@ -380,18 +386,23 @@ def scalar_kernel(
     own: tuple[str, ...] = (),
     cast: tuple[str, ...] = (),
     static: tuple[str, ...] = (),
+    index: tuple[str, ...] = (),
+    integers: tuple[str, ...] = (),
+    pointer: tuple[str, ...] = (),
+    exact: tuple[str, ...] = (),
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """A pointwise kernel that is no operator by itself, for the host function of one.
 
-    Parameters take part in promotion unless named in `own`, `cast` or `static`; the other settings are Pointwise's.
+    Parameters take part in promotion unless they are named in one of the first seven, which are their roles; the other
+    settings are Pointwise's.
     """
+    named = {"own": own, "cast": cast, "static": static, "exact": exact}
+    named |= {"index": index, "integers": integers, "pointer": pointer}
+    role_of = {name: role for role, names in named.items() for name in names}
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
-        roles = {
-            name: "own" if name in own else "cast" if name in cast else "static" if name in static else "promoted"
-            for name in inspect.signature(formula).parameters
-        }
+        roles = {name: role_of.get(name, "promoted") for name in inspect.signature(formula).parameters}
         return Pointwise(formula.__name__.lstrip("_"), triton.jit(formula), roles, **settings)
 
     return declare
@@ -406,6 +417,7 @@ def operator(
     pin_zero_or_one: tuple[str, ...] = (),
     lazy_bits: bool = False,
     cuda_only: tuple[str, ...] = (),
+    tensors_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as the implementation of every overload of the packets that has its arguments.
 
@@ -422,6 +434,7 @@ def operator(
         lazy_bits: it takes tensors that are conjugated or negated when they are read.
         cuda_only: overloads that ATen has on CUDA alone. Elsewhere they are listed, compiled and may be called
             directly, and are not put in ATen's place.
+        tensors_only: numbers in the place of tensors go to ATen.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -440,6 +453,7 @@ def operator(
                 pinned_zero_or_one=frozenset(pin_zero_or_one),
                 lazy_bits=lazy_bits,
                 cuda_only=frozenset(cuda_only),
+                tensors_only=tensors_only,
                 **arguments,
             )
         )

@@ -59,12 +59,12 @@ def _signature(schema: torch.FunctionSchema) -> inspect.Signature:
 
 @functools.lru_cache(maxsize=1024)
 def signatures(packet: str) -> dict[str, inspect.Signature]:
-    """The signature of each overload of an ATen packet that takes tensors, in ATen's order, those with `out` last."""
-    found = [
-        (name, schema)
-        for name, schema in schemas(packet)
-        if any("Tensor" in str(argument.type) for argument in schema.arguments)
-    ]
+    """The signature of each overload of an ATen packet, in ATen's order, those with `out` last.
+
+    Those that TorchScript has of numbers, lists and dictionaries are not among them.
+    """
+    known = torch._C._dispatch_has_kernel
+    found = [(name, schema) for name, schema in schemas(packet) if known(f"aten::{name}")]
     found.sort(key=lambda each: any(is_out(argument) for argument in each[1].arguments))
     return {name: _signature(schema) for name, schema in found}
 

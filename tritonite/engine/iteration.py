@@ -209,5 +209,15 @@ def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory between two tensors' first and last elements is shared."""
+    starts = a.data_ptr(), b.data_ptr()
+    ends = [
+        start + span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize if tensor.numel() else start
+        for start, tensor in zip(starts, (a, b), strict=True)
+    ]
+    return starts[0] < ends[1] and starts[1] < ends[0]
+
+
 def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,18 +40,37 @@ _HELD_BY_HALVES = (torch.bool, torch.uint8, torch.int8)
 _VARIANTS = 8192
 
 
+class Placed(NamedTuple):
+    """An operand that the formula reads at places of its own along `dims`, and elsewhere at the result's.
+
+    In its other dimensions it has the result's size, or 1. The formula reads it by `language.places.read_at`.
+    """
+
+    tensor: torch.Tensor
+    dims: tuple[int, ...]
+
+
 class Operand(NamedTuple):
     """How the kernels treat a parameter of the formula, or one of its results.
 
     `kinds` holds a stride kind for each dimension, fastest first: 0 broadcast, 1 unit stride, 2 a stride known at run
     time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`. What is
     read is converted to `through` first, if that is set, and then to `dtype`.
+
+    `role` is "index" for coordinates, "integers" for numbers of the index's type, "pointer" for an operand that the
+    formula reads itself, and "" for all others. Of the first two `several` are a tuple in the formula, of the positions
+    `parts`; of a pointer those are the positions of its strides along the dimensions that it is placed in, whose kinds
+    are `placed`.
     """
 
     position: Any
     kinds: tuple[int, ...] | None
     dtype: Any
     through: Any = None
+    role: str = ""
+    parts: tuple[int, ...] = ()
+    placed: tuple[Any, ...] = ()
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,31 @@ def _slot(layout, i):
 @triton.constexpr_function
 def _kinds(layout, results, i):
     return (layout.results if results else layout.parameters)[i].kinds
+
+
+@triton.constexpr_function
+def _role(layout, i):
+    return layout.parameters[i].role
+
+
+@triton.constexpr_function
+def _several(layout, i):
+    return layout.parameters[i].several
+
+
+@triton.constexpr_function
+def _part(layout, i, k):
+    return layout.parameters[i].parts[k]
+
+
+@triton.constexpr_function
+def _part_count(layout, i):
+    return len(layout.parameters[i].parts)
+
+
+@triton.constexpr_function
+def _placed(layout, i, k):
+    return layout.parameters[i].placed[k]
 
 
 @triton.constexpr_function
@@ -140,6 +184,28 @@ def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
         tl.store(pointers, value, mask=column_mask & row_mask)
 
 
+@triton.jit
+def _coordinates(index, strides, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
+    """The coordinates of a block's elements along the dimensions that a parameter names."""
+    found = ()
+    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
+        own = _offset(index, strides[_part(LAYOUT, PARAMETER, k)], origin, _placed(LAYOUT, PARAMETER, k))
+        found = found + (own,)
+    return found
+
+
+@triton.jit
+def _integers(operands, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
+    """The numbers of a parameter, or the strides of a pointer, in the type of indices."""
+    found = ()
+    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
+        if _placed(LAYOUT, PARAMETER, k) == 1:
+            found = found + (1,)
+        else:
+            found = found + (operands[_part(LAYOUT, PARAMETER, k)].to(origin.dtype),)
+    return found
+
+
 def _merge(values: Any, layout: Layout, constant: Any = lambda value: value) -> list[Any]:
     remaining = iter(values)
     return [constant(own.dtype) if own.position is None else next(remaining) for own in layout.parameters]
@@ -170,7 +236,21 @@ def _evaluate(
 ):
     values = ()
     for i in tl.static_range(_count(LAYOUT, False)):
-        if _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
+        if _role(LAYOUT, i) == "index" or _role(LAYOUT, i) == "integers":
+            if _role(LAYOUT, i) == "index":
+                several = _coordinates(index, strides, origin, LAYOUT, i)
+            else:
+                several = _integers(operands, origin, LAYOUT, i)
+            if _several(LAYOUT, i):
+                values = values + (several,)
+            else:
+                values = values + (several[0],)
+        elif _role(LAYOUT, i) == "pointer":
+            offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
+            within = column_mask & row_mask
+            own = operands[_position(LAYOUT, i)] + tl.broadcast_to(offset, within.shape)
+            values = values + ((own, within, _integers(operands, origin, LAYOUT, i)),)
+        elif _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
             number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
             values = values + (number.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
         elif _position(LAYOUT, i) is not None:
@@ -281,7 +361,7 @@ class Iteration:
         self.device: torch.device
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
-        self.operands: tuple[tuple[int, str], ...] = ()
+        self.operands: tuple[tuple[int, str, int], ...] = ()
         self.items: tuple[int, ...] = ()
         self.limits: tuple[tuple[int, Limits], ...] = ()
         self.extents: tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...] = ()
@@ -296,8 +376,13 @@ class Pointwise:
             promotion computes in, so half types arrive as float32.
         parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
             "cast" (one that does not and is cast to the dtype computed in), "own" (one that keeps its own dtype, half
-            types becoming float32), "static" (a compile-time constant). None is always a compile-time constant.
-        promote: how the promoted arguments decide the dtype of every output.
+            types becoming float32), "exact" (a number in float64, or int64 where it and the outputs are integers),
+            "static" (a compile-time constant). None is always a compile-time constant. Or it is no operand in step with
+            the result: "index" (dimensions of the result, one or a tuple: it arrives as the coordinate of the element
+            in each), "integers" (one number or a tuple: they arrive in the type of coordinates), "pointer" (a `Placed`
+            operand). The dimensions and integers of a call are pinned.
+        promote: how the promoted arguments decide the dtype of every output. Where none is promoted, outputs have to be
+            given, and each has its own.
         accepts: the common dtypes it serves; ATen serves the others.
         output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
         methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
@@ -334,6 +419,7 @@ class Pointwise:
         self.asserting = asserting
         self._one_dtype, self._cpu_numbers, self._casts = one_dtype, cpu_numbers, casts
         self._roles = tuple(parameters.values())
+        self._placed = not {"index", "pointer"}.isdisjoint(self._roles)
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self._methods = methods or ((deciding, promote),) * len(output_dtypes)
         self._iterations: dict[tuple[object, ...], Iteration | str] = {}
@@ -364,9 +450,12 @@ class Pointwise:
             return self._ready(values, outs)
         key: list[object] = [torch.get_default_dtype()]
         for value, role in zip(values, self._roles, strict=True):
+            if type(value) is Placed:
+                key.append(value.dims)
+                value = value.tensor
             if isinstance(value, torch.Tensor):
                 key += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device)
-            elif role == "static" or value is None:
+            elif role in ("static", "index", "integers") or value is None:
                 key.append(value)
             else:
                 key.append(type(value))
@@ -419,7 +508,7 @@ class Pointwise:
     @staticmethod
     def _check_overlap(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         for written, position, written_bytes, read_bytes, identical, grains in iteration.extents:
-            read = values[position] if position >= 0 else outs[~position]
+            read = _tensor_of(values[position] if position >= 0 else outs[~position])
             a, b = outs[written].data_ptr(), read.data_ptr()
             if a == b and identical:
                 continue
@@ -439,8 +528,17 @@ class Pointwise:
     @staticmethod
     def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         assert iteration.launch is not None
-        given = [values[position] for position, _ in iteration.operands]
-        iteration.launch([int(value) if type(value) is bool else value for value in given], outs)
+        operands = []
+        for position, how, part in iteration.operands:
+            value = values[position]
+            if how == "pointer":
+                value = value.tensor
+            elif how == "stride":
+                value = value.tensor.stride(value.dims[part])
+            elif how == "integer":
+                value = value[part] if type(value) is tuple else value
+            operands.append(int(value) if type(value) is bool else value)
+        iteration.launch(operands, outs)
 
     def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
         iteration = self._make_iteration(values, outs)
@@ -449,7 +547,7 @@ class Pointwise:
         return iteration
 
     def promoted(
-        self, kinds: Sequence[_Tensor | _Constant | type], default: torch.dtype
+        self, kinds: Sequence[_Kind], default: torch.dtype, out_dtypes: Sequence[torch.dtype] = ()
     ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
         """(common dtype, dtype to compute in, dtypes of the results); the first output decides the first two."""
         for kind in kinds:
@@ -462,7 +560,10 @@ class Pointwise:
             if len({kind.dtype for kind, role in typed if isinstance(kind, _Tensor) and role != "own"}) > 1:
                 raise Decline("tensors of several dtypes")
         commons = []
-        for positions, _ in self._methods:
+        for j, (positions, _) in enumerate(self._methods):
+            if not positions:
+                commons.append(out_dtypes[j])
+                continue
             deciding = [kinds[i] for i in positions]
             among = [kind for kind in deciding if isinstance(kind, _Tensor)]
             commons.append(
@@ -500,10 +601,11 @@ class Pointwise:
         """
         iteration = Iteration()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        iteration.device, scalars = common_device(tensors, outs)
+        placed = [value.tensor for value in values if type(value) is Placed]
+        iteration.device, scalars = common_device((*tensors, *placed), outs)
         if scalars and (not self._cpu_numbers or len(scalars) > 1 or len(scalars) == len(tensors)):
             raise Decline("a tensor on the CPU")
-        kinds: list[_Tensor | _Constant | type] = []
+        kinds: list[_Kind] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
             if isinstance(value, torch.Tensor):
@@ -511,20 +613,26 @@ class Pointwise:
                 kinds.append(_Tensor(value.dtype, not value.dim(), item))
                 if not item:
                     strided[i] = value
+            elif type(value) is Placed:
+                kinds.append(_Parts(value.tensor.dtype, len(value.dims), True))
+            elif role in ("index", "integers"):
+                several = type(value) is tuple
+                kinds.append(_Parts(None, len(value) if several else 1, several))
             elif role == "static" or value is None:
                 kinds.append(_Constant(type(value), value))
             else:
                 kinds.append(number_type(value))
         typed = _typed(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
         iteration.operands, iteration.limits = typed.operands, typed.limits
-        iteration.items = tuple([i for i, how in typed.operands if how == "item"])
+        iteration.items = tuple([i for i, how, _ in typed.operands if how == "item"])
         every = [*strided.values(), *outs]
         shape = tuple(every[0].shape)
         row_major = contiguous_strides(shape)
         # Most calls: contiguous tensors of one shape. What follows gives them the same iteration, only later.
         plain = not scalars and all([value.shape == shape and value.stride() == row_major for value in every])
         if not plain:
-            shape = broadcast_shape([value.shape for value in tensors])
+            # Where no operand is read in step with the results, their shape is the one.
+            shape = broadcast_shape([value.shape for value in tensors or outs])
         results = typed.results
         iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
 
@@ -548,27 +656,39 @@ class Pointwise:
         iteration, typed, strided, shape, plain = self._typed_iteration(values, outs)
         if 0 in shape:
             return iteration
-        iteration.extents = _extents(outs, shape, list(strided.items()))
+        placed = {i: value for i, value in enumerate(values) if type(value) is Placed}
+        _check_placed(placed.values(), shape)
+        read = strided | {i: value.tensor for i, value in placed.items()}
+        iteration.extents = _extents(outs, shape, list(read.items()), frozenset(placed))
 
         out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in iteration.fresh]
         n = math.prod(shape)
-        if plain and n > 1 and all([own == contiguous_strides(shape) for own in out_strides]):
-            flat = tuple([(1,) if how == "tensor" else () for _, how in iteration.operands])
+        if plain and n > 1 and not self._placed and all([own == contiguous_strides(shape) for own in out_strides]):
+            flat = tuple([(1,) if how == "tensor" else () for _, how, _ in iteration.operands])
             space = _Space((n,), flat, ((1,),) * len(out_strides))
         else:
+            indices = [d for i, role in enumerate(self._roles) if role == "index" for d in _as_tuple(values[i])]
             in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
+            in_strides += [_strides_in_step(own, shape) for own in placed.values()]
+            in_strides += [_one_along(d, len(shape)) for d in indices]
             sizes, merged = collapse(shape, [list(own) for own in out_strides] + in_strides)
-            merged_of = dict(zip(strided, map(tuple, merged[len(out_strides) :]), strict=True))
+            own_strides = [tuple(own) for own in merged]
+            outer, inner = len(out_strides), len(own_strides) - len(indices)
+            of_value = dict(zip((*strided, *placed), own_strides[outer:inner], strict=True))
             space = _Space(
                 tuple(sizes),
-                tuple([merged_of.get(i, ()) for i, _ in iteration.operands]),
-                tuple([tuple(own) for own in merged[: len(out_strides)]]),
+                tuple([of_value[i] if how in ("tensor", "pointer") else () for i, how, _ in iteration.operands]),
+                # Of one element, so that a block of places is written as a block, of which the others are masked.
+                ((1,),) * outer if n == 1 and self._placed else tuple(own_strides[:outer]),
+                tuple(own_strides[inner:]),
             )
         aligned = (
-            [how == "tensor" and values[i].data_ptr() % 16 == 0 for i, how in iteration.operands],
+            [_is_aligned(values[i], how, part) for i, how, part in iteration.operands],
             [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(typed.results),
         )
-        iteration.specialization = _specialize(typed.kernel, space, aligned)
+        far = any([span(x.shape, x.stride()) >= INT32_LIMIT for x in (value.tensor for value in placed.values())])
+        units = tuple([(i, tuple([x.stride(d) == 1 for d in dims])) for i, (x, dims) in placed.items()])
+        iteration.specialization = _specialize(typed.kernel, space, aligned, units, far)
         return iteration
 
 
@@ -580,11 +700,64 @@ class _Tensor(NamedTuple):
     item: bool
 
 
+class _Parts(NamedTuple):
+    """Coordinates or integers, so many of them, or a placed operand's strides, of which there is a dtype."""
+
+    dtype: torch.dtype | None
+    count: int
+    several: bool
+
+
 class _Constant(NamedTuple):
     """A static argument. Among values 1, 1.0 and True are equal, so it has its type beside it."""
 
     type: type
     value: Any
+
+
+_Kind = _Tensor | _Parts | _Constant | type
+
+
+def _tensor_of(value: Any) -> torch.Tensor:
+    tensor: torch.Tensor = value.tensor if type(value) is Placed else value
+    return tensor
+
+
+def _as_tuple(value: Any) -> tuple[int, ...]:
+    return value if type(value) is tuple else (value,)
+
+
+def _is_aligned(value: Any, how: str, part: int) -> bool:
+    """Whether 16 divides an argument of a launch: an address, a stride or an integer."""
+    if how in ("tensor", "pointer"):
+        return _tensor_of(value).data_ptr() % 16 == 0
+    if how == "stride":
+        return bool(value.tensor.stride(value.dims[part]) % 16 == 0)
+    return how == "integer" and _as_tuple(value)[part] % 16 == 0
+
+
+def _one_along(dim: int, rank: int) -> list[int]:
+    """The strides of an operand that is the coordinate along a dimension."""
+    return [int(d == dim % rank) for d in range(rank)]
+
+
+def _strides_in_step(placed: Placed, shape: Sequence[int]) -> list[int]:
+    """The strides by which a placed operand moves with the result: 0 along the dimensions that it is placed in."""
+    dims = {d % len(shape) for d in placed.dims}
+    own = zip(placed.tensor.shape, placed.tensor.stride(), strict=True)
+    return [0 if d in dims or size == 1 else stride for d, (size, stride) in enumerate(own)]
+
+
+def _check_placed(placed: Iterable[Placed], shape: Sequence[int]) -> None:
+    for tensor, dims in placed:
+        if tensor.dim() != len(shape):
+            raise Decline("a placed operand of another rank")
+        if any(
+            size not in (1, shape[d])
+            for d, size in enumerate(tensor.shape)
+            if d - len(shape) not in dims and d not in dims
+        ):
+            raise Decline("a placed operand of another shape")
 
 
 @dataclass(frozen=True, eq=False)
@@ -619,7 +792,7 @@ class _Typed:
     common: torch.dtype
     compute: torch.dtype
     results: tuple[torch.dtype, ...]
-    operands: tuple[tuple[int, str], ...]
+    operands: tuple[tuple[int, str, int], ...]
     limits: tuple[tuple[int, Limits], ...]
     with_numbers: bool
     kernel: _KernelTypes
@@ -628,21 +801,44 @@ class _Typed:
 @functools.lru_cache(maxsize=_VARIANTS)
 def _typed(
     operator: Pointwise,
-    kinds: tuple[_Tensor | _Constant | type, ...],
+    kinds: tuple[_Kind, ...],
     out_dtypes: tuple[torch.dtype, ...],
     default: torch.dtype,
 ) -> _Typed:
-    common, compute, results = operator.promoted(kinds, default)
-    operands: list[tuple[int, str]] = []
+    common, compute, results = operator.promoted(kinds, default, out_dtypes)
+    operands: list[tuple[int, str, int]] = []
     types: list[str] = []
     parameters: list[Operand] = []
     limits: list[tuple[int, Limits]] = []
     itemsizes = [dtype.itemsize for dtype in out_dtypes or results]
+    indices = 0
     for i, (kind, (name, role)) in enumerate(zip(kinds, operator.parameters.items(), strict=True)):
         if isinstance(kind, _Constant):
             parameters.append(Operand(None, None, kind.value))
             continue
-        if role != "own":
+        if isinstance(kind, _Parts):
+            pointer = kind.dtype is not None
+            position = len(operands)
+            if kind.dtype is not None:
+                operands.append((i, "pointer", 0))
+                types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
+                itemsizes.append(kind.dtype.itemsize)
+            if role == "index":
+                # Without numbers of their own, they have strides after those of all operands.
+                parts = tuple(range(~indices, ~indices - kind.count, -1))
+                indices += kind.count
+            else:
+                parts = tuple(range(len(operands), len(operands) + kind.count))
+                operands += [(i, "stride" if pointer else "integer", k) for k in range(kind.count)]
+                types += ["i64"] * kind.count
+            kinds_of_parts = (None,) * kind.count
+            parameters.append(
+                Operand(position, () if pointer else None, tl.int64, None, role, parts, kinds_of_parts, kind.several)
+            )
+            continue
+        if role == "exact":
+            target = torch.float64 if kind is float or compute.is_floating_point else torch.int64
+        elif role != "own":
             target = compute
         elif isinstance(kind, _Tensor):
             target = dtypes.opmath(kind.dtype)
@@ -653,7 +849,7 @@ def _typed(
             rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_HELD_BY_HALVES)
             through = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
             parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], through))
-            operands.append((i, "tensor"))
+            operands.append((i, "tensor", 0))
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
             continue
@@ -661,7 +857,7 @@ def _typed(
         half = common.is_floating_point and common.itemsize == 2 and operator.promote is dtypes.Promotion.ALWAYS_BOOL
         through = TRITON_DTYPES[common] if half else None
         parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], through))
-        operands.append((i, "item" if isinstance(kind, _Tensor) else "number"))
+        operands.append((i, "item" if isinstance(kind, _Tensor) else "number", 0))
         types.append("fp64" if target.is_floating_point else "i64")
         if isinstance(kind, _Tensor) and role != "cast":
             # ATen promotes it, and lets it overflow.
@@ -684,6 +880,10 @@ def _typed(
         role == "promoted" and not isinstance(kind, _Constant)
         for kind, role in zip(kinds, operator.parameters.values(), strict=True)
     )
+    parameters = [
+        own._replace(parts=tuple([len(operands) + ~part for part in own.parts])) if own.role == "index" else own
+        for own in parameters
+    ]
     kernel = _kernel_types(
         operator.formula,
         tuple(parameters),
@@ -693,7 +893,7 @@ def _typed(
         max(itemsizes),
         operator.asserting,
     )
-    in_memory = sum(how == "tensor" for _, how in operands)
+    in_memory = sum(how == "tensor" for _, how, _ in operands)
     return _Typed(common, compute, results, tuple(operands), tuple(limits), in_memory < promoted, kernel)
 
 
@@ -713,7 +913,10 @@ def _check_outputs(outs: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None
 
 
 def _extents(
-    outs: Sequence[torch.Tensor], shape: tuple[int, ...], strided: list[tuple[int, torch.Tensor]]
+    outs: Sequence[torch.Tensor],
+    shape: tuple[int, ...],
+    strided: list[tuple[int, torch.Tensor]],
+    placed: frozenset[int] = frozenset(),
 ) -> tuple[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]], ...]:
     """What each call compares addresses by: of every output, and every other tensor."""
     extents: list[tuple[int, int, int, int, bool, tuple[tuple[int, int, int], ...]]] = []
@@ -722,6 +925,7 @@ def _extents(
         for position, read in others:
             identical = (
                 position >= 0
+                and position not in placed
                 and read.dtype.itemsize == out.dtype.itemsize
                 and tuple(read.shape) == shape
                 and same_strides(shape, read.stride(), out.stride())
@@ -773,11 +977,15 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
 
 
 class _Space(NamedTuple):
-    """A collapsed iteration space and its operands, fastest dimension first; strides are () for a number."""
+    """A collapsed iteration space and its operands, fastest dimension first; strides are () for a number.
+
+    `indices` are the strides of coordinates, which are not in memory.
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     out_strides: tuple[tuple[int, ...], ...]
+    indices: tuple[tuple[int, ...], ...] = ()
 
     def every(self) -> list[tuple[int, ...]]:
         return [own for own in (*self.out_strides, *self.strides) if own]
@@ -786,7 +994,8 @@ class _Space(NamedTuple):
         def pick(own: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(own[d] for d in order) if own else own
 
-        return _Space(pick(self.sizes), tuple(map(pick, self.strides)), tuple(map(pick, self.out_strides)))
+        strides, out_strides, indices = (tuple(map(pick, own)) for own in self[1:])
+        return _Space(pick(self.sizes), strides, out_strides, indices)
 
     def with_tile_second(self) -> _Space:
         """The dimension that some operand is contiguous in, if it is not the fastest, becomes the tile's second."""
@@ -796,17 +1005,24 @@ class _Space(NamedTuple):
         return self
 
 
-def _specialize(types: _KernelTypes, space: _Space, aligned: tuple[Sequence[bool], Sequence[bool]]) -> Specialization:
+def _specialize(
+    types: _KernelTypes,
+    space: _Space,
+    aligned: tuple[Sequence[bool], Sequence[bool]],
+    units: tuple[tuple[int, tuple[bool, ...]], ...] = (),
+    far: bool = False,
+) -> Specialization:
     """Choose the kernel and its blocks for an iteration space, and spell out its signature.
 
-    `aligned` (to 16 bytes) holds the operands' first, then the outputs'.
+    `aligned` (to 16 bytes) holds the operands' first, then the outputs'. `units` tell of placed operands, by parameter,
+    which of the strides that formulas use are 1, and `far` that some of these take 64 bits.
     """
     device = devices.current
     space = space.with_tile_second()
     sizes, strides, out_strides = space.sizes, space.strides, space.out_strides
     n = math.prod(sizes)
     every = space.every()
-    wide = n >= INT32_LIMIT or any([span(sizes, own) >= INT32_LIMIT for own in every])
+    wide = far or n >= INT32_LIMIT or any([span(sizes, own) >= INT32_LIMIT for own in every])
     tile = _choose_tile(sizes, every, types.itemsize)
     if tile is None:
         block = device.flat_bytes // max(types.itemsize, 2)
@@ -832,8 +1048,9 @@ def _specialize(types: _KernelTypes, space: _Space, aligned: tuple[Sequence[bool
             for i, own in enumerate(owners):
                 if all(stride % 16 == 0 for stride in own if stride > 1):
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
+    strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(types, kinds, out_kinds, wide, blocks, masks, tuple(paths))
+    variant = _variant(types, kinds, out_kinds, wide, blocks, masks, tuple(paths), units)
     return variant.over((strides, out_strides, *sized), grid)
 
 
@@ -846,6 +1063,7 @@ def _variant(
     blocks: tuple[tuple[str, int], ...],
     masks: tuple[bool, bool],
     divisible: tuple[tuple[int, ...], ...],
+    units: tuple[tuple[int, tuple[bool, ...]], ...],
 ) -> Specialization:
     """The kernel for every iteration space of a kind, without the space's sizes and strides."""
     device = devices.current
@@ -863,9 +1081,7 @@ def _variant(
     if flat:
         signature["n"] = integer
     layout = Layout(
-        parameters=tuple(
-            own._replace(kinds=kinds[own.position]) if own.kinds is not None else own for own in types.parameters
-        ),
+        parameters=tuple(_over(own, i, kinds, dict(units)) for i, own in enumerate(types.parameters)),
         results=tuple(own._replace(kinds=out_kinds[own.position]) for own in types.results),
         column_mask=masks[0],
         row_mask=masks[1],
@@ -890,3 +1106,14 @@ def _variant(
 
 def _kinds_of(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple([stride if stride in (0, 1) else 2 for stride in strides])
+
+
+def _over(
+    own: Operand, parameter: int, kinds: tuple[tuple[int, ...], ...], units: dict[int, tuple[bool, ...]]
+) -> Operand:
+    """A parameter of the formula over an iteration space of such strides."""
+    if own.role == "index":
+        return own._replace(placed=tuple([kinds[part] for part in own.parts]))
+    if own.role == "pointer":
+        own = own._replace(placed=tuple([int(unit) for unit in units[parameter]]))
+    return own if own.kinds is None else own._replace(kinds=kinds[own.position])

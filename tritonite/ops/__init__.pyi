@@ -109,6 +109,18 @@ def _batch_norm_with_update_functional(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int) -> torch.Tensor: ...
+@overload
+def _chunk_cat(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _conj_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _conj_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _conj_physical(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _conj_physical(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def _cummax_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _cummin_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _fused_rms_norm(
@@ -249,10 +261,21 @@ def _native_batch_norm_legit_no_training(
     out1: torch.Tensor,
     out2: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _neg_view_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _neg_view_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel_backward(
     grad_output: torch.Tensor, self: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _reshape_alias_copy(self: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor: ...
+@overload
+def _reshape_alias_copy(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], *, out: torch.Tensor
+) -> torch.Tensor: ...
+def _reshape_copy(self: torch.Tensor, size: Sequence[int]) -> torch.Tensor: ...
 def _safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor: ...
 @overload
 def _scaled_mm(
@@ -289,6 +312,29 @@ def _softmax_backward_data(
 @overload
 def _softmax_backward_data(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor: ...
+@overload
+def _stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def _to_copy(
+    self: torch.Tensor,
+    *,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
 def _weight_norm_interface(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -450,6 +496,10 @@ def addr_(
     self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
 ) -> torch.Tensor: ...
 @overload
+def alias_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def alias_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def all(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def all(self: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor: ...
@@ -502,6 +552,40 @@ def any(
 @overload
 def any(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def arange(
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def arange(
+    start: _Number,
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def arange(
+    start: _Number,
+    end: _Number,
+    step: _Number = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def arange(start: _Number, end: _Number, step: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def arange(end: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor: ...
 @overload
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -509,6 +593,33 @@ def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *,
 def argmin(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor: ...
 @overload
 def argmin(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def as_strided_copy(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor: ...
+@overload
+def as_strided_copy(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def as_strided_scatter(
+    self: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor: ...
+@overload
+def as_strided_scatter(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def asin(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -572,6 +683,29 @@ def baddbmm(
 def baddbmm_(
     self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
 ) -> torch.Tensor: ...
+@overload
+def bartlett_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def bartlett_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def bartlett_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def bartlett_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
 def batch_norm_backward(
     grad_out: torch.Tensor,
     input: torch.Tensor,
@@ -720,6 +854,33 @@ def bitwise_xor_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bitwise_xor_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
+def blackman_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def blackman_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def blackman_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def blackman_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def block_diag(tensors: Sequence[torch.Tensor]) -> torch.Tensor: ...
+@overload
+def block_diag(tensors: Sequence[torch.Tensor], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor: ...
@@ -727,6 +888,10 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> torch
 def bmm(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor: ...
+@overload
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ceil(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -737,6 +902,10 @@ def celu(self: torch.Tensor, alpha: _Number = 1.0) -> torch.Tensor: ...
 @overload
 def celu(self: torch.Tensor, alpha: _Number = 1.0, *, out: torch.Tensor) -> torch.Tensor: ...
 def celu_(self: torch.Tensor, alpha: _Number = 1.0) -> torch.Tensor: ...
+@overload
+def channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor: ...
+@overload
+def channel_shuffle(self: torch.Tensor, groups: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def clamp(self: torch.Tensor, min: _Number | None = None, max: _Number | None = None) -> torch.Tensor: ...
 @overload
@@ -777,6 +946,52 @@ def clamp_min(self: torch.Tensor, min: torch.Tensor, *, out: torch.Tensor) -> to
 def clamp_min_(self: torch.Tensor, min: _Number) -> torch.Tensor: ...
 @overload
 def clamp_min_(self: torch.Tensor, min: torch.Tensor) -> torch.Tensor: ...
+@overload
+def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor: ...
+@overload
+def clone(
+    self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def col2im(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int],
+    padding: int | Sequence[int],
+    stride: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def col2im(
+    self: torch.Tensor,
+    output_size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int],
+    padding: int | Sequence[int],
+    stride: int | Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def complex(real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor: ...
+@overload
+def complex(real: torch.Tensor, imag: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def conj_physical(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def conj_physical(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+def conj_physical_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def constant_pad_nd(self: torch.Tensor, pad: Sequence[int], value: _Number = 0) -> torch.Tensor: ...
+@overload
+def constant_pad_nd(
+    self: torch.Tensor, pad: Sequence[int], value: _Number = 0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor: ...
+@overload
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False, *, out: torch.Tensor) -> torch.Tensor: ...
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor: ...
 @overload
 def copysign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -890,6 +1105,38 @@ def deg2rad(self: torch.Tensor) -> torch.Tensor: ...
 def deg2rad(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def deg2rad_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def detach_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def detach_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def diag_embed(self: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> torch.Tensor: ...
+@overload
+def diag_embed(
+    self: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def diagonal_backward(
+    grad_output: torch.Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> torch.Tensor: ...
+@overload
+def diagonal_backward(
+    grad_output: torch.Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def diagonal_copy(self: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor: ...
+@overload
+def diagonal_copy(
+    self: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def diagonal_scatter(
+    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor: ...
+@overload
+def diagonal_scatter(
+    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def digamma(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def digamma(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -958,8 +1205,6 @@ def eq(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eq(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
-def eq(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool: ...
-@overload
 def eq(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eq(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -994,10 +1239,63 @@ def exp2(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def exp2_(self: torch.Tensor) -> torch.Tensor: ...
 def exp_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def expand_copy(self: torch.Tensor, size: Sequence[int], *, implicit: bool = False) -> torch.Tensor: ...
+@overload
+def expand_copy(
+    self: torch.Tensor, size: Sequence[int], *, implicit: bool = False, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def expm1(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def expm1(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def expm1_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def eye(
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def eye(
+    n: int,
+    m: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def eye(n: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def eye(n: int, m: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def fft_fftfreq(
+    n: int,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def fft_fftfreq(n: int, d: float = 1.0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def fft_rfftfreq(
+    n: int,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def fft_rfftfreq(n: int, d: float = 1.0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def fill(self: torch.Tensor, value: _Number) -> torch.Tensor: ...
 @overload
@@ -1010,6 +1308,10 @@ def fill(self: torch.Tensor, value: torch.Tensor, *, out: torch.Tensor) -> torch
 def fill_(self: torch.Tensor, value: _Number) -> torch.Tensor: ...
 @overload
 def fill_(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+@overload
+def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor: ...
+@overload
+def flip(self: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def floor(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1058,6 +1360,33 @@ def frexp(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 def frexp(
     self: torch.Tensor, *, mantissa: torch.Tensor, exponent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def full(
+    size: Sequence[int],
+    fill_value: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def full(size: Sequence[int], fill_value: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def full_like(
+    self: torch.Tensor,
+    fill_value: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def full_like(
+    self: torch.Tensor, fill_value: _Number, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
 @overload
 def gcd(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1108,6 +1437,81 @@ def gt(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.T
 def gt_(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
 def gt_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    alpha: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int,
+    periodic: bool,
+    alpha: float,
+    beta: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hamming_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def hamming_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def hamming_window(window_length: int, periodic: bool, alpha: float, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def hamming_window(
+    window_length: int, periodic: bool, alpha: float, beta: float, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def hann_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hann_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def hann_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def hann_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def hardshrink(self: torch.Tensor, lambd: _Number = 0.5) -> torch.Tensor: ...
 @overload
@@ -1197,6 +1601,24 @@ def igammac(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 def igammac(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def igammac_(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
+def im2col(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int],
+    padding: int | Sequence[int],
+    stride: int | Sequence[int],
+) -> torch.Tensor: ...
+@overload
+def im2col(
+    self: torch.Tensor,
+    kernel_size: int | Sequence[int],
+    dilation: int | Sequence[int],
+    padding: int | Sequence[int],
+    stride: int | Sequence[int],
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def isinf(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def isinf(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1212,6 +1634,42 @@ def isneginf(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def isposinf(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def isposinf(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def kaiser_window(
+    window_length: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def kaiser_window(
+    window_length: int,
+    periodic: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def kaiser_window(
+    window_length: int,
+    periodic: bool,
+    beta: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def kaiser_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def kaiser_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def kaiser_window(window_length: int, periodic: bool, beta: float, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def lcm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1270,6 +1728,10 @@ def lgamma(self: torch.Tensor) -> torch.Tensor: ...
 def lgamma(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def lgamma_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def lift_fresh_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def lift_fresh_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def linalg_vector_norm(
     self: torch.Tensor,
     ord: _Number = 2,
@@ -1288,6 +1750,58 @@ def linalg_vector_norm(
     dtype: torch.dtype | None = None,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+@overload
+def linspace(
+    start: torch.Tensor,
+    end: torch.Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def linspace(
+    start: torch.Tensor,
+    end: _Number,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def linspace(
+    start: _Number,
+    end: torch.Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def linspace(
+    start: _Number,
+    end: _Number,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def linspace(start: _Number, end: _Number, steps: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linspace(start: torch.Tensor, end: torch.Tensor, steps: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linspace(start: torch.Tensor, end: _Number, steps: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def linspace(start: _Number, end: torch.Tensor, steps: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def log(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1368,6 +1882,68 @@ def logit_backward(grad_output: torch.Tensor, self: torch.Tensor, eps: float | N
 @overload
 def logit_backward(
     grad_output: torch.Tensor, self: torch.Tensor, eps: float | None = None, *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: torch.Tensor,
+    end: torch.Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: torch.Tensor,
+    end: _Number,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: _Number,
+    end: torch.Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: _Number,
+    end: _Number,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def logspace(start: _Number, end: _Number, steps: int, base: float = 10.0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: torch.Tensor, end: torch.Tensor, steps: int, base: float = 10.0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: torch.Tensor, end: _Number, steps: int, base: float = 10.0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def logspace(
+    start: _Number, end: torch.Tensor, steps: int, base: float = 10.0, *, out: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
 def logsumexp(self: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor: ...
@@ -1531,6 +2107,10 @@ def nansum(
     dtype: torch.dtype | None = None,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+@overload
+def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor: ...
+@overload
+def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def native_batch_norm(
     input: torch.Tensor,
@@ -1700,8 +2280,6 @@ def ne(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ne(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
 @overload
-def ne(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool: ...
-@overload
 def ne(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def ne(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1714,6 +2292,43 @@ def neg(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def neg(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def neg_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def new_full(
+    self: torch.Tensor,
+    size: Sequence[int],
+    fill_value: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def new_full(self: torch.Tensor, size: Sequence[int], fill_value: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def new_ones(
+    self: torch.Tensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def new_ones(self: torch.Tensor, size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def new_zeros(
+    self: torch.Tensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def new_zeros(self: torch.Tensor, size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def nextafter(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1822,6 +2437,43 @@ def norm(self: torch.Tensor, p: _Number | None, *, dtype: torch.dtype, out: torc
 @overload
 def norm(self: torch.Tensor, p: _Number = 2, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def ones(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def ones(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def ones_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def ones_like(
+    self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def permute_copy(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor: ...
+@overload
+def permute_copy(self: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def pixel_shuffle(self: torch.Tensor, upscale_factor: int) -> torch.Tensor: ...
+@overload
+def pixel_shuffle(self: torch.Tensor, upscale_factor: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def pixel_unshuffle(self: torch.Tensor, downscale_factor: int) -> torch.Tensor: ...
+@overload
+def pixel_unshuffle(self: torch.Tensor, downscale_factor: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor: ...
 @overload
 def polar(abs: torch.Tensor, angle: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1862,10 +2514,71 @@ def rad2deg(self: torch.Tensor) -> torch.Tensor: ...
 def rad2deg(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def rad2deg_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def range(
+    start: _Number,
+    end: _Number,
+    step: _Number = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def range(
+    start: _Number,
+    end: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def range(start: _Number, end: _Number, step: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def range(start: _Number, end: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def reciprocal(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def reciprocal(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def reciprocal_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def reflection_pad1d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def reflection_pad1d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def reflection_pad1d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def reflection_pad1d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def reflection_pad2d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def reflection_pad2d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def reflection_pad2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def reflection_pad2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def reflection_pad3d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def reflection_pad3d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def reflection_pad3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def reflection_pad3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
 @overload
 def relu(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1893,6 +2606,56 @@ def renorm(self: torch.Tensor, p: _Number, dim: int, maxnorm: _Number) -> torch.
 def renorm(self: torch.Tensor, p: _Number, dim: int, maxnorm: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 def renorm_(self: torch.Tensor, p: _Number, dim: int, maxnorm: _Number) -> torch.Tensor: ...
 @overload
+def repeat(self: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor: ...
+@overload
+def repeat(self: torch.Tensor, repeats: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def replication_pad1d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def replication_pad1d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def replication_pad1d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def replication_pad1d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def replication_pad2d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def replication_pad2d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def replication_pad2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def replication_pad2d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def replication_pad3d(self: torch.Tensor, padding: int | Sequence[int]) -> torch.Tensor: ...
+@overload
+def replication_pad3d(self: torch.Tensor, padding: int | Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def replication_pad3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int]
+) -> torch.Tensor: ...
+@overload
+def replication_pad3d_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, padding: int | Sequence[int], *, grad_input: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def roll(self: torch.Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> torch.Tensor: ...
+@overload
+def roll(
+    self: torch.Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = (), *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def rot90(self: torch.Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor: ...
+@overload
+def rot90(self: torch.Tensor, k: int = 1, dims: Sequence[int] = (0, 1), *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def round(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def round(self: torch.Tensor, *, decimals: int) -> torch.Tensor: ...
@@ -1917,6 +2680,33 @@ def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1) -> torch.Tensor
 def rsub(self: torch.Tensor, other: torch.Tensor, *, alpha: _Number = 1, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scalar_tensor(
+    s: _Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def scalar_tensor(s: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def select_backward(grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, index: int) -> torch.Tensor: ...
+@overload
+def select_backward(
+    grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, index: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def select_copy(self: torch.Tensor, dim: int, index: int) -> torch.Tensor: ...
+@overload
+def select_copy(self: torch.Tensor, dim: int, index: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor: ...
+@overload
+def select_scatter(
+    self: torch.Tensor, src: torch.Tensor, dim: int, index: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
 @overload
 def sgn(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1964,6 +2754,50 @@ def sinh(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def sinh(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def sinh_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def slice_backward(
+    grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> torch.Tensor: ...
+@overload
+def slice_backward(
+    grad_output: torch.Tensor,
+    input_sizes: Sequence[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slice_copy(
+    self: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> torch.Tensor: ...
+@overload
+def slice_copy(
+    self: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def slice_scatter(
+    self: torch.Tensor, src: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> torch.Tensor: ...
+@overload
+def slice_scatter(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 @overload
 def smooth_l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0) -> torch.Tensor: ...
 @overload
@@ -2269,10 +3103,36 @@ def special_zeta(self: _Number, other: torch.Tensor, *, out: torch.Tensor) -> to
 @overload
 def special_zeta(self: torch.Tensor, other: _Number, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def split_copy(self: torch.Tensor, split_size: int, dim: int = 0) -> Sequence[torch.Tensor]: ...
+@overload
+def split_copy(self: torch.Tensor, split_size: int, dim: int = 0, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Sequence[torch.Tensor]: ...
+@overload
+def split_with_sizes_copy(
+    self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0, *, out: Sequence[torch.Tensor]
+) -> None: ...
+@overload
 def sqrt(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def sqrt(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def sqrt_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor, dim: int) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor, dim: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def squeeze_copy(self: torch.Tensor, dim: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor: ...
+@overload
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def std(self: torch.Tensor, unbiased: bool = True) -> torch.Tensor: ...
 @overload
@@ -2359,6 +3219,10 @@ def sum(
 @overload
 def sum(self: torch.Tensor, *, dtype: torch.dtype | None = None, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def t_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def t_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def tan(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def tan(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -2388,10 +3252,44 @@ def trace(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def trace(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def transpose_copy(self: torch.Tensor, dim0: int, dim1: int) -> torch.Tensor: ...
+@overload
+def transpose_copy(self: torch.Tensor, dim0: int, dim1: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def tril(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
+def tril(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+def tril_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
+def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
+def triu(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+def triu_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
 def trunc(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def trunc(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def trunc_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def unbind_copy(self: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]: ...
+@overload
+def unbind_copy(self: torch.Tensor, dim: int = 0, *, out: Sequence[torch.Tensor]) -> None: ...
+@overload
+def unfold_backward(
+    grad_in: torch.Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> torch.Tensor: ...
+@overload
+def unfold_backward(
+    grad_in: torch.Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def unfold_copy(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor: ...
+@overload
+def unfold_copy(self: torch.Tensor, dimension: int, size: int, step: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def unsqueeze_copy(self: torch.Tensor, dim: int) -> torch.Tensor: ...
+@overload
+def unsqueeze_copy(self: torch.Tensor, dim: int, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def var(self: torch.Tensor, unbiased: bool = True) -> torch.Tensor: ...
 @overload
@@ -2453,6 +3351,22 @@ def vdot(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def vdot(self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def view_as_complex_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def view_as_complex_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def view_as_real_copy(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def view_as_real_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def view_copy(self: torch.Tensor, size: Sequence[int]) -> torch.Tensor: ...
+@overload
+def view_copy(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor: ...
+@overload
+def view_copy(self: torch.Tensor, size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def view_copy(self: torch.Tensor, dtype: torch.dtype, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def where(condition: torch.Tensor, self: torch.Tensor, other: _Number) -> torch.Tensor: ...
@@ -2485,3 +3399,28 @@ def zero(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def zero(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def zero_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def zeros(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def zeros(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def zeros_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def zeros_like(
+    self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...

@@ -247,16 +247,20 @@ def _i0_scaled(x):
     return tl.where(x <= 8.0, _i0_near(x), true_divide(far, square_root(x)))
 
 
+@triton.jit
+def bessel_i0(x):
+    """I0(x) for x >= 0."""
+    return libdevice.exp(x) * _i0_scaled(x)
+
+
 @_special("special_modified_bessel_i0")
 def special_modified_bessel_i0(self):
-    x = tl.abs(self)
-    return libdevice.exp(x) * _i0_scaled(x)
+    return bessel_i0(tl.abs(self))
 
 
 @pointwise("i0", promote=Promotion.INT_TO_FLOAT)
 def i0(self):
-    x = tl.abs(self)
-    return libdevice.exp(x) * _i0_scaled(x)
+    return bessel_i0(tl.abs(self))
 
 
 @pointwise("special_i0e", promote=Promotion.INT_TO_FLOAT)

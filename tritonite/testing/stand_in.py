@@ -1,4 +1,4 @@
-"""A host function in the place of an ATen overload that the catalog does not have, for tests and measurements."""
+"""A host function in the place of an ATen overload, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ def standing_in(
     op = overload_of(declared, overload, schema)
     key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
     if dispatcher is not None:
-        if overload not in _declared:
+        own = catalog.overloads().get(overload)
+        if own is not None:
+            dispatcher.redeclare(overload, list(op.slots), python.recording(op))
+        elif overload not in _declared:
             override.declare_native(dispatcher, op)
             _declared.add(overload)
         dispatcher.clear(overload)
         dispatcher.install(overload, False)
         dispatcher.set_active(overload, True)
-        remove = functools.partial(dispatcher.uninstall, overload)
+        remove = functools.partial(_remove, dispatcher, own, overload)
     else:
         kernel = None
         if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{overload}", key):
@@ -80,3 +83,12 @@ def standing_in(
     finally:
         remove()
         python.put_in_force(override.installed())
+
+
+def _remove(dispatcher: Any, own: catalog.Op | None, overload: str) -> None:
+    """Take a stand-in out of the native dispatcher, and put the catalog's operator back, if it has one."""
+    dispatcher.uninstall(overload)
+    dispatcher.set_active(overload, False)
+    if own is not None:
+        dispatcher.clear(overload)
+        dispatcher.redeclare(overload, list(own.slots), python.recording(own))

@@ -31,6 +31,7 @@ from tritonite.testing.samples import (
     samples,
 )
 
+_left_to_aten = functools.partial(use_gems, include=())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool)
 # Outputs of one dtype whatever the others'.
 _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
@@ -158,10 +159,12 @@ def _call(function: Any, op: Op, sample: Any, template: Any) -> Any:
     """Call an overload on a copy of the sample, with destinations like `template` if it writes some."""
     copied = sample.map(_clone)
     templates = template if isinstance(template, tuple) else (template,)
-    outs = {name: torch.empty_like(value) for name, value in zip(op.out_names, templates, strict=False)}
+    outs = {
+        name: pytree.tree_map(torch.empty_like, value) for name, value in zip(op.out_names, templates, strict=False)
+    }
     result = function(*copied.args, **copied.kwargs, **outs)
     # What returns nothing has written some of its arguments.
-    return result if op.schema.returns else copied.args
+    return result if op.schema.returns else (copied.args, outs)
 
 
 def _functional(function: Any, op: Op, sample: Any) -> Any:
@@ -169,7 +172,8 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
 
     Where it leaves them as they are, or refuses them, it is the result of the functional form.
     """
-    dtype = next((v.dtype for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, torch.Tensor)), None)
+    given = pytree.tree_leaves((sample.args, sample.kwargs))
+    dtype = next((value.dtype for value in given if isinstance(value, torch.Tensor)), None)
     others = (torch.float32, torch.bool, torch.int32, torch.int64, torch.float64, torch.complex64)
     form, given = _functional_form(op), sample.map(_clone)
     returned = None if form is None else _quietly(lambda: form(*given.args, **given.kwargs))
@@ -354,10 +358,13 @@ def _clone(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is not torch.strided or 0 in value.shape:
-        return value.detach().clone()
+        with _left_to_aten():
+            return value.detach().clone()
     if any(stride == 0 for stride in value.stride()):
         return value.detach()
-    storage = value.detach().untyped_storage().clone()
+    # By ATen's own copy, which is one of the operators that are looked at.
+    with _left_to_aten():
+        storage = value.detach().untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 

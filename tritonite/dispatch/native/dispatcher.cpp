@@ -387,6 +387,11 @@ uint64_t zero_or_one(const Number& number) {
   return value == 0 ? 1 : value == 1 ? 2 : 3;
 }
 
+// The kind of device that an operator's kernels run on.
+c10::DeviceType device_of(const State& state) {
+  return state.key == c10::DispatchKey::CPU ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
 // Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
 bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool written, Call& call) {
   Words& words = call.words;
@@ -411,6 +416,11 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
     return number.known;
   }
   const c10::Device device = tensor.device();
+  if (device.type() != device_of(state)) {
+    // As in copies from the host and to it, which are to be no slower for having come by here.
+    call.declined = "a tensor on another device";
+    return false;
+  }
   const uint64_t place = static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
   const c10::DispatchKeySet keys = impl->key_set();
   if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
@@ -460,6 +470,9 @@ bool key_value(const State& state, const IValue& value, size_t argument, Call& c
     words.push_back(kComplex);
     words.push_back(bits_of(value.toComplexDouble().real()));
     words.push_back(bits_of(value.toComplexDouble().imag()));
+  } else if (value.isDevice() && value.toDevice().type() != device_of(state)) {
+    call.declined = "a result on another device";
+    return false;
   } else if (value.isDevice()) {
     words.push_back(kDevice | static_cast<uint64_t>(value.toDevice().type()) << 8);
     words.push_back(value.toDevice().index());
@@ -1319,6 +1332,13 @@ void declare(
   states()[&handle.schema()] = std::move(state);
 }
 
+// Puts another implementation in an operator's place. Only for tests, since calls may be under way.
+void redeclare(const std::string& name, const py::list& slots, py::object callable) {
+  State& state = state_of(name);
+  state.slot = flags<uint8_t>(slots);
+  py::reinterpret_steal<py::object>(std::exchange(state.record, callable.release().ptr()));
+}
+
 // Puts a selection in force, a byte for each of ATen's operators in the order they were declared in, with its settings.
 void select(const std::string& chosen, uint64_t word) {
   settings.store(word, std::memory_order_relaxed);
@@ -1434,6 +1454,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   // A child that is forked while another thread holds the lock would wait for ever.
   pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
   module.def("declare", &declare);
+  module.def("redeclare", &redeclare);
   module.def("install", &install);
   module.def("install_gate", &install_gate);
   module.def("select", [](const py::bytes& chosen, uint64_t word) { select(chosen, word); });

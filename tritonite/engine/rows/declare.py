@@ -19,7 +19,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import empty, empty_strided, settings
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, never_overlaps_itself, span
+from tritonite.engine.iteration import common_device, may_overlap, never_overlaps_itself
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
 from tritonite.engine.rows.blocks import Blocks, Space, Traits
@@ -337,7 +337,7 @@ def outputs(
         if not never_overlaps_itself(out.shape, out.stride()):
             raise Decline("output overlaps itself")
         apart = [x for x in inputs if not (any(x is y for y in in_place) and _same_elements(out, x))]
-        if any(_may_overlap(out, other) for other in (*apart, *outs[:i])):
+        if any(may_overlap(out, other) for other in (*apart, *outs[:i])):
             raise Decline("output overlaps an input")
     return outs
 
@@ -345,12 +345,3 @@ def outputs(
 def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
     return same and a.shape == b.shape and a.stride() == b.stride()
-
-
-def _may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    starts = a.data_ptr(), b.data_ptr()
-    ends = [
-        start + span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize if tensor.numel() else start
-        for start, tensor in zip(starts, (a, b), strict=True)
-    ]
-    return starts[0] < ends[1] and starts[1] < ends[0]

@@ -65,12 +65,18 @@ class Copies:
         plain = torch._neg_view(plain) if negative else plain
         plain = plain.conj() if conjugate else plain
         storage = plain.untyped_storage()
-        copied = self._storages.setdefault(storage._cdata, None) or storage.clone()
+        copied = self._storages.setdefault(storage._cdata, None) or _copied(storage)
         self._storages[storage._cdata] = copied
         made = torch.empty(0, dtype=plain.dtype, device=plain.device)
         made.set_(copied, plain.storage_offset(), plain.size(), plain.stride())
         made = made.conj() if conjugate else made
         return torch._neg_view(made) if negative else made
+
+
+def _copied(storage: Any) -> Any:
+    """A copy by ATen's own kernel."""
+    with use_gems(include=()):
+        return storage.clone()
 
 
 def outcome(call: Call) -> Outcome:
@@ -180,7 +186,7 @@ def _flat(outcome: Outcome) -> list[Any]:
         return []
     if outcome.call.op.schema.returns:
         return pytree.tree_leaves(outcome.result)
-    return [outcome.call.arguments[name] for name in _written(outcome.call)]
+    return pytree.tree_leaves([outcome.call.arguments[name] for name in _written(outcome.call)])
 
 
 def _written(call: Call) -> list[str]:
@@ -240,9 +246,9 @@ def _beside(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] |
         before[storages[0]._cdata] = True
         free = torch.ones(len(first), dtype=torch.bool)
         for name in _written(call):
-            target = actual.call.arguments[name]
-            if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
-                free[_places(target, len(first))] = False
+            for target in pytree.tree_leaves(actual.call.arguments[name]):
+                if isinstance(target, torch.Tensor) and target.untyped_storage()._cdata == storages[1]._cdata:
+                    free[_places(target, len(first))] = False
         stray = free & (ours != first) & (theirs == first)
         if bool(stray.any()):
             return "stray", f"{int(stray.sum())} bytes beside the elements were written"

@@ -25,6 +25,7 @@ _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
 _MOST_ELEMENTS = 2048
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
+_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
@@ -40,6 +41,8 @@ _UNCHECKED = (
     "batch_norm",
     "native_batch",
     "nll_loss2d",
+    "tril.out",
+    "triu.out",
 )
 
 
@@ -241,6 +244,12 @@ class Drawer:
             return self._pick(_WORDS)
         if kind == "int" and name.endswith("dtype"):
             return self._any_dtype()
+        if name == "memory_format":
+            return self._pick(_FORMATS)
+        if name == "layout":
+            return torch.strided
+        if kind == "Device":
+            return torch.device(self.device)
         if kind == "int":
             few = (0, 1, 2, 3, 4)
             return self._dim() if name.startswith("dim") else self._pick(few if self._chance(0.7) else _INTEGERS)
@@ -307,6 +316,14 @@ class Drawer:
         outs = {}
         for i, name in enumerate(self.op.out_names):
             like = self._pick(tensors) if tensors else torch.empty(0, device=self.device)
+            if isinstance(outcome := results[i] if i < len(results) else None, list):
+                # As many as there are results, or one less.
+                kept = outcome if self._chance(0.9) else outcome[:-1]
+                outs[name] = [self._tensor(tuple(x.shape), x.dtype) for x in kept]
+                continue
+            if "List" in str(next(a for a in self.op.schema.arguments if a.name == name).type):
+                outs[name] = []
+                continue
             shape, dtype = tuple(self.shape), self.dtype
             if i < len(results) and results[i] is not None and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype

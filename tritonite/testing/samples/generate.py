@@ -131,11 +131,13 @@ def _argument(argument: Any, tensors: list[torch.Tensor], choice: Any, flag: boo
         return facts.TENSORS[argument.name](tensor) if argument.name in facts.TENSORS else tensor
     if kind == "bool":
         return flag
+    if argument.name in facts.OPTIONS and kind.startswith("Optional"):
+        return None
     if kind == "int":
         # A dtype is an int in schemas.
         return tensors[0].dtype if argument.name.endswith("dtype") else facts.INTEGERS[argument.name]
     if kind in ("Optional[int]", "List[int]", "Optional[List[int]]"):
-        place = None if argument.name == "dtype" else -1 if tensors[0].dim() else 0
+        place = -1 if tensors[0].dim() else 0
         return [place] if "List" in kind and place is not None else place
     number = 2 if not tensors[0].is_floating_point() else 0.75
     return True if tensors[0].dtype is torch.bool else number

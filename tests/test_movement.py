@@ -1,0 +1,199 @@
+"""Copies, lists and formulas of coordinates, where samples do not reach."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices, dtypes
+from tritonite.catalog import scalar_kernel
+from tritonite.engine.pointwise import Placed
+from tritonite.language.places import read_at
+
+
+def serves(overload, run, *, declined=False):
+    """What a call gives, of which one kernel at least has to be `overload`'s; or none, where it is `declined`."""
+    tritonite.reset_stats()
+    with tritonite.use_gems(include=[overload]):
+        result = run()
+    counts = tritonite.stats()[overload.removesuffix(".default")]
+    assert bool(counts.launched + counts.replayed) != declined and bool(counts.declined) == declined
+    return result
+
+
+def identical(a, b):
+    same = a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return same and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", dtypes.MOVED, ids=str)
+def test_every_dtype_is_moved_as_bits(dtype, device):
+    bits = torch.randint(0, 256, (6, 4 * dtype.itemsize), dtype=torch.uint8, device=device)
+    x = (bits & 1 if dtype is torch.bool else bits).view(dtype)
+    assert identical(serves("clone.default", lambda: x.t().clone()), x.t().clone())
+    y = torch.zeros_like(x)
+    assert identical(serves("copy_.default", lambda: y.copy_(x)), x)
+    assert identical(serves("cat.default", lambda: torch.cat([x, x], 1)), torch.cat([x, x], 1))
+
+
+@pytest.mark.parametrize(("source", "to"), list(itertools.product(dtypes.ALL, dtypes.ALL)), ids=str)
+def test_conversions_round_as_atens(source, to, device):
+    values = [0.0, 1.0, 2.5, 100.7, 3.0, 0.49, 77.0, -1.0, -3.7, 126.0]
+    if source is torch.uint8:
+        values = [abs(value) for value in values]
+    x = torch.tensor(values, dtype=torch.float64).to(source).to(device)
+    if source is not to:
+        assert identical(serves("_to_copy.default", lambda: x.to(to)), x.to(to))
+    y = torch.zeros(len(values), dtype=to, device=device)
+    expected = y.clone().copy_(x)
+    assert identical(serves("copy_.default", lambda: y.copy_(x)), expected)
+
+
+def test_halves_are_made_of_wide_numbers_by_way_of_float32(device):
+    # Just above the middle between two halves, by less than float32 can tell.
+    x = torch.tensor([1 + 2**-11 + 2**-40, 2**60 + 2**49 + 1], dtype=torch.float64, device=device)
+    for dtype, to in itertools.product((torch.float64, torch.int64), (torch.float16, torch.bfloat16)):
+        wide = x.to(dtype)
+        assert identical(serves("_to_copy.default", lambda: wide.to(to)), wide.to(to))
+
+
+def test_real_numbers_become_complex(device):
+    x = torch.randn(3, 4, device=device)
+    assert identical(serves("_to_copy.default", lambda: x.to(torch.complex128)), x.to(torch.complex128))
+
+
+@pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view], ids=["conjugate", "negative"])
+def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
+    x = view(torch.randn(3, 4, dtype=torch.complex64, device=device))
+    y = torch.zeros(3, 4, dtype=torch.complex64, device=device)
+    assert torch.equal(serves("copy_.default", lambda: y.copy_(x), declined=True), x.resolve_conj().resolve_neg())
+
+
+def test_overlapping_copies_go_to_aten(device):
+    x = torch.arange(10.0, device=device)
+    with pytest.raises(RuntimeError, match=r"overlap|single memory location"):
+        serves("copy_.default", lambda: x[1:].copy_(x[:-1]), declined=True)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        serves("copy_.default", lambda: x[:1].expand(4).copy_(x[:4]), declined=True)
+
+
+def test_zeros_without_memory_are_copied(device, path):
+    x, y = torch._efficientzerotensor(3, device=device), torch.ones(3, device=device)
+    with tritonite.use_gems():
+        for _ in range(2):
+            assert x.clone().tolist() == y.clone().copy_(x).tolist() == x.double().tolist() == [0, 0, 0]
+
+
+def test_a_copy_of_itself_stays(device):
+    x = torch.randn(4, 5, device=device)
+    kept = x.clone()
+    assert serves("copy_.default", lambda: x.copy_(x)) is x and torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 130])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_lists_of_any_length_are_put_together(count, dim, device, path):
+    xs = [torch.randn(3, 2, 4, device=device) for _ in range(count)]
+    assert identical(serves("cat.default", lambda: torch.cat(xs, dim)), torch.cat(xs, dim))
+    assert identical(serves("stack.default", lambda: torch.stack(xs, dim)), torch.stack(xs, dim))
+
+
+def test_lists_of_any_mixture_are_put_together(device):
+    parts = [
+        torch.randn(4, 6, device=device),
+        torch.randn(6, 3, device=device).t()[:3].new_zeros(4, 0),
+        torch.randn(5, 4, device=device).t(),
+        torch.randn(4, 20, device=device)[:, ::2],
+        torch.randn(1, 3, device=device).expand(4, 3),
+        torch.randn(4, 1, device=device).half(),
+        torch.ones(4, 2, dtype=torch.int32, device=device),
+        torch.empty(0, device=device),
+    ]
+    assert identical(serves("cat.default", lambda: torch.cat(parts, 1)), torch.cat(parts, 1))
+
+
+def test_a_step_joins_the_cache(device, path):
+    for length in (7, 8):
+        cache = torch.randn(2, 3, length, 4, dtype=torch.float16, device=device)
+        step = torch.randn(2, 1, 3, 4, dtype=torch.float16, device=device).transpose(1, 2)
+        expected = torch.cat([cache, step], 2)
+        assert identical(serves("cat.default", lambda: torch.cat([cache, step], 2)), expected)
+
+
+def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+    xs = [torch.randn(5, n, 40, device=device) for n in (1, 3, 2)]
+    assert identical(serves("cat.default", lambda: torch.cat(xs, 1)), torch.cat(xs, 1))
+
+
+@scalar_kernel(own=("x",), index=("row", "column"))
+def _numbered(x, row, column):
+    return x + row * 100 + column
+
+
+@scalar_kernel(pointer=("source",), integers=("shift",), index=("column",))
+def _shifted(source, shift, column):
+    return read_at(source, (column + shift,), column >= 0, 0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 5), (7, 33), (2, 300)])
+def test_coordinates_are_those_of_the_result(shape, device):
+    x = torch.zeros(3, *shape, dtype=torch.int64, device=device)
+    expected = torch.arange(shape[0], device=device)[:, None] * 100 + torch.arange(shape[1], device=device)
+    for own in (x, x.transpose(0, 2).contiguous().transpose(0, 2), x[:1].expand(3, *shape)):
+        out = torch.empty_like(x)
+        _numbered.run((own, 1, 2), (out,))
+        assert torch.equal(out, expected.expand(3, *shape))
+
+
+def test_far_elements_are_read_by_64_bits(device, monkeypatch):
+    """As offsets that need them are, which are too many to allocate."""
+    monkeypatch.setattr("tritonite.engine.pointwise.INT32_LIMIT", 8)
+    x = torch.randn(3, 12, device=device)
+    out = torch.empty(3, 10, device=device)
+    _shifted.run((Placed(x, (1,)), 2, 1), (out,))
+    assert torch.equal(out, x[:, 2:])
+
+
+def test_a_placed_operand_must_not_overlap_its_result(device):
+    x = torch.randn(4, device=device)
+    from tritonite.errors import Decline
+
+    with pytest.raises(Decline, match="overlaps"):
+        _shifted.run((Placed(x, (0,)), 0, 0), (x,))
+
+
+def test_factories_follow_the_default_dtype(device, path):
+    kept = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for overload, run in {
+                "full.default": lambda: torch.full((3,), 2.0, device=device),
+                "zeros.default": lambda: torch.zeros(3, device=device),
+                "arange.start_step": lambda: torch.arange(0, 1, 0.25, device=device),
+                "eye.default": lambda: torch.eye(3, device=device),
+            }.items():
+                for _ in range(2):
+                    assert serves(overload, run).dtype is dtype
+    finally:
+        torch.set_default_dtype(kept)
+
+
+def test_fill_values_are_not_in_the_key(device):
+    tritonite.reset_stats()
+    with tritonite.use_gems(include=["full.default"]):
+        for value in (1.5, -2.0, 7.25):
+            assert torch.full((5,), value, device=device).tolist() == [value] * 5
+
+
+def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
+    x = torch.arange(20.0, device=device)[:10]
+    run = torch.ops.aten.as_strided_copy
+    assert identical(
+        serves("as_strided_copy.default", lambda: run(x, [2, 3], [4, 1])), x.as_strided([2, 3], [4, 1]).clone()
+    )
+    # Its storage has more, of which nothing is known.
+    assert serves("as_strided_copy.default", lambda: run(x, [12], [1]), declined=True).tolist() == list(range(12))

@@ -1,0 +1,161 @@
+"""One launch over many pairs of tensors, each of which is moved to the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
+from tritonite.engine.movement import check_conversion, move, words
+from tritonite.engine.rows.kernels import aligned_to
+from tritonite.launch import libentry
+
+# The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
+_MOST_PAIRS = 64
+_MOST_DIMENSIONS = 4
+
+
+@triton.jit
+def _chosen(condition, a, b):
+    found = ()
+    for d in tl.static_range(len(a)):
+        found = found + (tl.where(condition, a[d], b[d]),)
+    return found
+
+
+@libentry()
+@triton.jit(do_not_specialize=["ends", "sizes", "read_strides", "written_strides"])
+def move_pairs(
+    sources,
+    destinations,
+    ends,
+    sizes,
+    read_strides,
+    written_strides,
+    ALIKE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of a pair, at one index of the others.
+
+    `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
+    strides. Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0.
+    """
+    program = tl.program_id(0)
+    source, destination, first = sources[0], destinations[0], program * 0
+    shape, read, written = sizes[0], read_strides[0], written_strides[0]
+    for i in tl.static_range(1, len(sources)):
+        later = program >= ends[i - 1]
+        source = tl.where(later, sources[i], source)
+        destination = tl.where(later, destinations[i], destination)
+        first = tl.where(later, ends[i - 1], first)
+        if not ALIKE:
+            shape = _chosen(later, sizes[i], shape)
+            read = _chosen(later, read_strides[i], read)
+            written = _chosen(later, written_strides[i], written)
+    if ALIGNED > 1:
+        source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
+    length = aligned_to(shape[0], ALIGNED)
+    local = program - first
+    across, down = tl.cdiv(length, COLUMNS), tl.cdiv(shape[1], ROWS)
+    column = (local % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    rest = local // across
+    row = (rest % down).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    rest = (rest // down).to(INDEX)
+    from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
+    for d in tl.static_range(2, len(shape)):
+        at = rest % shape[d]
+        from_ += at * aligned_to(read[d - 1], ALIGNED)
+        to += at * aligned_to(written[d - 1], ALIGNED)
+        rest = rest // shape[d]
+    mask = (column < length) & (row < shape[1])
+    tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
+
+
+def move_each(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+    """Write each source to its destination, of the same shape, in as few launches as their layouts allow.
+
+    No destination may overlap a source or another destination. Raises Decline, before anything is written, for dtypes
+    that are not converted.
+    """
+    for source, destination in zip(sources, destinations, strict=True):
+        check_conversion(source.dtype, destination.dtype)
+    pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].numel()]
+    together: list[tuple[torch.Tensor, torch.Tensor, _Layout]] = []
+    for source, destination in pairs:
+        layout = _layout(source, destination)
+        if layout is None or len(pairs) == 1:
+            move(source, destination)
+        else:
+            together.append((words(source), words(destination), layout))
+    for itemsize in sorted({source.dtype.itemsize for source, _, _ in together}):
+        alike = [pair for pair in together if pair[0].dtype.itemsize == itemsize]
+        for i in range(0, len(alike), _MOST_PAIRS):
+            _launch(alike[i : i + _MOST_PAIRS])
+
+
+# Sizes, fastest dimension first, and the strides of source and destination but for dimension 0, where they are 1.
+_Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _layout(source: torch.Tensor, destination: torch.Tensor) -> _Layout | None:
+    """How a pair is moved with others, or None where it is moved alone: converted, or across the grain."""
+    if source.dtype is not destination.dtype:
+        return None
+    source, destination = words(source), words(destination)
+    sizes, (written, read) = collapse(source.shape, [list(destination.stride()), list(source.stride())])
+    if sizes[0] > 1 and (written[0] != 1 or read[0] != 1):
+        return None
+    if len(sizes) > _MOST_DIMENSIONS:
+        return None
+    more = max(0, 2 - len(sizes))
+    return (*sizes, *[1] * more), (*read[1:], *[0] * more), (*written[1:], *[0] * more)
+
+
+def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None:
+    device = devices.current
+    layouts = [layout for _, _, layout in pairs]
+    rank = max(len(sizes) for sizes, _, _ in layouts)
+    layouts = [
+        ((*sizes, *[1] * (rank - len(sizes))), *[(*own, *[0] * (rank - 1 - len(own))) for own in strides])
+        for sizes, *strides in layouts
+    ]
+    elements = device.tile_bytes // max(pairs[0][0].dtype.itemsize, 2) * (1 if len(pairs) <= 8 else 2)
+    columns = min(elements, power_of_2(max(sizes[0] for sizes, _, _ in layouts)))
+    rows = max(1, min(elements // columns, power_of_2(max(sizes[1] for sizes, _, _ in layouts))))
+    counts = [-(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]) for sizes, _, _ in layouts]
+    ends = list(itertools.accumulate(counts))
+    # As many pairs as a power of two, of which few kernels are compiled: no program comes to those that are added.
+    missing = power_of_2(len(pairs)) - len(pairs)
+    sources = [pair[0] for pair in pairs] + [pairs[-1][0]] * missing
+    destinations = [pair[1] for pair in pairs] + [pairs[-1][1]] * missing
+    alike = len(set(layouts)) == 1
+    told = layouts[:1] if alike else layouts + [layouts[-1]] * missing
+    wide = any(span(x.shape, x.stride()) >= INT32_LIMIT for pair in pairs for x in pair[:2])
+    move_pairs[(ends[-1],)](
+        tuple(sources),
+        tuple(destinations),
+        (*ends, *[ends[-1]] * missing),
+        *(tuple([layout[part] for layout in told]) for part in range(3)),
+        ALIKE=alike,
+        ALIGNED=_alignment(layouts, [x for pair in pairs for x in pair[:2]]),
+        INDEX=tl.int64 if wide else tl.int32,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+
+
+def _alignment(layouts: Sequence[_Layout], tensors: Sequence[torch.Tensor]) -> int:
+    """What divides all strides and the sizes of dimension 0, of 16 elements at most, where addresses are aligned."""
+    if any(x.data_ptr() % 16 for x in tensors):
+        return 1
+    every = {n for sizes, read, written in layouts for n in (sizes[0], *read, *written)}
+    return math.gcd(16, *every)

@@ -1,0 +1,89 @@
+"""Tensors made of numbers and of coordinates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite import catalog
+from tritonite.testing.samples import facts
+
+facts.CHOICES["diagonal"] = (0, 1, -2)
+
+
+@facts.arguments("full", "ones", "zeros", "new_full", "new_ones", "new_zeros")
+def _shape(tensors: facts.Tensors) -> dict[str, Any]:
+    """The shape of the tensor that there would be, and its dtype."""
+    return {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
+
+
+@facts.arguments("scalar_tensor", "eye", "fft_fftfreq", "fft_rfftfreq")
+@facts.arguments("hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window")
+def _length(tensors: facts.Tensors) -> dict[str, Any]:
+    """As many points as there are elements, which are odd and even in number, one or none."""
+    n = tensors[0].numel() % 131
+    given = {"window_length": n, "n": n, "m": 1 + n // 2, "d": 0.25, "dtype": tensors[0].dtype}
+    return given | {"alpha": 0.5, "beta": 3.5}
+
+
+@facts.arguments("arange", "range", "linspace", "logspace")
+def _ends(tensors: facts.Tensors) -> dict[str, Any]:
+    """Up or down, by steps of whole numbers or by others."""
+    n, dtype = tensors[0].numel() % 131, tensors[0].dtype
+    if n % 2 or not dtype.is_floating_point:
+        given: dict[str, Any] = {"start": 3, "end": 3 + n, "step": 2}
+    else:
+        given = {"start": 1.5, "end": 1.5 - n / 4, "step": -0.375}
+    return given | {"steps": n, "base": 2.0, "dtype": dtype}
+
+
+facts.may_decline(
+    ("linspace", "linspace.tensor_overload"),
+    ("functional", "out="),
+    "fill_.Scalar: floating-point number for integer tensors",
+    "of one step ATen fills a tensor of integers with a number that it cuts off",
+    dtypes=(torch.int32,),
+)
+
+
+@facts.drawn(*{op.packet for op in catalog.overloads().values() if op.family == "creation"})
+def _few(arguments: dict[str, Any]) -> dict[str, Any]:
+    """No more elements than fit in memory many times over."""
+    most = {"size": 64, "n": 300, "m": 300, "window_length": 3000, "steps": 3000}
+    made = dict(arguments)
+    for name in arguments.keys() & most.keys():
+        value, limit = arguments[name], most[name]
+        made[name] = [min(x, limit) for x in value] if isinstance(value, list) else min(value, limit)
+    if "step" in made or "end" in made:
+        for name in made.keys() & {"start", "end", "step"}:
+            number = made[name]
+            if isinstance(number, (int, float)) and abs(number) > 3000:
+                made[name] = type(number)(7)
+            if name == "step" and isinstance(number, float) and abs(number) < 1e-2:
+                made[name] = 0.25
+    if "window_length" in made:
+        # What is computed in float64 is compared with it, for which samples have to name a dtype.
+        made["dtype"] = made.get("dtype") or torch.float32
+        for name in made.keys() & {"alpha", "beta"}:
+            made[name] = min(max(abs(made[name]), 0.25), 8.0)
+    return made
+
+
+@facts.drawn("logspace")
+def _far_from_overflow(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Next to the largest number ATen's powers, of rounded steps, are finite or not as they are rounded."""
+    made = _few(arguments)
+    return made | {name: min(max(made[name], -9), 9) for name in ("start", "end", "base") if _is_number(made[name])}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == value
+
+
+@facts.drawn("range")
+def _whole_steps(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen divides integers by the whole part of a step, which ends the process where that is 0."""
+    made = _few(arguments)
+    step = made.get("step")
+    return made | {"step": 1} if isinstance(step, (int, float)) and abs(step) < 1 else made

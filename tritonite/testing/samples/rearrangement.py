@@ -1,0 +1,101 @@
+"""Flips, rolls, pads, windows and shuffles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.dtypes import INTS
+from tritonite.engine.iteration import has_channels_last
+from tritonite.testing.samples import facts
+
+
+@facts.arguments("roll")
+def _rolled(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """As flips; on a CPU ATen puts parts of images together, whose layouts decide the result's."""
+    given = _around(tensors)
+    return given if given is None or not has_channels_last(tensors[0]) else given | {"self": tensors[0].contiguous()}
+
+
+@facts.arguments("flip", "rot90")
+def _around(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """The last dimensions, of which contiguous tensors have two turned."""
+    x = tensors[0]
+    if not x.dim():
+        return None
+    dims = [-1] if x.dim() < 2 or not x.is_contiguous() else [0, -1]
+    return {"self": x, "dims": dims, "shifts": [3, -1][: len(dims)], "k": 1}
+
+
+@facts.arguments("constant_pad_nd")
+def _pads(tensors: facts.Tensors) -> dict[str, Any]:
+    """Some is cut off the second of the last dimensions."""
+    pad = [2, 1, -1, 3][: 2 * tensors[0].dim()]
+    value = True if tensors[0].dtype is torch.bool else 0 if tensors[0].is_complex() else 2
+    return {"pad": pad, "value": value}
+
+
+def _extending(dimensions: int) -> Any:
+    def arguments(tensors: facts.Tensors) -> dict[str, Any] | None:
+        # Whether results have their channels last, too, depends on the device.
+        x = tensors[0].contiguous()
+        x = x.reshape(*[1] * (dimensions + 1 - x.dim()), *x.shape) if x.dim() <= dimensions else x
+        x = x.flatten(0, x.dim() - dimensions - 2) if x.dim() > dimensions + 2 else x
+        if not x.numel():
+            return None
+        padding = [min(n, size - 1) for size in x.shape[::-1][:dimensions] for n in (2, 1)]
+        grown = [size + sum(padding[2 * i : 2 * i + 2]) for i, size in enumerate(x.shape[::-1][:dimensions])]
+        grad = x.new_empty((*x.shape[:-dimensions], *grown[::-1]))
+        flat = x.reshape(-1)
+        grad.copy_(flat[torch.arange(grad.numel(), device=x.device) % flat.numel()].reshape(grad.shape))
+        return {"self": x, "padding": padding, "grad_output": grad}
+
+    return arguments
+
+
+for _kind in ("reflection", "replication"):
+    for _n in (1, 2, 3):
+        facts.arguments(f"{_kind}_pad{_n}d", f"{_kind}_pad{_n}d_backward")(_extending(_n))
+
+
+@facts.arguments("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+def _image(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """An image with channels enough, and of even sides."""
+    x = tensors[0]
+    if not x.dim() or not x.numel():
+        return None
+    image = torch.stack([x.reshape(-1)[: x.numel() // 4 * 4].reshape(-1, 2, 2)] * 4)[:, :64].movedim(0, 1)
+    return {"self": image, "upscale_factor": 2, "downscale_factor": 2, "groups": 2}
+
+
+_SQUARES = {"kernel_size": [2, 3], "dilation": [1, 1], "padding": [1, 0], "stride": [2, 1]}
+
+
+@facts.arguments("im2col")
+def _squares(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """An image of four rows and five columns at least."""
+    x = tensors[0]
+    if x.dim() != 4 and x.numel() < 60:
+        return None
+    image = x if x.dim() == 4 else x.reshape(-1)[:60].reshape(1, 3, 4, 5)
+    return {"self": image, **_SQUARES}
+
+
+@facts.arguments("col2im")
+def _columns(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """What three rows of three squares are, two times two channels of six elements."""
+    x = tensors[0]
+    if x.numel() < 100:
+        return None
+    few = x.reshape(-1)[torch.arange(216, device=x.device) % x.numel()]
+    return {"self": few.reshape(2, 12, 9), "output_size": [4, 5], **_SQUARES}
+
+
+facts.may_decline(
+    ("nn.functional.pad.constant",),
+    ("functional",),
+    "*floating-point number for integer tensors",
+    "ATen cuts off the fraction of the number that it pads integers with",
+    dtypes=INTS[1:],
+)
