@@ -17,6 +17,12 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BOOL = (torch.bool,)
 NUMBERS = FLOATS + INTS
 ALL = NUMBERS + BOOL
+COMPLEX = (torch.complex64, torch.complex128)
+# What can be moved from place to place, whatever it is; and what few operators of ATen take.
+MOVED = ALL + COMPLEX
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+BITS = (*MOVED, torch.complex32, *UNSIGNED, *FLOAT8)
 
 TRITON_NAMES = {
     torch.float16: "fp16",

@@ -31,6 +31,7 @@ for _family in (
     "distance",
     "elementary",
     "gamma",
+    "indexing",
     "loss",
     "matmul",
     "normalization",

@@ -9,7 +9,7 @@ it is compiled for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -305,16 +305,17 @@ def outputs(
     result_dtypes: Sequence[torch.dtype],
     outs: Sequence[torch.Tensor],
     in_place: Sequence[torch.Tensor] = (),
+    accepts: Container[torch.dtype] = TRITON_DTYPES,
 ) -> Sequence[torch.Tensor]:
     """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
 
-    An output may be one of the `in_place` inputs itself.
+    An output may be one of the `in_place` inputs itself. Inputs are of dtypes that it `accepts`.
     """
     device, scalars = common_device(inputs, outs)
     if scalars:
         raise Decline("a tensor on another device")
     for tensor in inputs:
-        if tensor.dtype not in TRITON_DTYPES:
+        if tensor.dtype not in accepts:
             raise Decline(f"dtype {tensor.dtype}")
     if not outs:
         return tuple(empty(shape, dtype, device) for shape, dtype in zip(shapes, result_dtypes, strict=True))

@@ -251,6 +251,8 @@ class Drawer:
             return [self._chance(0.7) for _ in range(self._pick((3, 3, 3, 2)))]
         if kind == "List[Tensor]":
             return [self._tensor() for _ in range(self._pick((0, 1, 2, 3)))]
+        if kind == "List[Optional[Tensor]":
+            return [None if self._chance(0.3) else self._tensor() for _ in range(self._pick((1, 1, 2, 3)))]
         if kind == "List[number]":
             return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
         raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")

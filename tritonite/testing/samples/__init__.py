@@ -28,6 +28,7 @@ for _family in (
     "conditional",
     "elementary",
     "gamma",
+    "indexing",
     "loss",
     "matmul",
     "nll_loss",
