@@ -30,6 +30,7 @@ for _family in (
     "conditional",
     "distance",
     "elementary",
+    "embedding",
     "gamma",
     "indexing",
     "loss",
@@ -41,6 +42,7 @@ for _family in (
     "reduction",
     "rounding",
     "scan",
+    "scatter",
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")

@@ -130,6 +130,40 @@ def _grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor: ...
 @overload
+def _index_put_impl(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> torch.Tensor: ...
+@overload
+def _index_put_impl(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _index_put_impl_(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> torch.Tensor: ...
+@overload
+def _index_put_impl_(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> torch.Tensor: ...
+@overload
 def _int_mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _int_mm(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -921,6 +955,20 @@ def embedding(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def embedding_dense_backward(
+    grad_output: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> torch.Tensor: ...
+@overload
+def embedding_dense_backward(
+    grad_output: torch.Tensor,
+    indices: torch.Tensor,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def eq(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def eq(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
@@ -1177,6 +1225,83 @@ def index(self: torch.Tensor, indices: Sequence[torch.Tensor]) -> torch.Tensor: 
 def index(self: Sequence[torch.Tensor], el: torch.Tensor) -> int: ...
 @overload
 def index(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def index_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: _Number = 1
+) -> torch.Tensor: ...
+@overload
+def index_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: _Number = 1, out: torch.Tensor
+) -> torch.Tensor: ...
+def index_add_(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: _Number = 1
+) -> torch.Tensor: ...
+@overload
+def index_copy(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor: ...
+@overload
+def index_copy(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+def index_copy_(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor: ...
+@overload
+def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+@overload
+def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number) -> torch.Tensor: ...
+@overload
+def index_fill(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def index_fill(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def index_fill_(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+@overload
+def index_fill_(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number) -> torch.Tensor: ...
+@overload
+def index_put(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor: ...
+@overload
+def index_put(
+    self: torch.Tensor, indices: Sequence[torch.Tensor], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor: ...
+@overload
+def index_put(
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def index_put_(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor: ...
+@overload
+def index_put_(
+    self: torch.Tensor, indices: Sequence[torch.Tensor], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor: ...
+@overload
+def index_reduce(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor: ...
+@overload
+def index_reduce(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def index_reduce_(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor: ...
 @overload
 def index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1842,6 +1967,13 @@ def prod(
 @overload
 def prod(self: torch.Tensor, *, dtype: torch.dtype | None = None, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def put(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor: ...
+@overload
+def put(
+    self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False, *, out: torch.Tensor
+) -> torch.Tensor: ...
+def put_(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor: ...
+@overload
 def rad2deg(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rad2deg(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -1902,6 +2034,63 @@ def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1) -> torch.Tensor
 def rsub(self: torch.Tensor, other: torch.Tensor, *, alpha: _Number = 1, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rsub(self: torch.Tensor, other: _Number, alpha: _Number = 1, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number) -> torch.Tensor: ...
+@overload
+def scatter(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str) -> torch.Tensor: ...
+@overload
+def scatter(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number, *, reduce: str) -> torch.Tensor: ...
+@overload
+def scatter(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def scatter(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def scatter(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def scatter(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number, *, reduce: str, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def scatter_(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter_(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number) -> torch.Tensor: ...
+@overload
+def scatter_(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str) -> torch.Tensor: ...
+@overload
+def scatter_(self: torch.Tensor, dim: int, index: torch.Tensor, value: _Number, *, reduce: str) -> torch.Tensor: ...
+@overload
+def scatter_add(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter_add(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor: ...
+def scatter_add_(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter_reduce(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor: ...
+@overload
+def scatter_reduce(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def scatter_reduce_(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor: ...
 @overload
 def sgn(self: torch.Tensor) -> torch.Tensor: ...
 @overload

@@ -44,7 +44,7 @@ def check_index(index: torch.Tensor, accepts: Sequence[torch.dtype] = INDEX_DTYP
         raise Decline(f"an index of dtype {index.dtype}")
 
 
-def _select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[int], outs: Any) -> Any:
+def select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[int], outs: Any) -> Any:
     """Slices of `self`; `index` takes the place of the dimension that it counts along, with all of its dimensions."""
     check_index(index)
     outs = outputs((self, index), [shape], [self.dtype], outs, accepts=BITS)
@@ -59,14 +59,6 @@ def _select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[i
     return outs
 
 
-@operator("embedding", accepts=BITS)
-def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False, outs=()):
-    """What concerns gradients alone is theirs."""
-    if weight.dim() != 2:
-        raise Decline("a weight that is no matrix")
-    return _select(weight, 0, indices, (*indices.shape, weight.shape[1]), outs)
-
-
 @operator("index_select", accepts=BITS)
 def index_select(self, dim, index, outs=()):
     dim = only_dimension(dim, self.dim())
@@ -78,7 +70,7 @@ def index_select(self, dim, index, outs=()):
         read_at(outs[0], self, (), [index_along(index.reshape(()), (), self, 0)])
         return outs
     index = index.reshape(-1)
-    return _select(self, dim, index, (*self.shape[:dim], len(index), *self.shape[dim + 1 :]), outs)
+    return select(self, dim, index, (*self.shape[:dim], len(index), *self.shape[dim + 1 :]), outs)
 
 
 def check_gathered(self: torch.Tensor, dim: int, index: torch.Tensor) -> int:
@@ -122,8 +114,8 @@ def take(self, index, outs=()):
 class Indexed:
     """A tensor under several index tensors: the space of its elements that they tell of.
 
-    `shape` is the result's, `strides` are the tensor's over it, 0 where indices tell, and `layout` are the strides that
-    ATen gives a result. Declines what ATen refuses, and what it converts first.
+    `shape` is the result's, of which indices tell in the `row_dims`, `strides` are the tensor's over it, 0 there, and
+    `layout` are the strides that ATen gives a result. Declines what ATen refuses, and what it converts first.
     """
 
     def __init__(self, self_: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -142,7 +134,7 @@ class Indexed:
         if 0 not in replaced and any(not self_.shape[d] for d in dims):
             raise Decline("an index into no elements")
         sizes, strides = [self_.shape[d] for d in kept], [self_.stride(d) for d in kept]
-        self.before, self.replaced = before, replaced
+        self.row_dims = range(before, before + len(replaced))
         self.shape = (*sizes[:before], *replaced, *sizes[before:])
         self.strides = (*strides[:before], *[0] * len(replaced), *strides[before:])
         self.indices: list[Index] = []

@@ -8,7 +8,6 @@ a row of elements that lie next to each other.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,8 +81,6 @@ class Facts:
     index: Any
     wraps: bool
     message: str
-    accumulate: str = ""
-    compute: Any = None
 
 
 class Space(NamedTuple):
@@ -184,8 +181,3 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.itemsize == 16:
         return torch.view_as_real(tensor)
     return tensor.view(_WORDS[tensor.dtype.itemsize])
-
-
-def accumulating(facts: Facts, operation: str, compute: Any) -> Facts:
-    """The facts of a kernel that combines what it writes with what is there."""
-    return dataclasses.replace(facts, accumulate=operation, compute=compute)

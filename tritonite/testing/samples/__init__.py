@@ -27,6 +27,7 @@ for _family in (
     "bessel",
     "conditional",
     "elementary",
+    "embedding",
     "gamma",
     "indexing",
     "loss",
@@ -37,6 +38,7 @@ for _family in (
     "reduction",
     "rounding",
     "scan",
+    "scatter",
     "softmax",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")

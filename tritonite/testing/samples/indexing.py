@@ -22,12 +22,6 @@ def matrix(x: torch.Tensor) -> torch.Tensor:
     return x[None, None] if not x.dim() else x[None] if x.dim() == 1 else x[(0,) * (x.dim() - 2)]
 
 
-@facts.arguments("embedding")
-def _embedding(tensors: facts.Tensors) -> dict[str, Any] | None:
-    weight = matrix(tensors[0])
-    return {"weight": weight, "indices": places((2, 3), len(weight), weight), "padding_idx": 1} if len(weight) else None
-
-
 @facts.arguments("index_select")
 def _select(tensors: facts.Tensors) -> dict[str, Any] | None:
     x = tensors[0]

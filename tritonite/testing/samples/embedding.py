@@ -1,0 +1,24 @@
+"""Embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonite.testing.samples import facts
+from tritonite.testing.samples.indexing import matrix, places
+
+
+@facts.arguments("embedding")
+def _embedding(tensors: facts.Tensors) -> dict[str, Any] | None:
+    weight = matrix(tensors[0])
+    return {"weight": weight, "indices": places((2, 3), len(weight), weight), "padding_idx": 1} if len(weight) else None
+
+
+@facts.arguments("embedding_dense_backward")
+def _gradient(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Of a table of 5 rows, one of which is padding and one not there."""
+    grad = tensors[0] if tensors[0].dim() > 1 else matrix(tensors[0])
+    if not grad.numel():
+        return None
+    indices = places(tuple(grad.shape[:-1]), 4, grad, 3)
+    return {"grad_output": grad, "indices": indices, "num_weights": 5, "padding_idx": 2}
