@@ -27,6 +27,7 @@ for _family in (
     "bessel",
     "bitwise",
     "comparison",
+    "compaction",
     "conditional",
     "distance",
     "elementary",

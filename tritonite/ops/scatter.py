@@ -60,8 +60,9 @@ def destination(
 
 def check_number(self: torch.Tensor, number: Any) -> None:
     """Decline a number that ATen does not convert to the dtype of a tensor."""
-    if self.dtype not in ALL or number_type(number) is complex:
-        raise Decline("a complex number, or one for another kind of dtype")
+    fraction = number_type(number) is float and not self.is_floating_point()
+    if self.dtype not in ALL or fraction or number_type(number) is complex:
+        raise Decline("a complex number, or one with a fraction for integers")
     limit(number, limits_of(self.dtype))
 
 
@@ -73,7 +74,7 @@ def _check_source(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor)
         return
     if max(source.dim(), 1) != max(index.dim(), 1):
         raise Decline("a source of another number of dimensions")
-    if source.dim() and any(size > own for size, own in zip(index.shape, source.shape, strict=False)):
+    if any(size > own for size, own in zip(index.shape, source.shape or (1,), strict=False)):
         raise Decline("an index that is longer than the source")
 
 

@@ -25,7 +25,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
-from tritonite.dispatch import library
+from tritonite.dispatch import call, library
 from tritonite.engine import pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
@@ -95,7 +95,15 @@ def _noting() -> Iterator[list[Specialization]]:
     def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
-    with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
+    patches = (
+        mock.patch.object(LibEntry, "run", note),
+        mock.patch.object(pointwise, "Launch", launch),
+        # Of sizes that no kernel has counted.
+        mock.patch.object(call, "awaited", lambda numbers: [64] * numbers.numel()),
+    )
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         yield found
 
 

@@ -52,19 +52,26 @@ def index_along(tensor: torch.Tensor, strides: Sequence[int], counted: torch.Ten
     return Index(tensor, tuple(strides), counted.shape[dim], (counted.stride(dim),))
 
 
+def row_major(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Sizes and operands' strides of a space in row-major order, the last dimension first, merged where one serves."""
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d in range(len(shape) - 1, -1, -1):
+        if shape[d] == 1:
+            continue
+        if sizes and all([own[d] == kept[-1] * sizes[-1] for own, kept in zip(strides, merged, strict=True)]):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for own, kept in zip(strides, merged, strict=True):
+            kept.append(own[d])
+    return (sizes, merged) if sizes else ([1], [[0] for _ in strides])
+
+
 def linear_index(tensor: torch.Tensor, strides: Sequence[int], counted: torch.Tensor) -> Index:
     """An index tensor whose numbers count all elements of `counted`, in row-major order."""
-    sizes: list[int] = []
-    steps: list[int] = []
-    for size, stride in zip(counted.shape[::-1], counted.stride()[::-1], strict=True):
-        if size == 1:
-            continue
-        if sizes and stride == steps[-1] * sizes[-1]:
-            sizes[-1] *= size
-            continue
-        sizes.append(size)
-        steps.append(stride)
-    return Index(tensor, tuple(strides), counted.numel(), tuple(steps) or (1,), tuple(sizes[:-1]))
+    sizes, (steps,) = row_major(counted.shape, [counted.stride()])
+    return Index(tensor, tuple(strides), counted.numel(), tuple(steps), tuple(sizes[:-1]))
 
 
 @dataclass(frozen=True)

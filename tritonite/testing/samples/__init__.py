@@ -25,6 +25,7 @@ for _family in (
     "arithmetic",
     "batch_norm",
     "bessel",
+    "compaction",
     "conditional",
     "elementary",
     "embedding",

@@ -22,3 +22,13 @@ def _gradient(tensors: facts.Tensors) -> dict[str, Any] | None:
         return None
     indices = places(tuple(grad.shape[:-1]), 4, grad, 3)
     return {"grad_output": grad, "indices": indices, "num_weights": 5, "padding_idx": 2}
+
+
+@facts.drawn("embedding_dense_backward")
+def _rows_that_there_are(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen writes to rows that there are not."""
+    indices, rows = arguments["indices"], max(1, min(arguments["num_weights"], 64))
+    return arguments | {
+        "num_weights": rows,
+        "indices": indices.clamp(0, rows - 1) if facts.real(indices) else indices,
+    }
