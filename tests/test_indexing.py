@@ -37,3 +37,50 @@ def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
     with tritonite.use_gems():
         assert torch.equal(x.index_put((first, second), values, accumulate=True), expected)
     assert tritonite.stats()["index_put"].launched
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_mask_selects_rows_or_elements(dims, dtype, device, path):
+    x = torch.randn(6, 7, 5, device=device).to(dtype)
+    mask = torch.rand(x.shape[:dims], device=device) > 0.5
+    for chosen in (mask, torch.zeros_like(mask), torch.ones_like(mask)):
+        expected = x[chosen]
+        with tritonite.use_gems(include=["index.Tensor"]):
+            for _ in range(2):
+                result = x[chosen]
+                assert torch.equal(result, expected) and result.stride() == expected.stride()
+    counts = tritonite.stats()["index.Tensor"]
+    assert not counts.declined and not counts.unrecordable and counts.launched + counts.replayed == 6
+
+
+def test_one_value_is_put_under_a_mask(device):
+    x = torch.randn(6, 7, 5, device=device)
+    for mask in (x > 0, x[..., 0] > 0):
+        for value in (torch.tensor([2.0], device=device), torch.tensor(3.0)):
+            expected = x.index_put((mask,), value)
+            with tritonite.use_gems():
+                assert torch.equal(x.index_put((mask,), value), expected)
+    assert tritonite.stats()["index_put"].launched == 4
+
+
+@pytest.mark.skipif(tritonite.device == "cuda", reason="an assertion ends a GPU's context")
+@pytest.mark.parametrize("place", [5, -6, 2**40])
+def test_what_is_out_of_range_raises_what_aten_raises(place, path):
+    x, index = torch.randn(5, 3), torch.tensor([0, place])
+    calls = {
+        "index.Tensor": lambda: x[index],
+        "embedding": lambda: torch.embedding(x, index),
+        "index_select": lambda: x.index_select(0, index),
+        "gather": lambda: x.gather(0, index[:, None]),
+        "scatter_.value": lambda: x.clone().scatter_(0, index[:, None], 1.0),
+        "index_put_": lambda: x.clone().index_put_((index,), x[0]),
+        "index_add_": lambda: x.clone().index_add_(0, index, x[:2]),
+    }
+    for name, call in calls.items():
+        raised = []
+        for chosen in ([], [name]):
+            with tritonite.use_gems(include=chosen), pytest.raises((IndexError, RuntimeError)) as error:
+                call()
+            raised.append(error.type)
+        assert raised[0] is raised[1], name

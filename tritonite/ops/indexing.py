@@ -10,16 +10,18 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dispatch.call import empty_strided
+from tritonite.dispatch.call import empty, empty_strided, read
 from tritonite.dtypes import BITS, MOVED
+from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.places import (
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,
     Index,
     index_along,
     linear_index,
+    row_major,
 )
-from tritonite.engine.indexing.read import read_at
+from tritonite.engine.indexing.read import read_at, read_rows_at
 from tritonite.engine.iteration import (
     broadcast_shape,
     contiguous_strides,
@@ -160,8 +162,39 @@ class Indexed:
         return output_strides(self.shape, self.operands, False)
 
 
-@operator("index", "_unsafe_index", accepts=BITS)
-def index(self, indices, outs=()):
+def only_mask(self: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The mask of bools over the first dimensions that is the only index, if it is."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    if len(found) != 1 or tensors[0] is None or found[0].dtype is not torch.bool:
+        return None
+    (mask,) = found
+    if not mask.dim() or tuple(mask.shape) != tuple(self.shape[: mask.dim()]):
+        raise Decline("a mask of another shape")
+    return mask
+
+
+def _masked(self: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The elements, or slices of several dimensions, where a mask is set."""
+    outputs((self, mask), [], [], (), accepts=BITS)
+    rest = self.shape[mask.dim() :]
+    if self.stride()[mask.dim() :] != contiguous_strides(rest):
+        raise Decline("slices that are not contiguous, whose layout ATen keeps")
+    found = Found(mask, mask.shape, mask.stride())
+    (count,) = read(found.total)
+    result = empty((count, *rest), self.dtype, self.device)
+    if not rest:
+        found.move(result, self, self.stride(), gathers=True)
+    elif rest.numel():
+        places = empty((count,), torch.int64, self.device)
+        found.write_linear(places)
+        sizes, (steps,) = row_major(mask.shape, [self.stride()[: mask.dim()]])
+        counted = Index(places, (1,), mask.numel(), tuple(steps), tuple(sizes[:-1]))
+        read_rows_at(result, count, self, rest.numel(), counted)
+    return (result,)
+
+
+def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: Any) -> Any:
+    """The elements that several index tensors tell of."""
     indexed = Indexed(self, indices)
     inputs = (self, *(i.tensor for i in indexed.indices))
     if not outs:
@@ -170,3 +203,16 @@ def index(self, indices, outs=()):
     outs = outputs(inputs, [indexed.shape], [self.dtype], outs, accepts=BITS)
     read_at(outs[0], self, indexed.strides, indexed.indices, True, IN_RANGE_OF_BOTH_SIGNS)
     return outs
+
+
+@operator("index", accepts=BITS)
+def index(self, indices, outs=()):
+    mask = only_mask(self, indices)
+    if mask is not None and not outs:
+        return _masked(self, mask)
+    return _indexed(self, indices, outs)
+
+
+@operator("_unsafe_index", accepts=BITS)
+def unsafe_index(self, indices, outs=()):
+    return _indexed(self, indices, outs)

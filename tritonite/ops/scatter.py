@@ -26,7 +26,15 @@ from tritonite.engine.iteration import broadcast_shape, expand_strides, output_s
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
-from tritonite.ops.indexing import Indexed, check_gathered, check_index, only_dimension, without_dimension
+from tritonite.ops.conditional import masked_fill_kernel
+from tritonite.ops.indexing import (
+    Indexed,
+    check_gathered,
+    check_index,
+    only_dimension,
+    only_mask,
+    without_dimension,
+)
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
@@ -282,9 +290,22 @@ def put(self, index, source, accumulate=False, outs=()):
     return (out,)
 
 
+def _filled_under(self, mask, values, accumulate, outs):
+    """One value where a mask is set."""
+    if accumulate or values.numel() != 1 or values.dim() > 1 or values.dtype is not self.dtype:
+        raise Decline("several values under a mask")
+    here = values.device == self.device
+    out = destination(self, (mask, values) if here else (mask,), outs, ALL, like=True)
+    over = mask[(..., *[None] * (self.dim() - mask.dim()))]
+    return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
+
+
 @operator("index_put", "_index_put_impl", accepts=BITS)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
     """Sums are added up in order, as ATen's are."""
+    mask = only_mask(self, indices)
+    if mask is not None:
+        return _filled_under(self, mask, values, accumulate, outs)
     if not accumulate:
         refuse_if_deterministic()
     indexed = Indexed(self, indices)

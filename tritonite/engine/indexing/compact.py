@@ -175,6 +175,13 @@ class Found:
         """How many there are, on the device."""
         return self._starts[-1:]
 
+    def write_linear(self, out: torch.Tensor) -> None:
+        """Write the number of each, in row-major order, to a vector of int64."""
+        if self.n:
+            _write_coordinates[self._grid](
+                *(out, self._starts, self.x, *self._arguments, (), self.n, -1, 1, 1), **self._facts
+            )
+
     def write_coordinates(self, out: torch.Tensor, apart: int, step: Any, limit: int = -1) -> None:
         """Write where they are, of all or the first `limit`: elements `apart` in `out`, coordinates by a `step`."""
         sizes = self.shape[:0:-1]
