@@ -92,7 +92,8 @@ class Case:
     """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
 
     `operands` makes its tensor arguments from a function of shapes; `given` are further ones by name, or functions
-    that make them; `flops` is there only where arithmetic counts. Of a fused operator there is a `pair`: what it and what ATen calls.
+    that make them; `flops` is there only where arithmetic counts. Of a fused operator there is a `pair`: what it and
+    what ATen calls.
     """
 
     op: str

@@ -182,8 +182,8 @@ def _masked(self: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
     found = Found(mask, mask.shape, mask.stride())
     (count,) = read(found.total)
     result = empty((count, *rest), self.dtype, self.device)
-    if not rest:
-        found.move(result, self, self.stride(), gathers=True)
+    if rest.numel() == 1:
+        found.move(result, self, self.stride()[: mask.dim()], gathers=True)
     elif rest.numel():
         places = empty((count,), torch.int64, self.device)
         found.write_linear(places)

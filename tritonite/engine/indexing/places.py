@@ -2,8 +2,8 @@
 
 A call's space has an element for every one that is moved. One operand has its element at each place of the space; the
 other has it at the place by its own strides plus, for every `Index`, the steps to what that index tensor's number
-counts. The dimension that moves fastest makes columns where no index depends on it, so that an index is loaded once for
-a row of elements that lie next to each other.
+counts. The dimension that moves fastest makes columns. Where no index depends on it, an index is loaded once for a row
+of elements that lie next to each other.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ def linear_index(tensor: torch.Tensor, strides: Sequence[int], counted: torch.Te
 class Facts:
     """What kernels over places are compiled for.
 
-    `block` are the rows and columns of a program, or one number where there are no columns. Offsets of rows, strides
-    and the number of columns are multiples of `aligned`, in elements. Negative numbers count from the end where an
-    index `wraps`; `message` is what is asserted of it.
+    `block` are the rows and columns of a program. Where indices are `deep`, they depend on the column, too. Offsets of
+    rows and the number of columns are multiples of `aligned`, in elements, but for offsets that deep indices tell.
+    Negative numbers count from the end where an index `wraps`; `message` is what is asserted of it.
     """
 
-    block: tuple[int, ...]
+    block: tuple[int, int]
+    deep: bool
     aligned: int
     index: Any
     wraps: bool
@@ -91,7 +92,7 @@ class Facts:
 
 
 class Space(NamedTuple):
-    """The elements that are moved, collapsed, fastest dimension first; columns are apart where there are any.
+    """The elements that are moved, collapsed, fastest dimension first.
 
     `near` are the strides of the operand that has them side by side, `far` of the one that indices tell of.
     """
@@ -121,62 +122,46 @@ class Space(NamedTuple):
         reach = [span(sizes, merged[0]), span(sizes, merged[1]) + sum([i.reach() for i in indices])]
         reach += [span(sizes, i.strides) for i in indices]
         integer = tl.int64 if max(*reach, math.prod(sizes)) >= INT32_LIMIT else tl.int32
-        n_columns = 0
-        if all([i.strides[0] == 0 for i in indices]) and math.prod(sizes) > 1:
-            n_columns = sizes[0]
-        n_rows = math.prod(sizes) // max(1, n_columns)
-        return cls(n_rows, n_columns, tuple(sizes), tuple(merged[0]), tuple(merged[1]), indices, integer)
+        return cls(math.prod(sizes[1:]), sizes[0], tuple(sizes), tuple(merged[0]), tuple(merged[1]), indices, integer)
 
     def facts(self, itemsize: int, wraps: bool, message: str) -> Facts:
         """How to cut the space into blocks for programs."""
-        device = devices.current
+        device, deep = devices.current, any([i.strides[0] for i in self.indices])
         itemsize = min(itemsize, 8)
-        n = max(1, self.n_rows * max(1, self.n_columns))
-        elements = 2 * device.tile_bytes // itemsize
-        if not self.n_columns:
-            elements = min(elements, 1024)
+        elements = 2 * device.tile_bytes // max(itemsize, 8 if deep else 1)
         # Of few elements each program takes fewer, so that all of the device works.
-        while elements > 512 and n < elements * device.programs:
+        while elements > 512 and self.n_rows * self.n_columns < elements * device.programs:
             elements //= 2
         if device.interpreted:
             elements = max(elements, 2048)
-        if not self.n_columns:
-            return Facts((min(elements, power_of_2(self.n_rows)),), 1, self.integer, wraps, message)
         columns = min(elements, power_of_2(self.n_columns))
         # A block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
         while columns > 128 and -self.n_columns % columns * 8 >= self.n_columns:
             columns //= 2
         rows = min(max(1, elements // columns), power_of_2(self.n_rows))
-        return Facts((rows, columns), self._aligned(itemsize), self.integer, wraps, message)
+        return Facts((rows, columns), deep, self._aligned(itemsize, deep), self.integer, wraps, message)
 
-    def _aligned(self, itemsize: int) -> int:
+    def _aligned(self, itemsize: int, deep: bool) -> int:
         """The largest number of elements, of 16 bytes at most, that all rows start at a multiple of."""
         aligned = 16 // itemsize
-        steps = [step for i in self.indices for step in i.steps]
-        multiples = [*self.near[1:], *self.far[1:], *steps, self.n_columns]
+        far = [] if deep else [*self.far[1:], *(step for i in self.indices for step in i.steps)]
+        multiples = [*self.near[1:], *far, self.n_columns]
         while aligned > 1 and any(each % aligned for each in multiples):
             aligned //= 2
         return aligned
 
     def programs(self, facts: Facts) -> int:
         """How many programs take all blocks."""
-        columns = -(-self.n_columns // facts.block[1]) if len(facts.block) > 1 else 1
-        return -(-self.n_rows // facts.block[0]) * columns
+        return -(-self.n_rows // facts.block[0]) * -(-self.n_columns // facts.block[1])
 
     def arguments(self) -> tuple[Any, ...]:
         """What kernels take of it: index tensors, and numbers in tuples."""
-        first = 1 if self.n_columns else 0
-        strides = (
-            self.near[first:] or (0,),
-            self.far[first:] or (0,),
-            tuple([i.strides[first:] or (0,) for i in self.indices]),
-        )
-        columns = (self.near[0], self.far[0]) if first else (0, 0)
+        operands = (self.near, self.far)
         return (
             tuple([i.tensor for i in self.indices]),
-            self.shape[first:-1],
-            strides,
-            columns,
+            self.shape[1:-1],
+            (*(own[1:] or (0,) for own in operands), tuple([i.strides[1:] or (0,) for i in self.indices])),
+            (*(own[0] for own in operands), tuple([i.strides[0] for i in self.indices])),
             tuple([(i.size, i.inner, i.steps) for i in self.indices]),
             self.n_rows,
             self.n_columns,

@@ -16,72 +16,64 @@ from tritonite.launch import ASSERTING, libentry
 
 
 @triton.jit
-def rows_and_columns(n_rows, n_columns, FACTS: tl.constexpr):
-    """The indices of a program's rows and columns, whose columns are none where it takes elements one by one."""
+def rows_and_columns(n_columns, FACTS: tl.constexpr):
+    """The indices of a program's rows and columns."""
     program = tl.program_id(0)
-    if len(FACTS.block) == 1:
-        row = program.to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
-        column = tl.zeros((1,), FACTS.index)
-    else:
-        blocks = tl.cdiv(n_columns, FACTS.block[1])
-        row = (program // blocks).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
-        column = (program % blocks).to(FACTS.index) * FACTS.block[1] + tl.arange(0, FACTS.block[1])
+    blocks = tl.cdiv(n_columns, FACTS.block[1])
+    row = (program // blocks).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
+    column = (program % blocks).to(FACTS.index) * FACTS.block[1] + tl.arange(0, FACTS.block[1])
     return row, column
 
 
 @triton.jit
-def places(indices, row, mask, shape, index_strides, counted, FACTS: tl.constexpr):
-    """(the offset that indices tell for each row, which rows have one); stops the program where one is out of range."""
-    offset = row * 0
-    exists = mask
-    for k in tl.static_range(len(indices)):
-        place = tl.load(indices[k] + strided_offset(row, shape, index_strides[k]), mask=mask, other=0).to(tl.int64)
-        size = counted[k][0]
-        if FACTS.wraps:
-            place = tl.where(place < 0, place + size, place)
-        inside = (place >= 0) & (place < size)
-        tl.device_assert(inside | (mask == 0), FACTS.message)
-        exists = exists & inside
-        offset += strided_offset(tl.where(inside, place, 0).to(FACTS.index), counted[k][1], counted[k][2])
-    return offset, exists
+def _counted_by(index, mask, counted, FACTS: tl.constexpr):
+    """(the offsets that numbers of an index tell, which of them do); stops the program where one is out of range."""
+    place = tl.load(index, mask=mask, other=0).to(tl.int64)
+    if FACTS.wraps:
+        place = tl.where(place < 0, place + counted[0], place)
+    inside = (place >= 0) & (place < counted[0])
+    tl.device_assert(inside | (mask == 0), FACTS.message)
+    return strided_offset(tl.where(inside, place, 0).to(FACTS.index), counted[1], counted[2]), mask & inside
 
 
 @triton.jit
-def spread(row_offset, column, stride, FACTS: tl.constexpr):
-    """The offsets of a program's elements, from those of its rows."""
-    if len(FACTS.block) == 1:
-        offset = row_offset
+def places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS: tl.constexpr):
+    """(offsets of a block's elements side by side, which there are, offsets where indices tell, which of them do)."""
+    row_mask = row < n_rows
+    column_mask = (column < aligned_to(n_columns, FACTS.aligned))[None, :]
+    near = aligned_to(strided_offset(row, shape, strides[0]), FACTS.aligned)[:, None] + column[None, :] * columns[0]
+    mask = row_mask[:, None] & column_mask
+    far = strided_offset(row, shape, strides[1])
+    if FACTS.deep:
+        far = far[:, None] + column[None, :] * columns[1]
+        exists = mask
+        for k in tl.static_range(len(indices)):
+            offset = strided_offset(row, shape, strides[2][k])[:, None] + column[None, :] * columns[2][k]
+            offset, exists = _counted_by(indices[k] + offset, exists, counted[k], FACTS)
+            far += offset
     else:
-        offset = aligned_to(row_offset, FACTS.aligned)[:, None] + column[None, :] * stride
-    return offset
-
-
-@triton.jit
-def spread_mask(row_mask, column, n_columns, FACTS: tl.constexpr):
-    """Which of a program's elements there are."""
-    if len(FACTS.block) == 1:
-        mask = row_mask
-    else:
-        mask = row_mask[:, None] & (column < aligned_to(n_columns, FACTS.aligned))[None, :]
-    return mask
+        exists = row_mask
+        for k in tl.static_range(len(indices)):
+            offset = strided_offset(row, shape, strides[2][k])
+            offset, exists = _counted_by(indices[k] + offset, exists, counted[k], FACTS)
+            far += offset
+        far = aligned_to(far, FACTS.aligned)[:, None] + column[None, :] * columns[1]
+        exists = exists[:, None] & column_mask
+    return near, mask, far, exists
 
 
 @triton.jit
 def _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS: tl.constexpr):
-    """Copy a block of rows and columns, or of elements one by one, from the places of their indices."""
-    mask = row < n_rows
-    place, exists = places(indices, row, mask, shape, strides[2], counted, FACTS)
-    far = spread(strided_offset(row, shape, strides[1]) + place, column, columns[1], FACTS)
-    near = spread(strided_offset(row, shape, strides[0]), column, columns[0], FACTS)
-    value = tl.load(source + far, mask=spread_mask(exists, column, n_columns, FACTS), other=0)
-    tl.store(out + near, value, mask=spread_mask(mask, column, n_columns, FACTS))
+    """Copy a block from the places of its indices."""
+    near, mask, far, exists = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
+    tl.store(out + near, tl.load(source + far, mask=exists, other=0), mask=mask)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_at(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
     """A program copies a block of the space."""
-    row, column = rows_and_columns(n_rows, n_columns, FACTS)
+    row, column = rows_and_columns(n_columns, FACTS)
     _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
 
 
@@ -125,8 +117,8 @@ def read_rows_at(out: torch.Tensor, n_rows: Size, source: torch.Tensor, n_column
     width, counted = n_columns * parts, index._replace(steps=tuple([parts * step for step in index.steps]))
     # There are at most as many as the index counts.
     space = Space.of((index.size, width), (width, 1), (0, 1), [counted._replace(strides=(1, 0))], itemsize)
-    if not space.n_columns:
-        raise Decline("rows of one element, or one row")
+    if space.n_columns != width:
+        raise Decline("one row")
     facts = space.facts(itemsize, False, IN_RANGE)
     *arguments, _, columns = space.arguments()
     _read_rows_at[(n_rows.blocks(facts.block[0]), -(-width // facts.block[1]))](

@@ -19,8 +19,7 @@ from tritonite import devices
 from tritonite.dispatch.call import Number, number_type
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, Space, words
-from tritonite.engine.indexing.read import places, rows_and_columns, spread, spread_mask
-from tritonite.engine.rows.kernels import strided_offset
+from tritonite.engine.indexing.read import places, rows_and_columns
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.launch import ASSERTING, libentry
 
@@ -121,13 +120,9 @@ def _write_at(
     FACTS: tl.constexpr,
     WRITING: tl.constexpr,
 ):
-    """A program writes a block of rows and columns, or of elements one by one, at the places of their indices."""
-    row, column = rows_and_columns(n_rows, n_columns, FACTS)
-    mask = row < n_rows
-    place, exists = places(indices, row, mask, shape, strides[2], counted, FACTS)
-    far = spread(strided_offset(row, shape, strides[1]) + place, column, columns[1], FACTS)
-    near = spread(strided_offset(row, shape, strides[0]), column, columns[0], FACTS)
-    mask = spread_mask(exists, column, n_columns, FACTS)
+    """A program writes a block at the places of its indices."""
+    row, column = rows_and_columns(n_columns, FACTS)
+    near, _, far, mask = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
     if WRITING.number == "float":
         given = tl.full(far.shape, number, tl.float64).to(WRITING.compute)
     elif WRITING.number == "int":
@@ -220,7 +215,6 @@ def write_at(
     )
 
 
-def _filling(block: tuple[int, ...]) -> tuple[int, ...]:
+def _filling(block: tuple[int, int]) -> tuple[int, int]:
     """A block of 128 elements at least."""
-    rest = block[1] if len(block) > 1 else 1
-    return (max(block[0], 128 // rest), *block[1:])
+    return max(block[0], 128 // block[1]), block[1]
