@@ -84,3 +84,13 @@ def test_what_is_out_of_range_raises_what_aten_raises(place, path):
                 call()
             raised.append(error.type)
         assert raised[0] is raised[1], name
+
+
+@pytest.mark.parametrize("number", [2, True])
+def test_a_number_becomes_a_flag(number, device):
+    x, index = torch.zeros(2, 4, dtype=torch.bool, device=device), torch.tensor([[1, 1], [0, 3]], device=device)
+    with tritonite.use_gems():
+        results = x.scatter(1, index, number), torch.ops.aten.scatter.value_reduce(x, 1, index, number, reduce="add")
+    for result in results:
+        assert torch.equal(result.view(torch.uint8), x.scatter(1, index, True).view(torch.uint8))
+    assert {"scatter.value", "scatter.value_reduce"} <= tritonite.stats().keys()

@@ -29,6 +29,7 @@ for _family in (
     "comparison",
     "compaction",
     "conditional",
+    "cross",
     "distance",
     "elementary",
     "embedding",

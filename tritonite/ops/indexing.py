@@ -170,6 +170,8 @@ def only_mask(self: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> tor
     (mask,) = found
     if not mask.dim() or tuple(mask.shape) != tuple(self.shape[: mask.dim()]):
         raise Decline("a mask of another shape")
+    if mask.dim() + len(tensors) - 1 > self.dim():
+        raise Decline("more indices than dimensions")
     return mask
 
 

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, scalar_kernel
+from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, zeros
 from tritonite.dtypes import ALL, BITS, MOVED
 from tritonite.engine.indexing.places import (
@@ -39,6 +39,10 @@ from tritonite.ops.indexing import (
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
 _OPERATIONS |= {"amax": LARGEST, "amin": SMALLEST}
+
+
+exclude("_unsafe_masked_index", "ATen makes it of clamp, _unsafe_index and masked_fill, which have kernels")
+exclude("_unsafe_masked_index_put_accumulate", "ATen makes it of clamp, masked_fill and index_put, which have kernels")
 
 
 def refuse_if_deterministic() -> None:
@@ -300,7 +304,7 @@ def _filled_under(self, mask, values, accumulate, outs):
     return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
 
 
-@operator("index_put", "_index_put_impl", accepts=BITS)
+@operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=BITS)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
     """Sums are added up in order, as ATen's are."""
     mask = only_mask(self, indices)

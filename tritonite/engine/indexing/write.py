@@ -126,7 +126,10 @@ def _write_at(
     if WRITING.number == "float":
         given = tl.full(far.shape, number, tl.float64).to(WRITING.compute)
     elif WRITING.number == "int":
-        given = tl.full(far.shape, integer, tl.int64).to(WRITING.compute)
+        given = tl.full(far.shape, integer, tl.int64)
+        if target.dtype.element_ty == tl.int1:
+            given = given != 0
+        given = given.to(WRITING.compute)
     if WRITING.number != "" and not WRITING.scaled:
         value = given
     else:

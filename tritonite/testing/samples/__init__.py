@@ -27,6 +27,7 @@ for _family in (
     "bessel",
     "compaction",
     "conditional",
+    "cross",
     "elementary",
     "embedding",
     "gamma",

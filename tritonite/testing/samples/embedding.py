@@ -32,3 +32,12 @@ def _rows_that_there_are(arguments: dict[str, Any]) -> dict[str, Any]:
         "num_weights": rows,
         "indices": indices.clamp(0, rows - 1) if facts.real(indices) else indices,
     }
+
+
+@facts.arguments("embedding_renorm")
+def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Rows of which one is asked for twice."""
+    weight = matrix(tensors[0])
+    if not weight.numel():
+        return None
+    return {"self": weight, "indices": places((3,), min(2, len(weight)), weight, 1), "max_norm": 1.5, "norm_type": 2.0}

@@ -50,7 +50,7 @@ def _put(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"index": places((count,), x.numel(), x, 1) - count // 2, "source": tensors[1].flatten()[:1].expand(count)}
 
 
-@facts.arguments("index_put", "_index_put_impl")
+@facts.arguments("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
     """The first dimension and the last, by indices that broadcast."""
     x = tensors[0]
