@@ -35,6 +35,7 @@ for _family in (
     "embedding",
     "gamma",
     "indexing",
+    "jagged",
     "loss",
     "matmul",
     "normalization",

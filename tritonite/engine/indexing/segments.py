@@ -36,7 +36,7 @@ _ROWS, _COLUMNS, _PARTS = 16, 512, 32
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "n_slots", "skipped"])
+@triton.jit(do_not_specialize=["n", "skipped"])
 def _sort_blocks(
     order,
     indices,

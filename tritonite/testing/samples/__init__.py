@@ -32,6 +32,7 @@ for _family in (
     "embedding",
     "gamma",
     "indexing",
+    "jagged",
     "loss",
     "matmul",
     "nll_loss",
