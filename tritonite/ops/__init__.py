@@ -50,7 +50,8 @@ for _family in (
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-delattr(sys.modules[__name__], "softmax")
+for _name in ("embedding", "scatter", "softmax"):
+    delattr(sys.modules[__name__], _name)
 
 
 @functools.cache
