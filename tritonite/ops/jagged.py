@@ -10,8 +10,11 @@ from tritonite.dtypes import FLOATS, INTS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import contiguous_strides, offset_type, power_of_2
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
-from tritonite.launch import libentry
+from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index
+
+# Where ATen refuses sequences beyond the values; on a GPU it does not look.
+_ON_CPU = devices.current.type == "cpu"
 
 
 @libentry()
@@ -26,6 +29,7 @@ def _pad(
     longest,
     n_columns,
     stride,
+    CHECKS: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     ROWS: tl.constexpr,
@@ -39,6 +43,9 @@ def _pad(
     sequence = row // longest
     begin = tl.load(offsets + sequence, mask=mask, other=0).to(tl.int64)
     end = tl.load(offsets + sequence + 1, mask=mask, other=0).to(tl.int64)
+    if CHECKS:
+        last = tl.minimum(end, begin + longest)
+        tl.device_assert((mask == 0) | ((begin >= 0) & (begin <= end) & (last <= n_values)), "a sequence out of range")
     own = begin + row % longest
     exists = mask & (own < end) & (own >= 0) & (own < n_values)
     pointers = values + ((tl.where(exists, own, 0) * stride).to(INDEX)[:, None] + column[None, :])
@@ -68,10 +75,12 @@ def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs
     rows = min(max(1, elements // columns), power_of_2(n_rows))
     _pad[(-(-n_rows // rows) * -(-n_columns // columns),)](
         *(result, values, ends, padding_value, n_rows, len(values), longest, n_columns, values.stride(0)),
+        CHECKS=_ON_CPU,
         COMPUTE=TRITON_DTYPES[opmath(values.dtype)],
         INDEX=offset_type(result, values),
         ROWS=rows,
         COLUMNS=columns,
         num_warps=4,
+        **ASSERTING,
     )
     return (result,)
