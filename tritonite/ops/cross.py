@@ -5,6 +5,7 @@ from tritonite.dtypes import NUMBERS
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
+from tritonite.language.math import multiply_add
 from tritonite.ops.indexing import only_dimension
 
 exclude("_linalg_check_errors", "it raises for the error codes of a factorisation, which the host waits for")
@@ -12,7 +13,7 @@ exclude("_linalg_check_errors", "it raises for the error codes of a factorisatio
 
 @scalar_kernel(accepts=NUMBERS, output_dtypes=(None, None, None))
 def _cross(a, b, c, x, y, z):
-    return b * z - c * y, c * x - a * z, a * y - b * x
+    return multiply_add(b, z, -(c * y)), multiply_add(c, x, -(a * z)), multiply_add(a, y, -(b * x))
 
 
 @operator("linalg_cross", kernels=(_cross,))

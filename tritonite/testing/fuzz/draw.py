@@ -29,7 +29,7 @@ _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
 # Families whose sums may overflow on the way, or not, by the order of the elements.
-SUMS = ("batch_norm", "distance", "matmul", "normalization", "reduction", "scan", "scatter", "softmax")
+SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction", "scan", "scatter", "softmax")
 # Beginnings of the names of operators whose kernels in ATen read and write beyond operands that do not fit.
 _UNCHECKED = (
     "_batch_norm",
