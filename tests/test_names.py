@@ -77,7 +77,7 @@ def test_explain_follows_a_function_of_ones_own(device):
 def test_explain_says_where_there_is_no_kernel(device):
     x = torch.randn(4, device=device)
     assert tritonite.explain("sort", x) == "sort(float32[4])\npath       ATen: no kernel"
-    assert "ATen: no kernel" in tritonite.explain("nonzero", x)
+    assert "ATen: no kernel" in tritonite.explain("histc", x)
     assert "views alone" in tritonite.explain("view", x, [2, 2])
 
 

@@ -13,6 +13,7 @@ from tritonite import catalog, dtypes
 
 PATH = Path(__file__).parent.parent / "docs" / "ops.md"
 NAMES = {dtypes.ALL: "all", dtypes.NUMBERS: "all but bool", dtypes.FLOATS: "floating point", dtypes.INTS: "integers"}
+NAMES |= {dtypes.MOVED: "all, and complex", dtypes.BITS: "all that PyTorch has"}
 
 
 def _dtypes(accepts: tuple[object, ...]) -> str:

@@ -17,6 +17,13 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BOOL = (torch.bool,)
 NUMBERS = FLOATS + INTS
 ALL = NUMBERS + BOOL
+COMPLEX = (torch.complex64, torch.complex128)
+WITH_COMPLEX = ALL + COMPLEX
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+# What is indexed as bits, and what is moved so: all but dtypes that are quantised, or narrower than a byte.
+BITS = (*WITH_COMPLEX, torch.complex32, *UNSIGNED, *FLOAT8)
+MOVED = (*BITS, torch.float8_e8m0fnu)
 
 TRITON_NAMES = {
     torch.float16: "fp16",
@@ -31,15 +38,6 @@ TRITON_NAMES = {
     torch.int64: "i64",
 }
 TRITON_DTYPES = {dtype: tl.str_to_ty(name, None) for dtype, name in TRITON_NAMES.items()}
-COMPLEX = (torch.complex64, torch.complex128)
-# What is moved as bits: all but dtypes that are quantised, or narrower than a byte.
-MOVED = (
-    *ALL,
-    *COMPLEX,
-    torch.complex32,
-    *(torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
-)
 # Of operands of products alone.
 FLOAT8_NAMES = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
+from tritonite.bench import indexing
 from tritonite.bench.fused import PAIRS, Pair
 from tritonite.catalog import Op
 from tritonite.testing.samples import Sample, calls, values
@@ -94,8 +95,8 @@ class Case:
     """A call to measure; `op` (the operator without overload), `label` and dtype name it in every report.
 
     `operands` makes its tensor arguments from a function of shapes, or the whole call; `given` are further ones by
-    name; `flops` is there only where arithmetic counts. Of a fused operator there is a `pair`: what it and what ATen
-    calls. A case that was drawn has a `number`.
+    name, or functions that make them; `flops` is there only where arithmetic counts. Of a fused operator there is a
+    `pair`: what it and what ATen calls. A case that was drawn has a `number`.
     """
 
     op: str
@@ -130,8 +131,9 @@ class Case:
             return Sample(self.label, tuple(made), {})
         op = tritonite.overloads()[self.overload]
         sample = next(calls(op, self.label, list(made)))
+        given = {name: value() if callable(value) else value for name, value in self.given.items()}
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
-        given = self.given | ({"tensors": list(made)} if "tensors" in places else {})
+        given |= {"tensors": list(made)} if "tensors" in places else {}
         args = [given.get(name, sample.args[i]) for name, i in places.items()]
         keywords = {name: value for name, value in given.items() if name not in places}
         return Sample(sample.label, tuple(args), {**sample.kwargs, **keywords})
@@ -274,6 +276,20 @@ ONLY_ON_CPUS = {"_batch_norm_no_update"}
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
+SHAPES |= indexing.SHAPES
+# The gradient of an embedding of 16,384 tokens, of which some rows are asked for by many, by few, or by all alike.
+SPECIAL += tuple(
+    Special("embedding_dense_backward", f"{label} of 128256x4096", lambda make: (make(16_384, 4096),), given)
+    for label, given in (
+        ("many repeated", indexing.repeated(16_384, 100)),
+        ("few repeated", indexing.repeated(16_384, 128_256)),
+        ("one repeated", indexing.repeated(16_384, 1)),
+    )
+)
+SPECIAL += (
+    Special("index_select", "4096x4096 columns", lambda make: (make(4096, 4096),), {"dim": 1, **indexing.COLUMNS}),
+    Special("index", "32000x4096 rows", lambda make: (make(32_000, 4096),), indexing.ROWS),
+)
 # The side of square products, in bfloat16.
 SQUARES = tuple(range(512, 8192 + 1, 512))
 VECTOR_ADD = tuple(2**exponent for exponent in range(12, 28))
@@ -324,15 +340,16 @@ def cases(
         if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # A part of another operator, or one that waits for the device.
             continue
-        usual = GIVEN.get(packet, {})
         shapes, small = _shapes(op)
         for dtype in dtypes_of(op):
             if "host" in measures and not interpreted:
+                usual = _usual(packet, small, dtype)
                 yield Case(packet, op.overload, op.family, _label(small), dtype, _alike(op, small), "host", usual)
             for measure in measures:
                 if measure == "host":
                     continue
                 for shape in shapes:
+                    usual = _usual(packet, shape, dtype)
                     if not quick or shape in QUICK_SHAPES or interpreted:
                         label, operands = _label(shape), _alike(op, shape)
                         flops = _flops(op, shape)
@@ -391,6 +408,11 @@ def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
     return pair.operands(make, shape)
 
 
+def _usual(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments that models give, for a shape."""
+    return {**GIVEN.get(packet, {}), **indexing.given(packet, shape, dtype)}
+
+
 def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:
     """The operator's shapes, and a small one."""
     shapes = SHAPES.get(op.packet) or SHAPES.get(op.family, POINTWISE)
@@ -410,7 +432,7 @@ def _flops(op: Op, shape: Shape) -> int | None:
 def _other_dimensions(op: Op, shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
     """Labels and arguments for an operator along the first dimension, and over all where it takes several."""
     kind = next((str(argument.type) for argument in op.schema.arguments if argument.name == "dim"), "")
-    if op.family not in SHAPES or not kind:
+    if op.family not in SHAPES or op.family in indexing.FAMILIES or not kind:
         return
     if shape[0] > 1:
         yield "dim 0", {"dim": [0] if "List" in kind else 0}
@@ -430,6 +452,8 @@ def dtypes_of(op: Op) -> list[torch.dtype]:
 def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
+    if op in indexing.GATHERED:
+        read[0] = results[0]
     values = pytree.tree_leaves([read, sample.kwargs, results])
     return sum(own_elements(value) * value.dtype.itemsize for value in values if isinstance(value, torch.Tensor))
 

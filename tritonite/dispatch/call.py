@@ -328,9 +328,15 @@ def read(numbers: torch.Tensor) -> list[Size]:
     if numbers.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
         raise Decline("a size that data decides while a CUDA graph is captured", lasting=False)
     if _local.recorder is None:
-        return [Size(value, i) for i, value in enumerate(numbers.flatten().tolist())]
+        return [Size(value, i) for i, value in enumerate(awaited(numbers))]
     sizes: list[Size] = _local.recorder.read(numbers)
     return sizes
+
+
+def awaited(numbers: torch.Tensor) -> list[int]:
+    """What kernels have written to a tensor, once they have."""
+    found: list[int] = numbers.flatten().tolist()
+    return found
 
 
 def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:

@@ -27,11 +27,16 @@ for _family in (
     "bessel",
     "bitwise",
     "comparison",
+    "compaction",
     "conditional",
     "creation",
+    "cross",
     "distance",
     "elementary",
+    "embedding",
     "gamma",
+    "indexing",
+    "jagged",
     "loss",
     "matmul",
     "movement",
@@ -43,11 +48,13 @@ for _family in (
     "reduction",
     "rounding",
     "scan",
+    "scatter",
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-delattr(sys.modules[__name__], "softmax")
+for _name in ("embedding", "scatter", "softmax"):
+    delattr(sys.modules[__name__], _name)
 
 
 @functools.cache

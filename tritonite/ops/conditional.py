@@ -91,11 +91,11 @@ def _check_value(self, value, *others):
 
 
 @scalar_kernel(own=("mask",), cast=("value",), cpu_numbers=True)
-def _masked_fill(self, mask, value):
+def masked_fill_kernel(self, mask, value):
     return tl.where(mask, value, self)
 
 
-@operator("masked_fill", kernels=(_masked_fill,))
+@operator("masked_fill", kernels=(masked_fill_kernel,))
 def masked_fill(self, mask, value, outs=()):
     """A fresh result is contiguous, whatever the layout of self."""
     _check_value(self, value, mask)
@@ -105,7 +105,7 @@ def masked_fill(self, mask, value, outs=()):
     if not outs:
         shape = broadcast_shape((self.shape, mask.shape))
         outs = (empty(shape, self.dtype, self.device),)
-    return _masked_fill.run((self, mask, value), outs)
+    return masked_fill_kernel.run((self, mask, value), outs)
 
 
 def _fillable(self, value):

@@ -95,7 +95,15 @@ def _noting() -> Iterator[list[Specialization]]:
     def note(kernel: LibEntry, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(kernel.specialization(args, kwargs))
 
-    with mock.patch.object(LibEntry, "run", note), mock.patch.object(pointwise, "Launch", launch):
+    patches = (
+        mock.patch.object(LibEntry, "run", note),
+        mock.patch.object(pointwise, "Launch", launch),
+        # Of sizes that no kernel has counted.
+        mock.patch.object(call, "awaited", lambda numbers: [64] * numbers.numel()),
+    )
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         yield found
 
 

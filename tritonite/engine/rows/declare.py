@@ -9,7 +9,7 @@ it is compiled for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,16 +314,18 @@ def outputs(
     outs: Sequence[torch.Tensor],
     in_place: Sequence[torch.Tensor] = (),
     strides: Sequence[int] | None = None,
+    accepts: Container[torch.dtype] = TRITON_DTYPES,
 ) -> Sequence[torch.Tensor]:
     """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
 
-    An output may be one of the `in_place` inputs itself. `strides` are those of the first, if it is allocated.
+    An output may be one of the `in_place` inputs itself. `strides` are those of the first, if it is allocated. Inputs
+    are of dtypes that it `accepts`.
     """
     device, scalars = common_device(inputs, outs)
     if scalars:
         raise Decline("a tensor on another device")
     for tensor in inputs:
-        if tensor.dtype not in TRITON_DTYPES:
+        if tensor.dtype not in accepts:
             raise Decline(f"dtype {tensor.dtype}")
     if not outs:
         laid = [strides, *[None] * (len(shapes) - 1)][: len(shapes)]

@@ -30,7 +30,7 @@ _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
 # Families whose sums may overflow on the way, or not, by the order of the elements.
-SUMS = ("batch_norm", "distance", "matmul", "normalization", "reduction", "scan", "softmax")
+SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction", "scan", "scatter", "softmax")
 # Beginnings of the names of operators whose kernels in ATen read and write beyond operands that do not fit.
 _UNCHECKED = (
     "_batch_norm",
@@ -260,6 +260,8 @@ class Drawer:
             return [self._chance(0.7) for _ in range(self._pick((3, 3, 3, 2)))]
         if kind == "List[Tensor]":
             return [self._tensor() for _ in range(self._pick((0, 1, 2, 3)))]
+        if kind == "List[Optional[Tensor]":
+            return [None if self._chance(0.3) else self._tensor() for _ in range(self._pick((1, 1, 2, 3)))]
         if kind == "List[number]":
             return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
         raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")

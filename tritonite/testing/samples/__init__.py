@@ -25,10 +25,15 @@ for _family in (
     "arithmetic",
     "batch_norm",
     "bessel",
+    "compaction",
     "conditional",
     "creation",
+    "cross",
     "elementary",
+    "embedding",
     "gamma",
+    "indexing",
+    "jagged",
     "loss",
     "matmul",
     "movement",
@@ -39,6 +44,7 @@ for _family in (
     "reduction",
     "rounding",
     "scan",
+    "scatter",
     "softmax",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")

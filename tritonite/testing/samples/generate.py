@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
@@ -23,9 +24,9 @@ class Sample:
     kwargs: dict[str, Any]
 
     def map(self, function: Any) -> Sample:
-        """The same call with `function` applied to every argument."""
-        kwargs = {name: function(value) for name, value in self.kwargs.items()}
-        return Sample(self.label, tuple(map(function, self.args)), kwargs)
+        """The same call with `function` applied to every argument, and to the items of lists."""
+        args, kwargs = pytree.tree_map(function, (self.args, self.kwargs))
+        return Sample(self.label, args, kwargs)
 
 
 def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:

@@ -1,0 +1,34 @@
+"""The cross product of vectors of three elements."""
+
+from tritonite.catalog import exclude, operator, scalar_kernel
+from tritonite.dtypes import NUMBERS
+from tritonite.engine.iteration import broadcast_shape
+from tritonite.engine.rows.declare import outputs
+from tritonite.errors import Decline
+from tritonite.language.math import multiply_add
+from tritonite.ops.indexing import only_dimension
+
+exclude("_linalg_check_errors", "it raises for the error codes of a factorisation, which the host waits for")
+
+
+@scalar_kernel(accepts=NUMBERS, output_dtypes=(None, None, None))
+def _cross(a, b, c, x, y, z):
+    return multiply_add(b, z, -(c * y)), multiply_add(c, x, -(a * z)), multiply_add(a, y, -(b * x))
+
+
+@operator("linalg_cross", kernels=(_cross,))
+def linalg_cross(self, other, dim=-1, outs=()):
+    """Components of all vectors are operands of one formula, and views of its results."""
+    if self.dim() != other.dim() or not self.dim() or self.dtype is not other.dtype:
+        raise Decline("vectors of different dimensions or dtypes")
+    if self.dtype not in NUMBERS:
+        raise Decline(f"dtype {self.dtype}")
+    dim = only_dimension(dim, self.dim())
+    if self.shape[dim] != 3 or other.shape[dim] != 3:
+        raise Decline("vectors that do not have three elements")
+    shape = broadcast_shape((self.shape, other.shape))
+    (out,) = outputs((self, other), [shape], [self.dtype], outs)
+    vectors = [x.expand(shape) for x in (self, other)]
+    components = [x.select(dim, i) for x in vectors for i in range(3)]
+    _cross.run(components, [out.select(dim, i) for i in range(3)])
+    return (out,)

@@ -1,0 +1,86 @@
+"""Sequences of different lengths that lie end to end, and padded to one length."""
+
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.catalog import operator
+from tritonite.dispatch.call import empty
+from tritonite.dtypes import FLOATS, INTS, TRITON_DTYPES, opmath
+from tritonite.engine.iteration import contiguous_strides, offset_type, power_of_2
+from tritonite.engine.rows.declare import outputs
+from tritonite.errors import Decline
+from tritonite.launch import ASSERTING, libentry
+from tritonite.ops.indexing import check_index
+
+# Where ATen refuses sequences beyond the values; on a GPU it does not look.
+_ON_CPU = devices.current.type == "cpu"
+
+
+@libentry()
+@triton.jit(do_not_specialize=["padding"])
+def _pad(
+    out,
+    values,
+    offsets,
+    padding: tl.float64,
+    n_rows,
+    n_values,
+    longest,
+    n_columns,
+    stride,
+    CHECKS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program writes a block of rows of padded sequences, of `longest` rows each."""
+    blocks = tl.cdiv(n_columns, COLUMNS)
+    row = (tl.program_id(0) // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % blocks).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = row < n_rows
+    sequence = row // longest
+    begin = tl.load(offsets + sequence, mask=mask, other=0).to(tl.int64)
+    end = tl.load(offsets + sequence + 1, mask=mask, other=0).to(tl.int64)
+    if CHECKS:
+        last = tl.minimum(end, begin + longest)
+        tl.device_assert((mask == 0) | ((begin >= 0) & (begin <= end) & (last <= n_values)), "a sequence out of range")
+    own = begin + row % longest
+    exists = mask & (own < end) & (own >= 0) & (own < n_values)
+    pointers = values + ((tl.where(exists, own, 0) * stride).to(INDEX)[:, None] + column[None, :])
+    whole = (column < n_columns)[None, :]
+    value = tl.load(pointers, mask=exists[:, None] & whole, other=0)
+    rest = tl.full((ROWS, COLUMNS), padding, tl.float64).to(COMPUTE).to(value.dtype)
+    value = tl.where(exists[:, None], value, rest)
+    tl.store(out + ((row * n_columns)[:, None] + column[None, :]), value, mask=mask[:, None] & whole)
+
+
+@operator("_jagged_to_padded_dense_forward", accepts=FLOATS)
+def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs=()):
+    if len(offsets) != 1 or len(max_lengths) != 1 or not values.dim() or values.dtype not in FLOATS:
+        raise Decline("sequences of sequences, or another dtype")
+    (ends,), (longest,) = offsets, max_lengths
+    check_index(ends)
+    inner = tuple(values.shape[1:])
+    if ends.dim() != 1 or len(ends) < 2 or not ends.is_contiguous() or longest <= 0 or not values.numel():
+        raise Decline("no sequences")
+    if values.stride()[1:] != contiguous_strides(inner):
+        raise Decline("values that are not contiguous")
+    outputs((values, ends), [], [], (), accepts=FLOATS + INTS)
+    result = empty((len(ends) - 1, longest, *inner), values.dtype, values.device)
+    n_rows, n_columns = (len(ends) - 1) * longest, values[0].numel()
+    elements = devices.current.row_elements
+    columns = min(elements, power_of_2(n_columns))
+    rows = min(max(1, elements // columns), power_of_2(n_rows))
+    _pad[(-(-n_rows // rows) * -(-n_columns // columns),)](
+        *(result, values, ends, padding_value, n_rows, len(values), longest, n_columns, values.stride(0)),
+        CHECKS=_ON_CPU,
+        COMPUTE=TRITON_DTYPES[opmath(values.dtype)],
+        INDEX=offset_type(result, values),
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=4,
+        **ASSERTING,
+    )
+    return (result,)

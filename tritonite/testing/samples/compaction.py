@@ -1,0 +1,41 @@
+"""What is not 0: about half of each layout's elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+
+@facts.arguments("nonzero", "nonzero_static")
+def _some_zeros(tensors: facts.Tensors) -> dict[str, Any]:
+    """In place, for the layout's sake."""
+    x = tensors[0]
+    if x.is_floating_point() and x.numel():
+        x[x > 0.5] = 0.0
+        x[x < -0.5] = -0.0
+    return {"self": x, "size": 20, "fill_value": -3}
+
+
+def _mask(x: torch.Tensor) -> torch.Tensor:
+    return x.nan_to_num() > 0 if x.is_floating_point() else x.real > 0 if x.is_complex() else x > 0
+
+
+@facts.arguments("masked_select", "masked_scatter", "masked_scatter_backward")
+def _masked(tensors: facts.Tensors) -> dict[str, Any]:
+    """A mask that may be broadcast."""
+    x, other = tensors[0], tensors[1]
+    mask = _mask(other)
+    count = max(1, x.numel())
+    source = other.flatten().repeat(-(-count // max(1, other.numel())) + 1) if other.numel() else other
+    return {"self": x, "mask": mask, "source": source, "grad_output": x, "sizes": [count]}
+
+
+@facts.arguments("repeat_interleave")
+def _repeats(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0].flatten()
+    if x.is_floating_point() or x.dtype.itemsize < 4 or not x.numel():
+        return None
+    return {"repeats": x.abs(), "output_size": None}

@@ -1,0 +1,43 @@
+"""Embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonite.testing.samples import facts
+from tritonite.testing.samples.indexing import matrix, places
+
+
+@facts.arguments("embedding")
+def _embedding(tensors: facts.Tensors) -> dict[str, Any] | None:
+    weight = matrix(tensors[0])
+    return {"weight": weight, "indices": places((2, 3), len(weight), weight), "padding_idx": 1} if len(weight) else None
+
+
+@facts.arguments("embedding_dense_backward")
+def _gradient(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Of a table of 5 rows, one of which is padding and one not there."""
+    grad = tensors[0] if tensors[0].dim() > 1 else matrix(tensors[0])
+    if not grad.numel():
+        return None
+    indices = places(tuple(grad.shape[:-1]), 4, grad, 3)
+    return {"grad_output": grad, "indices": indices, "num_weights": 5, "padding_idx": 2}
+
+
+@facts.drawn("embedding_dense_backward")
+def _rows_that_there_are(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen writes to rows that there are not."""
+    indices, rows = arguments["indices"], max(1, min(arguments["num_weights"], 64))
+    return arguments | {
+        "num_weights": rows,
+        "indices": indices.clamp(0, rows - 1) if facts.real(indices) else indices,
+    }
+
+
+@facts.arguments("embedding_renorm")
+def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Rows of which one is asked for twice."""
+    weight = matrix(tensors[0])
+    if not weight.numel():
+        return None
+    return {"self": weight, "indices": places((3,), min(2, len(weight)), weight, 1), "max_norm": 1.5, "norm_type": 2.0}
