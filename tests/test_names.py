@@ -1,10 +1,14 @@
 """Names that users know: what they select, and what explain says of them."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional
 
 import tritonite
+from tritonite import devices
+from tritonite.dispatch import override
 from tritonite.dispatch.override import select
 from tritonite.errors import UnknownOperator, Unsupported
 
@@ -39,6 +43,20 @@ def test_what_a_call_does_not_reach_is_not_selected():
     assert select(torch.ops.aten.add.Tensor) == {"add.Tensor"}
     assert select(torch.ops.aten.mm.out) == {"mm.out"}
     assert select(["softmax", torch.relu]) == select("softmax") | select(torch.relu)
+
+
+def test_what_is_not_verified_takes_a_name(monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, unverified=frozenset({"activation"})))
+    override._selected.cache_clear()
+    try:
+        assert "silu" not in select() and "add.Tensor" in select()
+        # Nor is it reached by what calls it.
+        assert "silu" not in select(torch.nn.functional.cross_entropy)
+        assert {"silu", "add.Tensor"} <= select("*")
+        assert "silu" in select("silu") and "silu.out" in select(["add", "silu*"])
+        assert "include=" in tritonite.explain("silu", torch.randn(4, device=tritonite.device))
+    finally:
+        override._selected.cache_clear()
 
 
 def test_a_scope_by_name_serves_the_call(device):

@@ -81,6 +81,8 @@ def _overload(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         state = "outside ATen: always registered"
     elif not op.has_place:
         state = "ATen has it on CUDA alone; here it can be called directly"
+    elif not op.verified and op.overload not in installed():
+        state = "not overridden now: not verified on this kind of device, it is only where include= names it"
     lines = [f"{op.overload}{_describe(args, kwargs)}", f"state      {state}"]
     if call.settings().invariant:
         lines.append("settings   invariant")

@@ -171,6 +171,11 @@ class Op:
         return self.overload not in self.declaration.cuda_only or devices.current.dispatch_key == "CUDA"
 
     @property
+    def verified(self) -> bool:
+        """Whether it takes ATen's place on this kind of device without being named."""
+        return self.family not in devices.current.unverified
+
+    @property
     def qualified(self) -> str:
         """The name with its namespace, as the dispatcher knows it."""
         return self.overload if "::" in self.overload else f"aten::{self.overload}"

@@ -25,7 +25,8 @@ class Device:
     the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `registers`
     how many of 32 bits a multiprocessor has, `options` what its compiler is told besides, and `flushing` what else
     where subnormals may be 0. With `forward_progress` a program that runs keeps running while others wait for it; one
-    that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it is known in what ATen's kernels are faster.
+    that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it is known in what ATen's kernels are faster. The
+    operators of the families that are `unverified` on this kind of device stay ATen's unless they are named.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Device:
     forward_progress: bool = False
     ptx: bool = False
     aten_measured: bool = False
+    unverified: frozenset[str] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
     flushing: dict[str, Any] = field(default_factory=dict)
 

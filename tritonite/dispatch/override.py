@@ -58,7 +58,7 @@ _leaving = False
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
-    """The overloads that `include` (default: all) names and `exclude` does not. Raises UnknownOperator."""
+    """The overloads that `include` (default: all verified ones) names and `exclude` does not. Raises UnknownOperator."""
     return _selected(*(None if each is None else _listed(each) for each in (include, exclude)))
 
 
@@ -71,6 +71,10 @@ def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None
     chosen = frozenset(catalog.overloads()) if include is None else _match(include)
     # What ATen has on another kind of device alone has no place here.
     chosen = frozenset(name for name in chosen if catalog.overloads()[name].has_place)
+    # What is not verified on this kind of device is asked for by its own name, or by a pattern that has it.
+    named = [pattern for pattern in include or () if isinstance(pattern, str)]
+    verified = {name for name in chosen if catalog.overloads()[name].verified}
+    chosen = frozenset(name for name in chosen if name in verified or any(_names(each, name) for each in named))
     return chosen if exclude is None else chosen - _match(exclude)
 
 
@@ -257,7 +261,7 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
         include: which ones, one or several: the names of torch's functions ("softmax", "linear") or the functions
             themselves (torch.relu), which stand for all that their calls reach, in place and in their backward
             formulas too; overloads ("add.Tensor", torch.ops.aten.add.Tensor); or globs over overloads ("bitwise_*").
-            Default: all.
+            Default: all that are verified on this kind of device. What is not takes a name of its own, or "*".
         exclude: which of those to leave to ATen, likewise.
         faster_only: leave calls to ATen for which it is known to be faster on this kind of device. `explain`, `stats`
             and `report` give "ATen is faster here" for the reason.

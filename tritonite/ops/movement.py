@@ -223,7 +223,6 @@ for _packet, _view in {
     "diagonal_copy": lambda self, offset, dim1, dim2: self.diagonal(offset, dim1, dim2),
     "expand_copy": lambda self, size, implicit: self.expand(size),
     "lift_fresh_copy": _same,
-    "narrow_copy": lambda self, dim, start, length: self.narrow(dim, start, length),
     "permute_copy": lambda self, dims: self.permute(dims),
     "select_copy": lambda self, dim, index: self.select(dim, index),
     "slice_copy": _sliced,
@@ -244,6 +243,14 @@ for _packet, _view in {
     "unbind_copy": lambda self, dim: self.unbind(dim),
 }.items():
     operator(_packet, accepts=MOVED)(_copies_of_views(_view))
+
+
+@operator("narrow_copy", accepts=MOVED)
+def narrow_copy(self, dim, start, length, outs=()):
+    """On a CPU ATen writes an output as if it were contiguous."""
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output that is not contiguous")
+    return _copy_of_view(lambda x: x.narrow(dim, start, length))(self, outs=outs)
 
 
 def _scattered(self, src, view, outs):

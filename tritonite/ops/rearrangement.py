@@ -195,6 +195,8 @@ def _extend(place_of, dimensions, self, padding, outs):
         raise Decline("no image of such a padding")
     if has_channels_last(self):
         raise Decline("channels last")
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output that ATen lays out anew")
     if self.dtype not in _EXTENDED or 0 in self.shape or any(n < 0 for n in padding):
         raise Decline(f"dtype {self.dtype}, no elements or a negative padding")
     dims = tuple(range(rank - dimensions, rank))
@@ -344,6 +346,8 @@ def _gradient_of_padding(kernel, dimensions, grad_output, self, padding, outs):
         raise Decline("deterministic algorithms, of which ATen has none on GPUs")
     if has_channels_last(self) or has_channels_last(grad_output):
         raise Decline("channels last")
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output that ATen lays out anew")
     if self.dtype not in FLOATS or self.dtype is not grad_output.dtype:
         raise Decline(f"dtypes {self.dtype} and {grad_output.dtype}")
     if 0 in self.shape or any(n < 0 for n in padding):

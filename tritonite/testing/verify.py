@@ -114,7 +114,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
             )
         runs.append((sample, template, expected, reference))
     results = []
-    with use_gems(faster_only=False), poisoned():
+    with use_gems(include="*", faster_only=False), poisoned():
         for sample, template, *_ in runs:
             before = counts(op.overload)
             result = _quietly(lambda: _call(function, op, sample, template))
@@ -233,7 +233,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             exact = None if isinstance(reference, Exception) else reference
             runs.append(("gradient", (sample.input, sample.args), run, expected, exact))
     results, after = [], totals()
-    with use_gems(faster_only=False), poisoned():
+    with use_gems(include="*", faster_only=False), poisoned():
         for _, _, run, _, _ in runs:
             before, result, after = after, _quietly(run), totals()
             results.append((result, _became(before, after)))

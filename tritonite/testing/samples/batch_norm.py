@@ -78,13 +78,6 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 facts.may_decline(
-    ("_batch_norm_with_update*", "cudnn_batch_norm"),
-    ("*",),
-    "cuDNN keeps for its gradient*",
-    "a gradient that is taken where kernels are not selected is cuDNN's own, which reads that",
-    device="cuda",
-)
-facts.may_decline(
     ("_native_batch_norm_legit_functional",),
     ("* False",),
     "copies of the running statistics",
