@@ -58,7 +58,7 @@ _leaving = False
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
-    """The overloads that `include` (default: all verified ones) names and `exclude` does not. Raises UnknownOperator."""
+    """The overloads that `include` (default: the verified) names and `exclude` does not. Raises UnknownOperator."""
     return _selected(*(None if each is None else _listed(each) for each in (include, exclude)))
 
 
