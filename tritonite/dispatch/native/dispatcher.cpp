@@ -945,12 +945,25 @@ c10::TypeKind kind_of(const c10::Argument& argument) {
   return type->kind();
 }
 
+// A layout as Python has it. PyTorch's own conversion gives nothing before 2.13.
+py::object python_of(at::Layout layout) {
+  const char* name = layout == at::kStrided     ? "strided"
+                     : layout == at::kSparse    ? "sparse_coo"
+                     : layout == at::kSparseCsr ? "sparse_csr"
+                     : layout == at::kSparseCsc ? "sparse_csc"
+                     : layout == at::kSparseBsr ? "sparse_bsr"
+                     : layout == at::kSparseBsc ? "sparse_bsc"
+                     : layout == at::kMkldnn    ? "_mkldnn"
+                                                : "jagged";
+  return py::module_::import("torch").attr(name);
+}
+
 // As PyTorch hands it to a Python kernel: dtypes, layouts and memory formats are ints on the stack.
 py::object to_python(const IValue& value, const c10::Argument& argument) {
   if (value.isInt()) {
     switch (kind_of(argument)) {
       case c10::TypeKind::ScalarTypeType: return py::cast(static_cast<at::ScalarType>(value.toInt()));
-      case c10::TypeKind::LayoutType: return py::cast(static_cast<at::Layout>(value.toInt()));
+      case c10::TypeKind::LayoutType: return python_of(static_cast<at::Layout>(value.toInt()));
       case c10::TypeKind::MemoryFormatType: return py::cast(static_cast<at::MemoryFormat>(value.toInt()));
       default: break;
     }

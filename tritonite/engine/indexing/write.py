@@ -68,6 +68,8 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
     """Combine elements of `target` with values by compare and swap; lanes off the mask swap a word with itself."""
     ELEMENT: tl.constexpr = target.dtype.element_ty
     FLAGS: tl.constexpr = tl.int1 == ELEMENT
+    OPERATION: tl.constexpr = FACTS.operation
+    COMPUTE: tl.constexpr = FACTS.compute
     pointers = target + tl.where(mask, offset, 0)
     if ELEMENT.primitive_bitwidth < 16:
         address = pointers.to(tl.int64)
@@ -79,7 +81,7 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
     old = tl.load(swapped)
     pending = mask
     while tl.max(pending.to(tl.int32), axis=None) > 0:
-        combined = _combined(_element_of(old, shift, ELEMENT, FACTS.compute), value, FACTS.operation, FLAGS)
+        combined = _combined(_element_of(old, shift, ELEMENT, COMPUTE), value, OPERATION, FLAGS)
         wanted = tl.where(pending, _word_with(old, combined, shift, ELEMENT), old)
         found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
         pending = pending & (found != old)
