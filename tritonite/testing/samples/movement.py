@@ -143,6 +143,24 @@ facts.may_decline(
     "a real tensor is its own conjugate",
 )
 facts.may_decline(
+    ("addbmm",),
+    ("in-place",),
+    "copy_: output overlaps an input",
+    "ATen copies a tensor to itself, of which its addresses tell",
+)
+facts.may_decline(
+    ("polar",),
+    ("gradient",),
+    "*: a tensor that is conjugated or negated when it is read",
+    "the gradient is of such tensors",
+)
+facts.may_decline(
+    ("logspace",),
+    ("functional", "out="),
+    "fill_.Scalar: floating-point number for integer tensors",
+    "ATen fills integers with a float where there is one step",
+)
+facts.may_decline(
     ("as_strided_copy", "as_strided_scatter"),
     ("functional", "out=", "gradient"),
     "*a place in the storage, or sizes that it has not",
