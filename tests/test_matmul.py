@@ -114,6 +114,13 @@ def test_sizes_that_divide_nothing(name, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
+    use(Config(64, 16, 32, descriptors=True, transposed=transposed, splits=2))
+    a, b = normal(1, 80, dtype=torch.bfloat16), normal(37, 80, dtype=torch.bfloat16).mT
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
 @pytest.mark.parametrize("name", ["descriptors", "transposed", "transposed, split"])
 def test_a_vector_is_a_column_or_a_row(name, use):
     use(CONFIGS[name])

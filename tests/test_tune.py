@@ -95,7 +95,7 @@ def test_the_command_says_what_is_wrong():
 
 
 def _table():
-    return model.load(model.FOLDER / "NVIDIA_H200.json")
+    return model.load(model.FOLDER / "sm_90.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

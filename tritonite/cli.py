@@ -493,7 +493,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
 
     device = torch.device("cuda", torch.cuda.current_device())
     name, count = devices.name_of(device), devices.multiprocessors(device)
-    tables = dict(model.tables(name, devices.architecture(device)) or model.tables("NVIDIA H200", ""))
+    tables = dict(model.tables(name, devices.architecture(device)) or model.tables("", "sm_90"))
     for dtype in (torch.bfloat16, torch.float32):
         size = dtype.itemsize
         with console.status(f"timing drawn products of {dtype}"):

@@ -214,6 +214,9 @@ class _Work(NamedTuple):
 
 def _run(work: _Work, config: Config) -> None:
     (batches, M, N), K = work.out.shape, work.a.shape[2]
+    if config.descriptors and M * N * work.accumulator.itemsize % 16:
+        # Results of parts would not begin where a descriptor wants them.
+        config = config._replace(splits=1)
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
