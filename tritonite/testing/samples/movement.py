@@ -147,6 +147,7 @@ facts.may_decline(
     ("in-place",),
     "copy_: output overlaps an input",
     "ATen copies a tensor to itself, of which its addresses tell",
+    dtypes=(torch.int32,),
 )
 facts.may_decline(
     ("polar",),
@@ -159,6 +160,7 @@ facts.may_decline(
     ("functional", "out="),
     "fill_.Scalar: floating-point number for integer tensors",
     "ATen fills integers with a float where there is one step",
+    dtypes=(torch.int32,),
 )
 facts.may_decline(
     ("as_strided_copy", "as_strided_scatter"),
