@@ -6,10 +6,9 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
-from tritonite.dispatch.call import decline_if_slower, empty_strided, limit, limits_of, number_type, zero_or_one
+from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
-from tritonite.engine.gemm.choose import aten_is_faster
-from tritonite.engine.gemm.product import grouped_product, problem_of, product
+from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
@@ -65,10 +64,6 @@ def _expanded(tensor, shape):
     return tensor.expand(shape)
 
 
-def _decline_if_slower(a, b, out):
-    decline_if_slower(aten_is_faster(problem_of(a, b, out), out.device))
-
-
 def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1, activation=None, summed=False):
     """alpha * (a @ b) + beta * self, a result of `rank` dimensions, for batches of matrices."""
     dtype, shape = a.dtype, (1 if summed else a.shape[0], a.shape[1], b.shape[2])
@@ -91,7 +86,6 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
     if zero_or_one(alpha) == 0:
         # BLAS does not read the operands then.
         a, b = a[:, :, :0], b[:, :0]
-    _decline_if_slower(a, b, _batches(outs[0], rank))
     product(
         *(a, b, _batches(outs[0], rank)),
         alpha=alpha,
@@ -179,7 +173,6 @@ def _int_mm(self, mat2, outs=()):
     if devices.current.type == "cuda" and not (_suits_cublas(self) and self.stride(1) == 1 and _suits_cublas(mat2)):
         raise Decline("layouts that ATen may refuse")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
-    _decline_if_slower(a, b, _batches(outs[0], 2))
     product(a, b, _batches(outs[0], 2))
     return outs
 
@@ -211,7 +204,6 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
     # In bytes, which is all that matters to where they lie.
     inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
     outs = outputs(inputs, [(M, N)], [out_dtype], outs)
-    _decline_if_slower(a, b, _batches(outs[0], 2))
     product(
         *(a, b, _batches(outs[0], 2)),
         addend=bias,

@@ -88,22 +88,28 @@ def records(configs: Sequence[Config]) -> Any:
     return np.array(rows, dtype=_RECORD)
 
 
+def count(problem: Any, tiles: Any) -> Any:
+    """How many tiles the results of a problem are cut into, with each of `tiles`, which are `records`."""
+    swapped = tiles["transposed"] == 1
+    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
+    return problem.batches * -(-rows // tiles["BLOCK_M"]) * -(-columns // (tiles["BLOCK_N"] + tiles["MORE_N"]))
+
+
 def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     """The work of a problem (`engine.gemm.choose.Problem`) with each of `tiles`, which are `records`."""
     batches, M, N, K = problem.batches, problem.M, problem.N, problem.K
     size, a, b = problem.dtype.itemsize, not problem.a_inner, not problem.b_inner
     swapped = tiles["transposed"] == 1
-    width = tiles["BLOCK_N"] + tiles["MORE_N"]
-    count = batches * -(-np.where(swapped, N, M) // tiles["BLOCK_M"]) * -(-np.where(swapped, M, N) // width)
+    found = count(problem, tiles)
     blocks = -(-K // tiles["BLOCK_K"])
     steps = -(-blocks // tiles["splits"])
     splits = -(-blocks // steps)
     return Work(
-        rounds=-(-count * splits // (multiprocessors * tiles["programs"])),
+        rounds=-(-found * splits // (multiprocessors * tiles["programs"])),
         steps=steps,
         splits=splits,
         bytes=size * batches * (M * K + K * N + M * N),
-        l2_bytes=size * count * blocks * tiles["BLOCK_K"] * (tiles["BLOCK_M"] + width),
+        l2_bytes=size * found * blocks * tiles["BLOCK_K"] * (tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]),
         partial_bytes=np.where(splits > 1, 8 * splits * batches * M * N, 0),
         a_transposed=np.where(swapped, b, a),
         b_transposed=np.where(swapped, a, b),

@@ -120,7 +120,8 @@ def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
     """Try `configs` on the current device and keep the best in the store. Raises WrongAnswer for a wrong result."""
     a, b, out = operands(problem, "cuda")
     expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
-    rule = choose.rule(problem, out.device, True)
+    usual = choose.unstored(problem, out.device, True, devices.has_wgmma(out.device))
+    rule = choose.fitting(usual, problem, out.device)
 
     def time(config: Config, calls: int) -> float:
         # A graph of one call has no host time in it.

@@ -60,11 +60,6 @@ def of_any_rows(problem: Problem) -> Problem:
     return problem._replace(batches=1, M=ANY_ROWS, a_inner=True)
 
 
-def aten_is_faster(problem: Problem, device: torch.device) -> bool:
-    """Whether ATen is known to multiply this faster than any of the tiles here; of no problem is that known."""
-    return False
-
-
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem: stored, or the fastest by the device's model, or by rule where it has none.
 
@@ -74,6 +69,11 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
     stored = store.known(devices.name_of(device)).get(problem.key)
     if stored and (descriptors or not stored.descriptors) and (warp_specialized or not stored.warp_specialize):
         return stored
+    return unstored(problem, device, descriptors, warp_specialized)
+
+
+def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
+    """The tiles for a problem of which nothing is stored: by the model, or by rule."""
     table = table_for(problem, device, descriptors)
     if table is None:
         return rule(problem, device, descriptors, warp_specialized)
@@ -102,18 +102,17 @@ def fastest(problem: Problem, device: torch.device, table: model.Table, warp_spe
 def possible(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Any:
     """Which of a table's candidates are worth a thought."""
     tiles = table.candidates
-    swapped, splits = tiles["transposed"] == 1, tiles["splits"]
-    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
-    width = tiles["BLOCK_N"] + tiles["MORE_N"]
-    units = problem.batches * -(-rows // tiles["BLOCK_M"]) * -(-columns // width) * splits
+    splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
     enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
     enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
-    return allowed & ((splits == 1) | enough) & _suits(problem, tiles, rows, columns) & _fits(problem, tiles, device)
+    return allowed & ((splits == 1) | enough) & _suits(problem, tiles) & _fits(problem, table, device)
 
 
-def _suits(problem: Problem, tiles: Any, rows: Any, columns: Any) -> Any:
+def _suits(problem: Problem, tiles: Any) -> Any:
     """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several."""
+    swapped = tiles["transposed"] == 1
+    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
     width = tiles["BLOCK_N"] + tiles["MORE_N"]
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
@@ -123,12 +122,18 @@ def _suits(problem: Problem, tiles: Any, rows: Any, columns: Any) -> Any:
     return np.where(tiles["BLOCK_M"] <= FEW, few, filled)
 
 
-def _fits(problem: Problem, tiles: Any, device: torch.device) -> Any:
-    """Of which tiles shared memory has room for three stages, where warps divide the work."""
-    size, result = problem.dtype.itemsize, np.where(tiles["splits"] == 1, problem.result.itemsize, 4)
-    stages = 3 * (tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]) * tiles["BLOCK_K"] * size
-    staging = tiles["BLOCK_M"] * (tiles["BLOCK_N"] // 2 + tiles["MORE_N"]) * result
-    return (tiles["warp_specialize"] == 0) | (stages + staging <= _room(tiles["programs"], device))
+def _fits(problem: Problem, table: model.Table, device: torch.device) -> Any:
+    """Of which candidates shared memory has room for three stages, where warps divide the work."""
+    tiles, size = table.candidates, problem.dtype.itemsize
+    whole, parts = (_least_shared(table, size, result)[tiles["number"]] for result in (problem.result.itemsize, 4))
+    needed = np.where(tiles["splits"] == 1, whole, parts)
+    return (tiles["warp_specialize"] == 0) | (needed <= _room(tiles["programs"], device))
+
+
+@functools.lru_cache(maxsize=16)
+def _least_shared(table: model.Table, size: int, result: int) -> Any:
+    """The bytes of shared memory that each of the tiles needs with three stages, for results of so many bytes each."""
+    return np.array([each._replace(num_stages=3, split_store=True).shared(size, result) for each in table.configs])
 
 
 def _room(programs: Any, device: torch.device) -> Any:
@@ -137,7 +142,7 @@ def _room(programs: Any, device: torch.device) -> Any:
 
 
 def rule(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem of which nothing is stored."""
+    """The tiles for a problem on a device that has no model."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1:
         config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])

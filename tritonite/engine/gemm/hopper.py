@@ -114,10 +114,7 @@ def _as_operand(y, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: gl.
 
 @gluon.jit
 def _multiply(
-    out,
-    out_more,
-    staging,
-    staging_more,
+    results,
     buffers,
     sizes,
     epilogue_arguments,
@@ -129,6 +126,7 @@ def _multiply(
     WHICH: gl.constexpr,
 ):
     """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
+    out, out_more, staging, staging_more = results
     xs, ys, ys_more, ready, free = buffers
     _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
@@ -295,7 +293,7 @@ def multiply_warp_specialized(
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + MORE)
-    buffers = xs, ys, ys_more, ready, free
+    buffers, results = (xs, ys, ys_more, ready, free), (out, out_more, staging, staging_more)
     count = splits * batches * tiles_m * tiles_n
     sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
@@ -303,24 +301,7 @@ def multiply_warp_specialized(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        0,
-                    ),
-                ),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
             [1],
@@ -329,42 +310,8 @@ def multiply_warp_specialized(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        0,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        1,
-                    ),
-                ),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
             [4, 1],
@@ -373,60 +320,9 @@ def multiply_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        0,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        1,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        out_more,
-                        staging,
-                        staging_more,
-                        buffers,
-                        sizes,
-                        epilogue_arguments,
-                        ORDER,
-                        SCALED,
-                        KINDS,
-                        ACTIVATION,
-                        INDEX,
-                        2,
-                    ),
-                ),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2)),
                 (_copy, (a, b, b_more, buffers, sizes, ORDER)),
             ],
             [4, 4, 1],

@@ -101,7 +101,7 @@ def product(
         precision: of float32 operands: "ieee", or what of it is the fastest, or "tf32", as `tl.dot` has them.
         blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
         ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
-        config: the tiles to take; by default those that tuning or a rule chooses.
+        config: the tiles to take; by default those that `choose` finds, by tuning, a model or a rule.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
 
@@ -132,13 +132,6 @@ def product(
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
     if alike and written is not out:
         out.copy_(written)
-
-
-def problem_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Problem:
-    """What `choose` is asked about a product of these, before it is begun."""
-    if _is_transposed(out):
-        a, b, out = b.mT, a.mT, out.mT
-    return _Work(a, b, out, _NOTHING, 1, None, "ieee", False).problem
 
 
 def _is_transposed(out: torch.Tensor) -> bool:
@@ -220,11 +213,12 @@ def _run(work: _Work, config: Config) -> None:
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
+    tiles = work.problem.tiles(config)
     if splits == 1:
-        _multiply(work, config, batches, steps, splits)
+        _multiply(work, config, batches, tiles, steps, splits)
         return
     partials = empty((splits * batches, M, N), work.accumulator, work.out.device)
-    _multiply(work._replace(out=partials, epilogue=_NOTHING), config, batches, steps, splits)
+    _multiply(work._replace(out=partials, epilogue=_NOTHING), config, batches, tiles, steps, splits)
     most, columns = power_of_2(splits), min(power_of_2(N), choose.SPLIT_K_COLUMNS)
     rows = min(power_of_2(M), max(1, choose.SPLIT_K_ELEMENTS // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
@@ -242,13 +236,15 @@ def _run(work: _Work, config: Config) -> None:
     )
 
 
-def _multiply(work: _Work, config: Config, batches: int, steps: int, splits: int) -> None:
-    """Launch a kernel for `splits` parts of K, of `steps` blocks each, whose results are one after another."""
+def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int, splits: int) -> None:
+    """Launch a kernel for `splits` parts of K, of `steps` blocks each, whose results are one after another.
+
+    Each part is `batches` matrices, of so many tiles together.
+    """
     if config.transposed:
         work = work.transposed()
     a, b, out = work.a, work.b, work.out
     M, N = out.shape[1:]
-    tiles = batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
