@@ -1,9 +1,26 @@
-"""Reading an operand at places that a formula computes."""
+"""Where elements are, and reading an operand at places that a formula computes."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def strided_offset(linear, shape, strides):
+    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
+    offset = linear * 0
+    rest = linear
+    for d in tl.static_range(len(strides) - 1):
+        offset += (rest % shape[d]) * strides[d]
+        rest = rest // shape[d]
+    return offset + rest * strides[len(strides) - 1]
+
+
+@triton.jit
+def aligned_to(x, ALIGNED: tl.constexpr):
+    """x, a multiple of ALIGNED, so that Triton knows: by itself it knows of arguments whether 16 divides them."""
+    return x // ALIGNED * ALIGNED if ALIGNED > 1 else x
 
 
 @triton.jit

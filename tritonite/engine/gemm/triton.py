@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.gemm.epilogue import epilogue_of_float64, place, store
+from tritonite.language.places import aligned_to
 from tritonite.launch import libentry
 
 # Tensor cores multiply as many rows; fewer are added up one by one.
@@ -26,16 +27,6 @@ def _add_rows(sums, a, stride, first, M, mask, y, EVEN_K: tl.constexpr):
         x = tl.load(a + (first + i) * stride, mask=here if EVEN_K else here & mask, other=0.0)
         more = more + (sums[i] + x[:, None].to(y.dtype) * y,)  # type: ignore[assignment]
     return more
-
-
-@triton.jit
-def _apart(stride, EVERY: tl.constexpr, UNIT: tl.constexpr):
-    """A stride, of which the compiler is told that EVERY divides it unless it is 1."""
-    if UNIT:
-        known = stride
-    else:
-        known = stride // EVERY * EVERY
-    return known
 
 
 @libentry()
@@ -85,14 +76,14 @@ def multiply(
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
     it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
     """
-    M, N, K = M // ALIGNED[0] * ALIGNED[0], N // ALIGNED[1] * ALIGNED[1], K // ALIGNED[2] * ALIGNED[2]
+    M, N, K = aligned_to(M, ALIGNED[0]), aligned_to(N, ALIGNED[1]), aligned_to(K, ALIGNED[2])
     EVERY: tl.constexpr = ALIGNED[3]
-    a_row, a_inner_stride = _apart(strides[0][1], EVERY, not ALIGNED[5]), _apart(strides[0][2], EVERY, ALIGNED[5])
-    b_inner_stride, b_column = _apart(strides[1][1], EVERY, ALIGNED[6]), _apart(strides[1][2], EVERY, not ALIGNED[6])
-    out_row, out_column = (
-        _apart(strides[2][1], ALIGNED[4], not ALIGNED[7]),
-        _apart(strides[2][2], ALIGNED[4], ALIGNED[7]),
-    )
+    a_row = aligned_to(strides[0][1], EVERY if ALIGNED[5] else 1)
+    a_inner_stride = aligned_to(strides[0][2], 1 if ALIGNED[5] else EVERY)
+    b_inner_stride = aligned_to(strides[1][1], 1 if ALIGNED[6] else EVERY)
+    b_column = aligned_to(strides[1][2], EVERY if ALIGNED[6] else 1)
+    out_row = aligned_to(strides[2][1], ALIGNED[4] if ALIGNED[7] else 1)
+    out_column = aligned_to(strides[2][2], 1 if ALIGNED[7] else ALIGNED[4])
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
@@ -109,8 +100,8 @@ def multiply(
     for _ in tl.static_range(BLOCK_M if BLOCK_M < LEAST else 0):
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
-        a_batch = a + (batch + term) * _apart(strides[0][0], EVERY, False)
-        b_columns = b + (batch + term) * _apart(strides[1][0], EVERY, False) + (columns * b_column)[None, :]
+        a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY)
+        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY) + (columns * b_column)[None, :]
         for k in range(begin, end, BLOCK_K):
             inner = k + tl.arange(0, BLOCK_K)
             a_mask, b_mask = row_mask[:, None], column_mask[None, :]
@@ -136,7 +127,7 @@ def multiply(
         total = epilogue_of_float64(
             total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION
         )
-    store(total, out, (_apart(strides[2][0], ALIGNED[4], False), out_row, out_column), tile)
+    store(total, out, (aligned_to(strides[2][0], ALIGNED[4]), out_row, out_column), tile)
 
 
 @libentry()

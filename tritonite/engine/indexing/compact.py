@@ -15,9 +15,10 @@ import triton.language as tl
 
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import row_major, words
+from tritonite.engine.indexing.places import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
-from tritonite.engine.rows.kernels import strided_offset
+from tritonite.engine.movement import words
+from tritonite.language.places import strided_offset
 from tritonite.launch import ASSERTING, libentry
 
 _BLOCK = 4096

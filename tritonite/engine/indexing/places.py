@@ -19,7 +19,6 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 INDEX_DTYPES = (torch.int32, torch.int64)
 # ATen's assertions, in its words.
 IN_RANGE = "idx_dim >= 0 && idx_dim < index_size && index out of bounds"
@@ -143,12 +142,8 @@ class Space(NamedTuple):
 
     def _aligned(self, itemsize: int, deep: bool) -> int:
         """The largest number of elements, of 16 bytes at most, that all rows start at a multiple of."""
-        aligned = 16 // itemsize
         far = [] if deep else [*self.far[1:], *(step for i in self.indices for step in i.steps)]
-        multiples = [*self.near[1:], *far, self.n_columns]
-        while aligned > 1 and any(each % aligned for each in multiples):
-            aligned //= 2
-        return aligned
+        return math.gcd(16 // itemsize, *self.near[1:], *far, self.n_columns)
 
     def programs(self, facts: Facts) -> int:
         """How many programs take all blocks."""
@@ -166,10 +161,3 @@ class Space(NamedTuple):
             self.n_rows,
             self.n_columns,
         )
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor's memory as words of its elements' size, or of half of it where they have 16 bytes."""
-    if tensor.dtype.itemsize == 16:
-        return torch.view_as_real(tensor)
-    return tensor.view(_WORDS[tensor.dtype.itemsize])

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import Size
-from tritonite.engine.indexing.places import IN_RANGE, Index, Space, words
-from tritonite.engine.rows.kernels import aligned_to, strided_offset
+from tritonite.engine.indexing.places import IN_RANGE, Index, Space
+from tritonite.engine.movement import words
 from tritonite.errors import Decline
+from tritonite.language.places import aligned_to, strided_offset
 from tritonite.launch import ASSERTING, libentry
 
 

@@ -18,8 +18,9 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import Number, number_type
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import IN_RANGE, Index, Space, words
+from tritonite.engine.indexing.places import IN_RANGE, Index, Space
 from tritonite.engine.indexing.read import places, rows_and_columns
+from tritonite.engine.movement import words
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.launch import ASSERTING, libentry
 

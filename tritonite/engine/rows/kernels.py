@@ -16,26 +16,10 @@ import triton.language as tl
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.facts import KEPT, REDUCED
 from tritonite.language.folds import fold, fold_in_order
+from tritonite.language.places import aligned_to, strided_offset
 from tritonite.launch import libentry
 
 _KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
-
-
-@triton.jit
-def strided_offset(linear, shape, strides):
-    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
-    offset = linear * 0
-    rest = linear
-    for d in tl.static_range(len(strides) - 1):
-        offset += (rest % shape[d]) * strides[d]
-        rest = rest // shape[d]
-    return offset + rest * strides[len(strides) - 1]
-
-
-@triton.jit
-def aligned_to(x, ALIGNED: tl.constexpr):
-    """x, a multiple of ALIGNED, so that Triton knows: by itself it knows of arguments whether 16 divides them."""
-    return x // ALIGNED * ALIGNED if ALIGNED > 1 else x
 
 
 @triton.jit
