@@ -102,7 +102,12 @@ def _table():
 def test_the_model_chooses_what_fits(dtype, monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     table, seen = _table()[dtype.itemsize], set()
-    for problem in itertools.islice(sweep.drawn(dtype, 1), 300):
+    small = [
+        Problem(batches, M, N, K, dtype, dtype, a_inner, b_inner)
+        for batches, M, N, K in itertools.product((1, 8), (1, 17, 256, 4001), (1, 10, 30), (2, 600))
+        for a_inner, b_inner in itertools.product((True, False), repeat=2)
+    ]
+    for problem in (*itertools.islice(sweep.drawn(dtype, 1), 300), *small):
         for warp_specialized in (True, False):
             chosen = choose.fastest(problem, DEVICE, table, warp_specialized)
             config = choose.fitting(chosen, problem, DEVICE)

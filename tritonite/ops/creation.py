@@ -113,11 +113,13 @@ def new_ones(self, size, dtype=None, layout=None, device=None, pin_memory=None, 
     return _fill(_like(self, size, dtype, layout, device, pin_memory, outs), 1)
 
 
-@scalar_kernel(exact=("start", "step"), static=("wide",), index=("position",), accepts=NUMBERS)
-def _ascending(start, step, position, wide):
-    if start.dtype.is_floating() and not wide:
-        return start.to(tl.float32) + step.to(tl.float32) * position
-    return start + step * position.to(start.dtype)
+@scalar_kernel(exact=("start", "step"), static=("narrow",), index=("position",), accepts=NUMBERS)
+def _ascending(start, step, position, narrow):
+    if narrow:
+        reached = start.to(tl.float32) + step.to(tl.float32) * position
+    else:
+        reached = start + step * position.to(start.dtype)
+    return reached
 
 
 def _ends(start, end, step):
@@ -136,7 +138,8 @@ def _ascend(shape, dtype, start, step, placement, outs):
         start, step = int(start), int(step)
     else:
         start, step = float(start), float(step)
-    _ascending.run((start, step, 0, out.dtype is torch.float64 or _ON_CPU), (out,))
+    narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and not _ON_CPU
+    _ascending.run((start, step, 0, narrow), (out,))
     return (out,)
 
 

@@ -106,7 +106,10 @@ def possible(problem: Problem, device: torch.device, table: model.Table, warp_sp
     enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
     enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
-    return allowed & ((splits == 1) | enough) & _suits(problem, tiles) & _fits(problem, table, device)
+    can = allowed & ((splits == 1) | enough) & _fits(problem, table, device)
+    suited = can & _suits(problem, tiles)
+    # Of few columns no tile is filled by half.
+    return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
 
 
 def _suits(problem: Problem, tiles: Any) -> Any:
