@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import calls_through
 
 import tritonite
 from tritonite.engine.indexing import segments
@@ -94,3 +95,17 @@ def test_a_number_becomes_a_flag(number, device):
     for result in results:
         assert torch.equal(result.view(torch.uint8), x.scatter(1, index, True).view(torch.uint8))
     assert {"scatter.value", "scatter.value_reduce"} <= tritonite.stats().keys()
+
+
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_a_negative_number_of_repeats_raises(path, device):
+    """Recorded and replayed, on a GPU as well; what comes next is served."""
+    good, bad = torch.tensor([2, 0, 1], device=device), torch.tensor([2, -1, 1], device=device)
+    with calls_through(path), tritonite.use_gems(include=["repeat_interleave*"]):
+        for repeats in (bad, good, bad, good, bad):
+            if repeats is bad:
+                with pytest.raises(RuntimeError):
+                    torch.repeat_interleave(repeats)
+            else:
+                assert torch.repeat_interleave(repeats).tolist() == [0, 0, 2]
+    assert path == "python" or tritonite.stats()["repeat_interleave.Tensor"].replayed

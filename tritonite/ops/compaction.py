@@ -38,11 +38,11 @@ def nonzero(self, outs=()):
 def nonzero_static(self, size, fill_value=-1, outs=()):
     if size < 0:
         raise Decline("a negative size")
-    (out,) = outputs((self,), [(size, self.dim())], [torch.int64], outs)
-    if not out.is_contiguous():
-        raise Decline("an output that is not contiguous")
+    # ATen's kernel for a GPU transposes what it has found, as nonzero does.
+    strides = (self.dim(), 1) if self.device.type == "cpu" else (1, size)
+    (out,) = outputs((self,), [(size, self.dim())], [torch.int64], outs, strides=strides)
     found = Found(self, self.shape, self.stride())
-    found.write_coordinates(out, self.dim(), 1, size)
+    found.write_coordinates(out, *out.stride(), size)
     fill_rest(out, found.total, fill_value)
     return (out,)
 
@@ -118,12 +118,18 @@ def _repeat(out, ends, n, total: tl.int64, BLOCK: tl.constexpr):
 @libentry()
 @triton.jit(do_not_specialize=["n", "size"])
 def _check_repeats(repeats, ends, stride, n, size, BLOCK: tl.constexpr):
-    """A program asserts of its block that nothing is repeated less than 0 times, and all as often as `size` says."""
+    """A program looks whether something in its block is repeated less than 0 times, and all as often as `size` says.
+
+    Where `size` is known that is an assertion, as ATen's kernel has it. Else the last of `ends`, which the host reads,
+    becomes negative.
+    """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     repeat = tl.load(repeats + place.to(tl.int64) * stride, mask=place < n, other=0)
-    tl.device_assert(repeat >= 0, "repeats can not be negative")
     if size >= 0:
+        tl.device_assert(repeat >= 0, "repeats can not be negative")
         tl.device_assert(tl.load(ends + n - 1) == size, "Invalid input! In `repeat_interleave`, output_size is no sum")
+    else:
+        tl.atomic_min(ends + n - 1, -(1 << 62), mask=tl.min(repeat, 0) < 0)
 
 
 @operator("repeat_interleave", accepts=(torch.int32, torch.int64))
@@ -138,6 +144,8 @@ def repeat_interleave(repeats, output_size=None, outs=()):
     size = -1 if output_size is None else output_size
     _check_repeats[grid](repeats, ends, repeats.stride(0), n, size, BLOCK=_BLOCK, **ASSERTING)
     total = read(ends[-1:])[0] if output_size is None else output_size
+    if output_size is None and total.value < 0:
+        raise Decline("a negative number of repeats", lasting=False)
     result = empty((total,), repeats.dtype, repeats.device)
     blocks = total.blocks(_BLOCK) if output_size is None else -(-output_size // _BLOCK)
     _repeat[(blocks,)](result, ends, n, total, BLOCK=_BLOCK)

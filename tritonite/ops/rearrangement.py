@@ -285,6 +285,8 @@ def _in_squares(image, r):
 def channel_shuffle(self, groups, outs=()):
     if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
+    if self.device.type != "cpu" and not self.is_contiguous():
+        raise Decline("an image that is not contiguous, which ATen's function for GPUs may refuse")
     check_conversion(self.dtype, self.dtype)
     out = result((self,), self.shape, self.dtype, outs)
     move(self.unflatten(1, (groups, -1)).transpose(1, 2), out.unflatten(1, (-1, groups)))

@@ -131,9 +131,13 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
 
 
 def _became(before: Counts, after: Counts) -> tuple[int, list[str]]:
-    """(how often a kernel ran, the reasons of declines) between two readings of an overload's counts."""
+    """(how often a kernel ran, the reasons of declines) between two readings of an overload's counts.
+
+    Copies between a CPU and a GPU, which are ATen's, count as none of these.
+    """
     ran = after.launched + after.replayed - before.launched - before.replayed
-    return ran, list((Counter(after.declined) - Counter(before.declined)).elements())
+    reasons = (Counter(after.declined) - Counter(before.declined)).elements()
+    return ran, [reason for reason in reasons if not reason.endswith("on another device")]
 
 
 def _accepts(op: Op, dtype: torch.dtype, sample: Sample) -> bool:

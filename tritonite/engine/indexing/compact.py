@@ -134,17 +134,21 @@ def _move(
 
 @libentry()
 @triton.jit(do_not_specialize=["value"])
-def _fill_rest(out, total, value, n, apart, BLOCK: tl.constexpr):
+def _fill_rest(out, total, value, n, columns, strides, BLOCK: tl.constexpr):
     """A program writes a value to the elements of its block that are not of the first `total` rows."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    rest = (place // apart >= tl.load(total)) & (place < n)
+    linear = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = linear // columns
+    rest = (row >= tl.load(total)) & (linear < n)
+    place = row * strides[0] + linear % columns * strides[1]
     tl.store(out + place, tl.full((BLOCK,), value, tl.int64), mask=rest)
 
 
 def fill_rest(out: torch.Tensor, total: torch.Tensor, value: int) -> None:
-    """Write a value to all rows of a contiguous matrix of int64 but the first `total`."""
+    """Write a value to all rows of a matrix of int64 but the first `total`."""
     if out.numel():
-        _fill_rest[(-(-out.numel() // _COUNTS),)](out, total, value, out.numel(), out.shape[1], BLOCK=_COUNTS)
+        _fill_rest[(-(-out.numel() // _COUNTS),)](
+            out, total, value, out.numel(), out.shape[1], out.stride(), BLOCK=_COUNTS
+        )
 
 
 class Found:

@@ -107,6 +107,8 @@ def _call(op: Op, label: str, special: dict[str, Any], tensors: list[torch.Tenso
             continue
         if argument.name in special:
             value = special[argument.name]
+        elif argument.name == "device":
+            value = tensors[0].device
         elif argument.alias_info is not None and argument.alias_info.is_write and args:
             # A destination that is no keyword has the first tensor's shape.
             kind = torch.int64 if argument.name == "indices" else args[0].dtype
