@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from conftest import calls_through
 
 import tritonite
 from tritonite import devices
@@ -445,3 +446,32 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
     out = torch.empty_like(found)
     assert tritonite.overloads()[f"{packet}.dtype_out"](*given, torch.float32, **factors, out=out) is out
     assert torch.equal(out, found)
+
+
+@pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
+def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
+    monkeypatch.setattr(choose, "COPIED", 0)
+    monkeypatch.setattr(choose, "COPY", 0)
+    descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
+    a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    a, b = laid_out(33, 24, layouts[0], torch.bfloat16, (2,)), laid_out(24, 37, layouts[1], torch.bfloat16, (2,))
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+    assert descriptors == [True, True]
+
+
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_products_of_copies_are_replayed(path, monkeypatch):
+    monkeypatch.setattr(choose, "COPIED", 0)
+    monkeypatch.setattr(choose, "COPY", 0)
+    bias = normal(51, dtype=torch.bfloat16)
+    tritonite.reset_stats()
+    with calls_through(path):
+        for _ in range(3):
+            a, b = normal(70, 77, dtype=torch.bfloat16), normal(51, 77, dtype=torch.bfloat16).mT
+            with tritonite.use_gems(include=["addmm"]):
+                found = torch.addmm(bias, a, b)
+            check(found, torch.addmm, bias, a, b)
+    counts = tritonite.stats()["addmm"]
+    assert counts.launched + counts.replayed == 3 and not counts.unrecordable
+    assert counts.replayed == 2 or path == "python"

@@ -10,7 +10,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty, settings, zero_or_one
+from tritonite.dispatch.call import Number, empty, empty_strided, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
@@ -113,12 +113,16 @@ def product(
     added = None if addend is None else addend.expand(shape)
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
-    whole, invariant, written = ends is None and not summed, config is None and settings().invariant, out
+    whole, invariant = ends is None and not summed, config is None and settings().invariant
     alike = invariant and whole and _lie_for_descriptors(a, b, out)
+    if not invariant and _is_transposed(out):
+        a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
+    written = out
     if alike:
         a, b, written = _laid_alike(a, b, out)
-    elif not invariant and _is_transposed(out):
-        a, b, written, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
+    elif config is None and whole and not invariant and _worth_copies(a, b, out):
+        a, b = [x if _has_descriptor(x) else _padded(x).copy_(x) for x in (a, b)]
+        written = out if _has_descriptor(out) else _padded(out)
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
     work = _Work(a, b, written, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
@@ -130,7 +134,7 @@ def product(
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
         config = choose.fitting(config, problem, out.device, epilogue.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
-    if alike and written is not out:
+    if written is not out:
         out.copy_(written)
 
 
@@ -156,6 +160,27 @@ def _laid_alike(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[to
     if out.stride(2) != 1 or not _has_descriptor(out):
         out = empty(out.shape, out.dtype, out.device)
     return a, b, out
+
+
+def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether a product is soon faster for copies of what has no tensor descriptors, as halves of odd sizes have none.
+
+    Through pointers each element of a row that does not begin at 16 bytes is loaded by itself.
+    """
+    if a.dtype.itemsize != 2 or not devices.has_tma(out.device):
+        return False
+    copied = [tensor.numel() for tensor in (a, b, out) if not _has_descriptor(tensor)]
+    return bool(copied) and out.numel() * a.shape[2] > choose.COPIED * sum(copied) + choose.COPY * len(copied)
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for as many elements, whose rows begin at 16 bytes, or columns where elements lie along them."""
+    if tensor.stride(1) == 1 != tensor.stride(2):
+        return _padded(tensor.mT).mT
+    batches, rows, columns = tensor.shape
+    every = 16 // tensor.dtype.itemsize
+    width = -(-columns // every) * every
+    return empty_strided(tensor.shape, (rows * width, width, 1), tensor.dtype, tensor.device)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
