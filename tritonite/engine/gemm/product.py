@@ -177,7 +177,7 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     """Memory for as many elements, whose rows begin at 16 bytes, or columns where elements lie along them."""
     if tensor.stride(1) == 1 != tensor.stride(2):
         return _padded(tensor.mT).mT
-    batches, rows, columns = tensor.shape
+    _, rows, columns = tensor.shape
     every = 16 // tensor.dtype.itemsize
     width = -(-columns // every) * every
     return empty_strided(tensor.shape, (rows * width, width, 1), tensor.dtype, tensor.device)
