@@ -19,6 +19,9 @@ from tritonite.launch import libentry
 # The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
 _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
+# The tiles that a program takes one after the other at most: of many pairs, reading all their addresses takes as long as
+# moving several tiles.
+_MOST_TILES = 16
 
 
 @triton.jit
@@ -30,7 +33,7 @@ def _chosen(condition, a, b):
 
 
 @libentry()
-@triton.jit(do_not_specialize=["ends", "sizes", "read_strides", "written_strides"])
+@triton.jit(do_not_specialize=["ends", "sizes", "read_strides", "written_strides", "tiles"])
 def move_pairs(
     sources,
     destinations,
@@ -38,13 +41,14 @@ def move_pairs(
     sizes,
     read_strides,
     written_strides,
+    tiles,
     ALIKE: tl.constexpr,
     ALIGNED: tl.constexpr,
     INDEX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of a pair, at one index of the others.
+    """A program takes some (ROWS, COLUMNS) `tiles` of dimensions 1 and 0 of a pair, each at one index of the others.
 
     `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
     strides. Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0.
@@ -64,20 +68,24 @@ def move_pairs(
     if ALIGNED > 1:
         source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
     length = aligned_to(shape[0], ALIGNED)
-    local = program - first
     across, down = tl.cdiv(length, COLUMNS), tl.cdiv(shape[1], ROWS)
-    column = (local % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    rest = local // across
-    row = (rest % down).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
-    rest = (rest // down).to(INDEX)
-    from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
+    count = across * down
     for d in tl.static_range(2, len(shape)):
-        at = rest % shape[d]
-        from_ += at * aligned_to(read[d - 1], ALIGNED)
-        to += at * aligned_to(written[d - 1], ALIGNED)
-        rest = rest // shape[d]
-    mask = (column < length) & (row < shape[1])
-    tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
+        count *= shape[d]
+    start = (program - first) * tiles
+    for tile in range(start, tl.minimum(start + tiles, count)):
+        column = (tile % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        rest = tile // across
+        row = (rest % down).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+        rest = (rest // down).to(INDEX)
+        from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
+        for d in tl.static_range(2, len(shape)):
+            at = rest % shape[d]
+            from_ += at * aligned_to(read[d - 1], ALIGNED)
+            to += at * aligned_to(written[d - 1], ALIGNED)
+            rest = rest // shape[d]
+        mask = (column < length) & (row < shape[1])
+        tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
 
 
 def move_each(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
@@ -132,7 +140,8 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
     columns = min(elements, power_of_2(max(sizes[0] for sizes, _, _ in layouts)))
     rows = max(1, min(elements // columns, power_of_2(max(sizes[1] for sizes, _, _ in layouts))))
     counts = [-(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]) for sizes, _, _ in layouts]
-    ends = list(itertools.accumulate(counts))
+    tiles = 1 if len(pairs) <= 8 else min(_MOST_TILES, max(1, sum(counts) // (2 * device.programs)))
+    ends = list(itertools.accumulate(-(-count // tiles) for count in counts))
     # As many pairs as a power of two, of which few kernels are compiled: no program comes to those that are added.
     missing = power_of_2(len(pairs)) - len(pairs)
     sources = [pair[0] for pair in pairs] + [pairs[-1][0]] * missing
@@ -145,6 +154,7 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         tuple(destinations),
         (*ends, *[ends[-1]] * missing),
         *(tuple([layout[part] for layout in told]) for part in range(3)),
+        tiles,
         ALIKE=alike,
         ALIGNED=_alignment(layouts, [x for pair in pairs for x in pair[:2]]),
         INDEX=tl.int64 if wide else tl.int32,
