@@ -8,11 +8,6 @@ from typing import Any
 
 from tritonite.devices import Device
 
-# Their kernels pass every test in the interpreter; on a GPU the fuzzer found differences: docs/correctness.md.
-_UNVERIFIED = frozenset(
-    ("movement", "creation", "rearrangement", "indexing", "scatter", "embedding", "compaction", "jagged", "cross")
-)
-
 RECORD = Device(
     kind="nvidia",
     type="cuda",
@@ -30,7 +25,6 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    unverified=_UNVERIFIED,
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -19,7 +19,7 @@ from tritonite.launch import libentry
 # The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
 _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
-# The tiles that a program takes one after the other at most: of many pairs, reading all their addresses takes as long as
+# The tiles that a program takes one after the other at most. Of many pairs, reading all addresses takes as long as
 # moving several tiles.
 _MOST_TILES = 16
 
