@@ -77,6 +77,29 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given
 
 
+# ATen has cuDNN do float64, which refuses operands with gaps and takes all gradients for those of training. References
+# are by ATen's own kernels, which do neither.
+
+
+def _updated(input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *scales: float, **_: Any) -> Any:
+    results = torch.native_batch_norm(input, weight, bias, mean, variance, True, *scales)
+    return *results, torch.empty(0, dtype=torch.uint8, device=input.device)
+
+
+def _updated_copies(input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *scales: float) -> Any:
+    moved = mean.clone(), variance.clone()
+    return *_updated(input, weight, bias, *moved, *scales), *moved
+
+
+def _gradients(*arguments: Any) -> Any:
+    """But for the last argument, what is kept for cuDNN, the operators' arguments are alike."""
+    return torch.ops.aten.native_batch_norm_backward(*arguments[:-1])
+
+
+facts.REFERENCES["_batch_norm_with_update"] = _updated
+facts.REFERENCES["_batch_norm_with_update_functional"] = _updated_copies
+facts.REFERENCES["batch_norm_backward"] = _gradients
+
 facts.may_decline(
     ("_native_batch_norm_legit_functional",),
     ("* False",),
