@@ -155,6 +155,14 @@ def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
         parameters = [normal(5).to(dtype).abs() for _ in range(4)]
         with pytest.raises(Decline):
             batch_norm.cudnn_batch_norm(given, *parameters, True, *BN)
+    parameters = [normal(5).abs() for _ in range(4)]
+    _, *saved, reserve = batch_norm.cudnn_batch_norm(x, *parameters, True, 0.1, 0.0)
+    for eps in (-1.5, -1e-300, float("nan")):
+        for train in (True, False):
+            with pytest.raises(Decline):
+                batch_norm.cudnn_batch_norm(x, *parameters, train, 0.1, eps)
+        with pytest.raises(Decline):
+            batch_norm.cudnn_batch_norm_backward(x, x, parameters[0], None, None, *saved, eps, reserve)
 
 
 def test_batch_norm_declines_what_aten_does_otherwise():

@@ -256,10 +256,17 @@ def _trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, outs):
     return *_trained(input, weight, bias, running, moved, momentum, eps, outs[:3], strides), reserve
 
 
-@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",))
+def _check_epsilon(epsilon):
+    # Nor is nan at least 0, which is cuDNN's least.
+    if not epsilon >= 0:
+        raise Decline("an epsilon that cuDNN refuses")
+
+
+@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",), pin=("epsilon",))
 def cudnn_batch_norm(
     input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon, outs=()
 ):
+    _check_epsilon(epsilon)
     running = _running(running_mean, running_var)
     if training:
         return _trained_by_cudnn(input, weight, bias, running, running, exponential_average_factor, epsilon, outs)
@@ -388,11 +395,13 @@ def batch_norm_backward(
     "cudnn_batch_norm_backward",
     accepts=_OF_CUDNN,
     cuda_only=("cudnn_batch_norm_backward", "cudnn_batch_norm_backward.out"),
+    pin=("epsilon",),
 )
 def cudnn_batch_norm_backward(
     input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace, outs=()
 ):
     """Of a training step; the forward pass may have been cuDNN's own."""
+    _check_epsilon(epsilon)
     saved = save_mean, save_var
     if None in saved:
         raise Decline("no statistics")
