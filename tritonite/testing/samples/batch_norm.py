@@ -113,6 +113,22 @@ facts.may_decline(
     "ATen's kernel for CPUs writes what has its channels last in the order of the input into an output without",
     device="cpu",
 )
+facts.may_decline(
+    (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit.no_stats",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+    ),
+    ("float32 parameters transposed*",),
+    "parameters of several dtypes, or of another than the input's",
+    "ATen takes float32 parameters for float64 in the one of its kernels that is for other layouts than models have",
+    dtypes=(torch.float64,),
+    device="cuda",
+)
 
 
 @facts.drawn("native_batch_norm", "_native_batch_norm_legit")
