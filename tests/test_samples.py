@@ -160,3 +160,18 @@ def test_batch_norm_has_a_reference_in_every_layout(name):
                 torch.testing.assert_close(reference.cpu(), result, rtol=1e-9, atol=1e-9, equal_nan=True)
         labels.add(sample.label.removesuffix(" True").removesuffix(" False"))
     assert {"permuted", "sequences transposed"} <= labels
+
+
+@pytest.mark.parametrize(
+    "name", ["native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"]
+)
+def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
+    """Into those of half types ATen's kernels for GPUs write what they have of float32, and read it back wrongly."""
+    op = tritonite.overloads()[name]
+    packet, _, form = name.partition(".")
+    functional = getattr(getattr(torch.ops.aten, packet), "no_stats" if "no_stats" in form else "default")
+    for sample in samples(op, torch.float16, tritonite.device):
+        made = verify._quietly(functools.partial(functional, *sample.map(verify._clone).args))
+        if not isinstance(made, Exception):
+            template = verify._functional(getattr(getattr(torch.ops.aten, packet), form), op, sample)
+            assert [part.dtype for part in template] == [part.dtype for part in made], sample.label
