@@ -13,7 +13,7 @@ from tritonite.catalog import Op
 from tritonite.errors import Decline
 from tritonite.testing import opinfo, verify
 from tritonite.testing.judge import to_reference
-from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, REFERENCES, MayDecline, samples
+from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, REFERENCES, MayDecline, compares_zero_sign, samples
 
 
 def _exceptions():
@@ -175,3 +175,9 @@ def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
         if not isinstance(made, Exception):
             template = verify._functional(getattr(getattr(torch.ops.aten, packet), form), op, sample)
             assert [part.dtype for part in template] == [part.dtype for part in made], sample.label
+
+
+def test_no_sign_is_asked_of_a_product_that_is_0():
+    """Nor of any product that ATen has a library for; an outer product is ATen's own."""
+    products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
+    assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}
