@@ -65,6 +65,28 @@ def test_nothing_is_next_to_nan(dtype, device):
         assert torch.nextafter(x, other).isnan().all()
 
 
+def test_large_powers_of_what_is_near_1_keep_their_digits(device):
+    """A multiply-add of the compiler's choice within the logarithm would leave 40 units in the last place."""
+    x = torch.exp2(torch.linspace(-0.5, 0.5, 4000, dtype=torch.float64)).float()
+    for size in (-112.0, 112.0):
+        y = (size / x.double().log2()).float()
+        with tritonite.use_gems():
+            powers = torch.pow(x.to(device), y.to(device)).cpu().double()
+        exact = x.double().pow(y.double())
+        assert float((powers / exact - 1).abs().max()) < 6e-7
+
+
+@pytest.mark.parametrize("kind", ["t", "u", "v", "w"])
+def test_a_shifted_polynomial_has_no_error_of_its_shift(kind, device):
+    """Next to a zero all of that error would show."""
+    function = getattr(torch.special, f"shifted_chebyshev_polynomial_{kind}")
+    x = torch.linspace(0.01, 0.99, 2000, device=device)
+    with tritonite.use_gems():
+        values = function(x, 9).cpu().double()
+    exact = function(x.cpu().double(), 9)
+    assert bool(((values - exact).abs() <= 1e-7 * exact.abs()).all())
+
+
 def test_zeta_far_left_of_0_takes_no_more_steps_than_near_it(device):
     x = torch.tensor([2.0, 3.0, 8.0], dtype=torch.float64, device=device)
     # ATen adds up 10^8 terms for the second; what is behind the point decides both.

@@ -12,7 +12,8 @@ import tritonite
 from tritonite.catalog import Op
 from tritonite.errors import Decline
 from tritonite.testing import opinfo, verify
-from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, MayDecline, samples
+from tritonite.testing.judge import to_reference
+from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, REFERENCES, MayDecline, compares_zero_sign, samples
 
 
 def _exceptions():
@@ -140,3 +141,43 @@ def test_labels_name_every_layout_choice_and_flag():
     for name in ("add.Tensor", "sum.dim_IntList", "div.Tensor_mode", "native_batch_norm"):
         labels = [sample.label for sample in samples(tritonite.overloads()[name], torch.float32)]
         assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    "name", ["_batch_norm_with_update", "_batch_norm_with_update_functional", "batch_norm_backward"]
+)
+def test_batch_norm_has_a_reference_in_every_layout(name):
+    """On a GPU ATen has cuDNN do float64, which refuses some; its kernels for CPUs refuse none."""
+    op, labels = tritonite.overloads()[name], set()
+    for sample in samples(op, torch.float16, tritonite.device):
+        if sample.args[0].dim() < 2 or sample.label.startswith("extreme"):
+            continue
+        wide, plain = (sample.map(functools.partial(to_reference, device=device)) for device in (None, "cpu"))
+        references = REFERENCES[name](*wide.args, **wide.kwargs)
+        results = getattr(torch.ops.aten, name)(*plain.args, **plain.kwargs)
+        for reference, result in zip(references, results, strict=True):
+            if result.is_floating_point():
+                torch.testing.assert_close(reference.cpu(), result, rtol=1e-9, atol=1e-9, equal_nan=True)
+        labels.add(sample.label.removesuffix(" True").removesuffix(" False"))
+    assert {"permuted", "sequences transposed"} <= labels
+
+
+@pytest.mark.parametrize(
+    "name", ["native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"]
+)
+def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
+    """Into those of half types ATen's kernels for GPUs write what they have of float32, and read it back wrongly."""
+    op = tritonite.overloads()[name]
+    packet, _, form = name.partition(".")
+    functional = getattr(getattr(torch.ops.aten, packet), "no_stats" if "no_stats" in form else "default")
+    for sample in samples(op, torch.float16, tritonite.device):
+        made = verify._quietly(functools.partial(functional, *sample.map(verify._clone).args))
+        if not isinstance(made, Exception):
+            template = verify._functional(getattr(getattr(torch.ops.aten, packet), form), op, sample)
+            assert [part.dtype for part in template] == [part.dtype for part in made], sample.label
+
+
+def test_no_sign_is_asked_of_a_product_that_is_0():
+    """Nor of any product that ATen has a library for; an outer product is ATen's own."""
+    products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
+    assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}

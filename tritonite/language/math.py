@@ -125,7 +125,8 @@ def _power_of_normal(x, y, lift):
     tail += s * square * polynomial(square, (0.090909091, 0.11111111, 0.14285715, 0.2, 0.33333334))
     # 2 / ln(2), in two parts.
     factor = tl.full(s.shape, 2.885390043258667, tl.float32)
-    product = s * factor
+    # By a multiply-add, which the compiler does not fuse with what follows: the tail is of the rounded product.
+    product = libdevice.fma(s, factor, tl.zeros_like(s))
     tail = libdevice.fma(s, factor, -product) + (s * 3.8519259e-08 + tail * factor)
     mantissa_log = product + tail
     tail -= mantissa_log - product

@@ -157,10 +157,11 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=N
     return outs
 
 
-def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides=None, size=None):
+def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides=None, size=None, copied=False):
     """Write the result by statistics that are given, and `size` of them each as if they were the batch's.
 
-    Those are none on a CPU and all on a GPU, if it is None.
+    Those are none on a CPU and all on a GPU, if it is None. Where ATen's form with outputs has them `copied` from what
+    its other form gives, they may have any layout.
     """
     check_floats(input)
     if running_mean is None or running_var is None:
@@ -172,7 +173,8 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides
     if size is None:
         size = 0 if input.device.type == "cpu" else input.shape[1]
     outs = outputs(every, [input.shape, (size,), (size,)], [input.dtype, kept, kept], outs, strides=strides)
-    _check_layout(outs, strides)
+    if not copied:
+        _check_layout(outs, strides)
     given = _laid(along, running_mean, running_var, weight, bias)
     _by_given_statistics.run((input, *given, eps), outs[:1])
     if size:
@@ -227,7 +229,7 @@ def native_batch_norm(
 
 @operator("_native_batch_norm_legit_no_training", accepts=FLOATS)
 def _native_batch_norm_legit_no_training(input, weight, bias, running_mean, running_var, momentum, eps, outs=()):
-    return _inferred(input, weight, bias, running_mean, running_var, eps, outs)
+    return _inferred(input, weight, bias, running_mean, running_var, eps, outs, copied=True)
 
 
 @operator("_native_batch_norm_legit_functional", accepts=FLOATS)
@@ -256,10 +258,17 @@ def _trained_by_cudnn(input, weight, bias, running, moved, momentum, eps, outs):
     return *_trained(input, weight, bias, running, moved, momentum, eps, outs[:3], strides), reserve
 
 
-@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",))
+def _check_epsilon(epsilon):
+    # Nor is nan at least 0, which is cuDNN's least.
+    if not epsilon >= 0:
+        raise Decline("an epsilon that cuDNN refuses")
+
+
+@operator("cudnn_batch_norm", accepts=_OF_CUDNN, cuda_only=("cudnn_batch_norm",), pin=("epsilon",))
 def cudnn_batch_norm(
     input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon, outs=()
 ):
+    _check_epsilon(epsilon)
     running = _running(running_mean, running_var)
     if training:
         return _trained_by_cudnn(input, weight, bias, running, running, exponential_average_factor, epsilon, outs)
@@ -292,7 +301,7 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
     if input.device.type != "cpu":
         raise Decline("ATen asks its kernel for CPUs, which refuses")
     reserve = _reserve(input, outs)
-    return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3]), reserve
+    return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3], copied=True), reserve
 
 
 def _has_channels_last_kernels(input):
@@ -388,11 +397,13 @@ def batch_norm_backward(
     "cudnn_batch_norm_backward",
     accepts=_OF_CUDNN,
     cuda_only=("cudnn_batch_norm_backward", "cudnn_batch_norm_backward.out"),
+    pin=("epsilon",),
 )
 def cudnn_batch_norm_backward(
     input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace, outs=()
 ):
     """Of a training step; the forward pass may have been cuDNN's own."""
+    _check_epsilon(epsilon)
     saved = save_mean, save_var
     if None in saved:
         raise Decline("no statistics")

@@ -55,18 +55,19 @@ def _chebyshev_step(x, q, p, k):
 
 
 @triton.jit
-def _chebyshev(x, degree, first, trigonometric: tl.constexpr, at_ends, threshold: tl.constexpr):
+def _chebyshev(x, exact, degree, first, trigonometric: tl.constexpr, at_ends, threshold: tl.constexpr):
     """A Chebyshev polynomial: trigonometric(degree, angle, value at the end next to it) inside (-1, 1) beyond the
     degree `threshold`, and `at_ends` at -1 and 1.
 
-    The former is of float64: an angle's roundoff is multiplied by the degree, and all of it shows next to a zero.
+    The former is of float64, and of `exact`, x before it is rounded: an angle's roundoff is multiplied by the degree,
+    and all of it shows next to a zero.
     """
     known = tl.abs(x) == 1.0
     value = tl.broadcast_to(at_ends, degree.shape)
     inside = (degree > threshold) & (tl.abs(x) < 1.0)
     # As many instructions as a hundred steps of the recurrence, for blocks that need them.
     if tl.max(inside.to(tl.int32), axis=None) > 0:
-        angle = libdevice.acos(x.to(tl.float64))
+        angle = libdevice.acos(exact)
         value = tl.where(known, value, trigonometric(degree.to(tl.float64), angle, value).to(x.dtype))
     return _recurrence(_chebyshev_step, x, degree, first, inside | known, value, _MOST_STEPS)
 
@@ -94,75 +95,86 @@ def _inside_w(degree, angle, at_end):
 
 
 @triton.jit
-def _chebyshev_t(x, n, threshold: tl.constexpr):
+def _argument(x, n, shifted: tl.constexpr):
+    """x, or 2 * x - 1, in its dtype and in float64, and the degree."""
     x, n = tl.broadcast(x, n)
+    exact = x.to(tl.float64)
+    if shifted:
+        exact = exact + exact - 1.0
+        x = x + x - 1.0
+    return x, exact, n
+
+
+@triton.jit
+def _chebyshev_t(x, n, shifted: tl.constexpr, threshold: tl.constexpr):
+    x, exact, n = _argument(x, n, shifted)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
-    return _chebyshev(x, degree, x, _inside_t, at_ends, threshold)
+    return _chebyshev(x, exact, degree, x, _inside_t, at_ends, threshold)
 
 
 @triton.jit
-def _chebyshev_u(x, n, threshold: tl.constexpr):
-    x, n = tl.broadcast(x, n)
+def _chebyshev_u(x, n, shifted: tl.constexpr, threshold: tl.constexpr):
+    x, exact, n = _argument(x, n, shifted)
     degree = n.to(tl.int64)
     at_ends = (tl.where(x > 0.0, 1, _parity(degree)) * (degree + 1)).to(x.dtype)
-    return _chebyshev(x, degree, x + x, _inside_u, at_ends, threshold)
+    return _chebyshev(x, exact, degree, x + x, _inside_u, at_ends, threshold)
 
 
 @triton.jit
-def _chebyshev_v(x, n, threshold: tl.constexpr):
-    x, n = tl.broadcast(x, n)
+def _chebyshev_v(x, n, shifted: tl.constexpr, threshold: tl.constexpr):
+    x, exact, n = _argument(x, n, shifted)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree) * (2 * degree + 1)).to(x.dtype)
-    return _chebyshev(x, degree, x + x - 1.0, _inside_v, at_ends, threshold)
+    return _chebyshev(x, exact, degree, x + x - 1.0, _inside_v, at_ends, threshold)
 
 
 @triton.jit
-def _chebyshev_w(x, n, threshold: tl.constexpr):
-    x, n = tl.broadcast(x, n)
+def _chebyshev_w(x, n, shifted: tl.constexpr, threshold: tl.constexpr):
+    x, exact, n = _argument(x, n, shifted)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 2 * degree + 1, _parity(degree)).to(x.dtype)
-    return _chebyshev(x, degree, x + x + 1.0, _inside_w, at_ends, threshold)
+    return _chebyshev(x, exact, degree, x + x + 1.0, _inside_w, at_ends, threshold)
 
 
 @_polynomial("special_chebyshev_polynomial_t")
 def special_chebyshev_polynomial_t(x, n):
-    return _chebyshev_t(x, n, 6)
+    return _chebyshev_t(x, n, False, 6)
 
 
 @_polynomial("special_chebyshev_polynomial_u")
 def special_chebyshev_polynomial_u(x, n):
-    return _chebyshev_u(x, n, 8)
+    return _chebyshev_u(x, n, False, 8)
 
 
 @_polynomial("special_chebyshev_polynomial_v")
 def special_chebyshev_polynomial_v(x, n):
-    return _chebyshev_v(x, n, 8)
+    return _chebyshev_v(x, n, False, 8)
 
 
 @_polynomial("special_chebyshev_polynomial_w")
 def special_chebyshev_polynomial_w(x, n):
-    return _chebyshev_w(x, n, 8)
+    return _chebyshev_w(x, n, False, 8)
 
 
 @_polynomial("special_shifted_chebyshev_polynomial_t")
 def special_shifted_chebyshev_polynomial_t(x, n):
-    return _chebyshev_t(x + x - 1.0, n, 6)
+    return _chebyshev_t(x, n, True, 6)
 
 
 @_polynomial("special_shifted_chebyshev_polynomial_u")
 def special_shifted_chebyshev_polynomial_u(x, n):
-    return _chebyshev_u(x + x - 1.0, n, 6)
+    return _chebyshev_u(x, n, True, 6)
 
 
 @_polynomial("special_shifted_chebyshev_polynomial_v")
 def special_shifted_chebyshev_polynomial_v(x, n):
-    return _chebyshev_v(x + x - 1.0, n, 6)
+    return _chebyshev_v(x, n, True, 6)
 
 
 @_polynomial("special_shifted_chebyshev_polynomial_w")
 def special_shifted_chebyshev_polynomial_w(x, n):
-    return _chebyshev_w(x + x - 1.0, n, 4)
+    return _chebyshev_w(x, n, True, 4)
 
 
 @triton.constexpr_function

@@ -36,6 +36,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 # Outputs of one dtype whatever the others'.
 _OUT_DTYPES = {"exponent": torch.int32} | dict.fromkeys(("max_values", "min_indices", "indices"), torch.int64)
 _OUT_DTYPES |= dict.fromkeys(("out3", "reserve"), torch.uint8)
+# Outputs of the dtype that the functional form has: ATen writes statistics of others, in some layouts wrongly.
+_KEPT = ("save_mean", "save_invstd")
 
 
 @dataclass
@@ -182,9 +184,13 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
     form, given = _functional_form(op), sample.map(_clone)
     returned = None if form is None else _quietly(lambda: form(*given.args, **given.kwargs))
     expected = None if isinstance(returned, Exception) else returned
+    fixed = dict(_OUT_DTYPES)
+    if expected is not None:
+        results = zip(op.out_names, pytree.tree_leaves(expected), strict=False)
+        fixed |= {name: result.dtype for name, result in results if name in _KEPT}
     for candidate in (dtype, *others):
         outs = {name: torch.empty(0, dtype=candidate, device=devices.current.type) for name in op.out_names}
-        outs |= {name: outs[name].to(_OUT_DTYPES[name]) for name in op.out_names if name in _OUT_DTYPES}
+        outs |= {name: outs[name].to(fixed[name]) for name in op.out_names if name in fixed}
         copied = sample.map(_clone)
         result = _quietly(lambda: function(*copied.args, **copied.kwargs, **outs))
         if not isinstance(result, Exception):

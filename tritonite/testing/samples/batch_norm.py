@@ -77,6 +77,29 @@ def _batch_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given
 
 
+# ATen has cuDNN do float64, which refuses operands with gaps and takes all gradients for those of training. References
+# are by ATen's own kernels, which do neither.
+
+
+def _updated(input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *scales: float, **_: Any) -> Any:
+    results = torch.native_batch_norm(input, weight, bias, mean, variance, True, *scales)
+    return *results, torch.empty(0, dtype=torch.uint8, device=input.device)
+
+
+def _updated_copies(input: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *scales: float) -> Any:
+    moved = mean.clone(), variance.clone()
+    return *_updated(input, weight, bias, *moved, *scales), *moved
+
+
+def _gradients(*arguments: Any) -> Any:
+    """But for the last argument, what is kept for cuDNN, the operators' arguments are alike."""
+    return torch.ops.aten.native_batch_norm_backward(*arguments[:-1])
+
+
+facts.REFERENCES["_batch_norm_with_update"] = _updated
+facts.REFERENCES["_batch_norm_with_update_functional"] = _updated_copies
+facts.REFERENCES["batch_norm_backward"] = _gradients
+
 facts.may_decline(
     ("_native_batch_norm_legit_functional",),
     ("* False",),
@@ -84,11 +107,27 @@ facts.may_decline(
     "in evaluation ATen returns copies of what it was given",
 )
 facts.may_decline(
-    ("_batch_norm_*.out", "_native_batch_norm_legit*out", "native_batch_norm.out"),
+    ("_batch_norm_with_update.out", "_native_batch_norm_legit.*out", "native_batch_norm.out"),
     ("channels_last*", "float32 parameters channels_last*"),
     "a result of another layout than ATen's",
     "ATen's kernel for CPUs writes what has its channels last in the order of the input into an output without",
     device="cpu",
+)
+facts.may_decline(
+    (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit.no_stats",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+    ),
+    ("float32 parameters transposed*",),
+    "parameters of several dtypes, or of another than the input's",
+    "ATen takes float32 parameters for float64 in the one of its kernels that is for other layouts than models have",
+    dtypes=(torch.float64,),
+    device="cuda",
 )
 
 

@@ -46,7 +46,8 @@ DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 NAN_UNDEFINED: set[str] = set()
 # Operators whose zeros have a sign that depends on ATen's loop on a CPU, where it is not compared.
 ZERO_SIGN_UNDEFINED: set[str] = set()
-# Operators whose zeros are terms that cancel: roundoff gives them a sign, which is compared nowhere.
+# Operators whose zeros are sums, of terms that cancel or of zeros: roundoff or where a sum begins gives them a sign,
+# which is compared nowhere.
 ZERO_SIGN_OF_ROUNDOFF: set[str] = set()
 # Operators that write other outputs on a CPU than on a GPU.
 DEVICE_DEFINED: set[str] = set()

@@ -9,6 +9,10 @@ import torch
 from tritonite import devices
 from tritonite.testing.samples import facts
 
+# Libraries begin a sum with its first product or with a zero, and add nothing or a zero to it.
+facts.ZERO_SIGN_OF_ROUNDOFF |= {"mm", "mv", "bmm", "dot", "vdot", "addmm", "addmv", "baddbmm", "addbmm"}
+facts.ZERO_SIGN_OF_ROUNDOFF |= {"_addmm_activation", "_grouped_mm", "_scaled_mm"}
+
 
 def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """A view of `rank` dimensions, 2 or 3: a vector is cut in pairs, a batch repeated."""
