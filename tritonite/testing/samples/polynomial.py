@@ -35,8 +35,11 @@ def _few_steps(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _degree(tensor: torch.Tensor) -> torch.Tensor:
-    """In place, for the layout's sake: ATen's CUDA kernels take 2^63 steps for an infinite degree."""
-    return tensor.clamp_(max=1000) if tensor.is_floating_point() else tensor
+    """In place, for the layout's sake: ATen's CUDA kernels take 2^63 steps for an infinite degree.
+
+    Where 6 divides the degree, no Chebyshev polynomial has a zero at 0 or 1/2, which would show all of its roundoff.
+    """
+    return tensor.clamp_(max=600) if tensor.is_floating_point() else tensor
 
 
 facts.TENSORS["n"] = _degree
