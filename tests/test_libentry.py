@@ -1,5 +1,7 @@
 """libentry over triton.jit, autotune and heuristics, and what it specialises on."""
 
+import itertools
+
 import pytest
 import torch
 import triton
@@ -135,3 +137,16 @@ def test_it_decorates_without_parentheses():
     x = torch.ones(5, device=tritonite.device)
     double[(1,)](x, 5, BLOCK=8)
     assert x.tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("specialize", [True, False])
+def test_the_cache_tells_apart_what_triton_compiles_for(specialize):
+    """Of elements of tuples, Triton does so whatever do_not_specialize says."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.compiler import BaseBackend
+
+    values = (0, 1, 2, 16, 2**40, (1, 2), (2, 2), (16, 2), ((1,), 2), ((2,), 2), ((2,), 16))
+    kinds = [repr(native_specialize_impl(BaseBackend, value, False, specialize, specialize)) for value in values]
+    keys = [_specialization(value, specialize, specialize) for value in values]
+    for (kind, key), (other, another) in itertools.combinations(zip(kinds, keys, strict=True), 2):
+        assert kind == other or key != another

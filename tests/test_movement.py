@@ -197,3 +197,12 @@ def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
     )
     # Its storage has more, of which nothing is known.
     assert serves("as_strided_copy.default", lambda: run(x, [12], [1]), declined=True).tolist() == list(range(12))
+
+
+def test_tensors_put_together_along_rows_and_then_along_columns(device):
+    """The one is of a single dimension, which no kernel may take the other for."""
+    tensors = [torch.randn(64, 4096, device=device) for _ in range(2)]
+    for dim in (0, 1, 0, 1):
+        with tritonite.use_gems(include=["cat"]):
+            found = torch.cat(tensors, dim)
+        assert torch.equal(found, torch.cat(tensors, dim))

@@ -428,10 +428,12 @@ class LibEntry(KernelInterface):
                 return parameter.annotation_type
             if isinstance(value, float):
                 return "fp32"
-            if value == 1 and not parameter.do_not_specialize:
+            # For the elements of a tuple that is done whatever the parameter says.
+            specialized = len(path) > 1 or not parameter.do_not_specialize
+            if value == 1 and specialized:
                 constants[path] = 1
                 return "constexpr"
-            if value % 16 == 0 and not parameter.do_not_specialize:
+            if value % 16 == 0 and specialized:
                 attributes[path] = [["tt.divisibility", 16]]
             return "i32" if -(2**31) <= value < 2**31 else "i64"
 
@@ -560,7 +562,8 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
         width = 32 if -(2**31) <= value < 2**31 else 64 if value < 2**63 else -64
         return width, specialize and value == 1, specialize and on_alignment and value % 16 == 0
     if isinstance(value, tuple):
-        parts = tuple(_specialization(item, specialize, on_alignment) for item in value)
+        # Triton specialises for the elements of a tuple, whatever the parameter says.
+        parts = tuple(_specialization(item, True, True) for item in value)
         return None if None in parts else parts
     if isinstance(value, DESCRIPTORS):
         layout = getattr(value, "layout", None)
@@ -580,7 +583,10 @@ def _has_symbol(value: Any) -> bool:
 
 
 def _takes_any(parameter: Any) -> bool:
-    """Whether Triton compiles one kernel for all values of a parameter: floats of a declared type, and what is told."""
+    """Whether Triton compiles one kernel for all values of a parameter: floats of a declared type, and what is told.
+
+    Not of a tuple's elements, for which it compiles in any case.
+    """
     return parameter.do_not_specialize or str(parameter.annotation_type).startswith("fp")
 
 

@@ -32,8 +32,22 @@ def _chosen(condition, a, b):
     return found
 
 
+def _odd(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Numbers as a kernel takes them in a tuple: odd and not 1, so that Triton compiles one kernel for them all."""
+    return tuple([2 * n + 3 for n in numbers])
+
+
+@triton.jit
+def _as_given(numbers):
+    """What was made odd."""
+    found = ()
+    for d in tl.static_range(len(numbers)):
+        found = found + ((numbers[d] - 3) >> 1,)
+    return found
+
+
 @libentry()
-@triton.jit(do_not_specialize=["ends", "sizes", "read_strides", "written_strides", "tiles"])
+@triton.jit(do_not_specialize=["tiles"])
 def move_pairs(
     sources,
     destinations,
@@ -51,10 +65,11 @@ def move_pairs(
     """A program takes some (ROWS, COLUMNS) `tiles` of dimensions 1 and 0 of a pair, each at one index of the others.
 
     `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
-    strides. Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0.
+    strides. Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0. Numbers in
+    tuples are made odd.
     """
-    program = tl.program_id(0)
-    source, destination, first = sources[0], destinations[0], program * 0
+    program = 2 * tl.program_id(0) + 3
+    source, destination, first = sources[0], destinations[0], program * 0 + 3
     shape, read, written = sizes[0], read_strides[0], written_strides[0]
     for i in tl.static_range(1, len(sources)):
         later = program >= ends[i - 1]
@@ -65,6 +80,7 @@ def move_pairs(
             shape = _chosen(later, sizes[i], shape)
             read = _chosen(later, read_strides[i], read)
             written = _chosen(later, written_strides[i], written)
+    shape, read, written = _as_given(shape), _as_given(read), _as_given(written)
     if ALIGNED > 1:
         source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
     length = aligned_to(shape[0], ALIGNED)
@@ -72,7 +88,7 @@ def move_pairs(
     count = across * down
     for d in tl.static_range(2, len(shape)):
         count *= shape[d]
-    start = (program - first) * tiles
+    start = ((program - first) >> 1) * tiles
     for tile in range(start, tl.minimum(start + tiles, count)):
         column = (tile % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         rest = tile // across
@@ -152,8 +168,8 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
     move_pairs[(ends[-1],)](
         tuple(sources),
         tuple(destinations),
-        (*ends, *[ends[-1]] * missing),
-        *(tuple([layout[part] for layout in told]) for part in range(3)),
+        _odd((*ends, *[ends[-1]] * missing)),
+        *(tuple([_odd(layout[part]) for layout in told]) for part in range(3)),
         tiles,
         ALIKE=alike,
         ALIGNED=_alignment(layouts, [x for pair in pairs for x in pair[:2]]),
