@@ -48,11 +48,11 @@ def fuzz(
     tally: Tally,
     turns: int | None = None,
 ) -> Iterator[Finding]:
-    """Draw calls of the overloads named (default: all) for so many seconds, yielding what is wrong; counts in `tally`.
+    """Draw calls of the overloads named for so many seconds, yielding what is wrong; counts in `tally`.
 
-    With `turns` each process ends after so many calls.
+    By default they are all that run without being named. With `turns` each process ends after so many calls.
     """
-    chosen = sorted(select(names))
+    chosen = sorted(name for name in select(names) if names is not None or overloads()[name].verified)
     random.Random(seed).shuffle(chosen)
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
