@@ -20,7 +20,7 @@ from tritonite.dispatch.override import select, use_gems
 from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import cancelling, judge, poisoned, terms, to_reference
+from tritonite.testing.judge import cancelling, judge, poisoned, rounded_terms, terms, to_reference
 from tritonite.testing.samples import (
     DEVICE_DEFINED,
     MAY_DECLINE,
@@ -346,7 +346,7 @@ def _record(
         verdict = judge(
             *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
             terms=roundoff,
-            cancels=label == "gradient" and cancelling(packet),
+            cancels=rounded_terms(packet) or (label == "gradient" and cancelling(packet)),
         )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:

@@ -23,6 +23,7 @@ from tritonite.testing.samples.generate import Sample, calls, samples, values
 for _family in (
     "activation",
     "arithmetic",
+    "attention",
     "batch_norm",
     "bessel",
     "compaction",

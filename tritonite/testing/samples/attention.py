@@ -1,0 +1,78 @@
+"""Attention and its gradients, of operands that fit each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tritonite.testing.samples import facts
+
+# So that scores are of a few units, whose exponentials keep most of a score's precision.
+_SCALE = 0.125
+
+
+def _heads(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A tensor of this shape with the other's finite values; one that lies in another way has heads side by side."""
+    values = tensor.flatten().nan_to_num(1, 1, 1).clamp(-3, 3)
+    values = values.repeat(math.prod(shape) // len(values) + 1)[: math.prod(shape)]
+    if tensor.is_contiguous():
+        return values.view(shape)
+    batch, heads, rows, elements = shape
+    return values.view(batch, rows, heads, elements).transpose(1, 2)
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, last: bool) -> Any:
+    """In float64; `last` where the last query sees all keys, and not the first one alone."""
+    ratio, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
+    scores = query.double() @ key.double().repeat_interleave(ratio, 1).mT * _SCALE
+    if bias is not None:
+        scores = scores + bias.double()
+    if causal:
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(~seen.tril(keys - queries if last else 0), -torch.inf)
+    return scores
+
+
+def _operands(tensors: facts.Tensors, shared: int, biased: bool, last: bool = False) -> dict[str, Any] | None:
+    """Of `shared` heads of key and value; causal where the first lies in rows, and otherwise with a bias if `biased`.
+
+    Without rows or elements ATen's kernel for CPUs ends the process.
+    """
+    x, y = tensors[:2]
+    if not (x.numel() and y.numel()):
+        return None
+    query, (key, value) = _heads(x, 2, 4, 20, 16), [_heads(each, 2, shared, 24, 16) for each in (y, x)]
+    causal = x.is_contiguous()
+    bias = _heads(x.contiguous(), 2, 1, 1, 24).expand(2, 4, 20, 24) if biased and not causal else None
+    scores = _scores(query, key, bias, causal, last)
+    out = (scores.softmax(-1) @ value.double().repeat_interleave(4 // shared, 1)).to(x.dtype)
+    given = {"query": query, "key": key, "value": value, "is_causal": causal, "scale": _SCALE, "dropout_p": 0.0}
+    given |= {"attn_mask": bias, "attn_bias": bias, "compute_log_sumexp": True, "return_debug_mask": False}
+    given |= {"out": out, "logsumexp": scores.logsumexp(-1).float(), "grad_out": query, "grad_out_": query}
+    given |= {"cum_seq_q": None, "cum_seq_k": None, "max_q": 20, "max_k": 24}
+    given |= dict.fromkeys(("philox_seed", "philox_offset"), torch.zeros((), dtype=torch.int64, device=x.device))
+    return given | {"grad_input_mask": [True, True, True, False]}
+
+
+_CPU, _FLASH = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
+_EFFICIENT, _CUDNN = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"
+
+
+@facts.arguments(_CPU, f"{_CPU}_backward", _CUDNN, f"{_CUDNN}_backward")
+def _grouped(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _operands(tensors, 2, biased=True)
+
+
+@facts.arguments(_FLASH, f"{_FLASH}_backward")
+def _without_bias(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _operands(tensors, 2, biased=False, last=True)
+
+
+@facts.arguments(_EFFICIENT, f"{_EFFICIENT}_backward")
+def _of_all_heads(tensors: facts.Tensors) -> dict[str, Any] | None:
+    return _operands(tensors, 4, biased=True)
+
+
+facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN)}
