@@ -316,9 +316,7 @@ def _scaled_dot_product_cudnn_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
-]: ...
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 def _scaled_dot_product_cudnn_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -375,9 +373,7 @@ def _scaled_dot_product_flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
-]: ...
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def _scaled_dot_product_flash_attention(
     query: torch.Tensor,
@@ -391,9 +387,7 @@ def _scaled_dot_product_flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
-]: ...
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 def _scaled_dot_product_flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,

@@ -111,7 +111,7 @@ def _for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, outs=())
 
 @operator("_scaled_dot_product_flash_attention_for_cpu_backward", accepts=SINGLE_FLOATS, pin_zero_or_one=("dropout_p",))
 def _for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, outs=()):
-    """Shares computed again, as in Dao 2023."""
+    """Probabilities computed again, as in Dao 2023."""
     _check(query, key, value, dropout_p, 1, SINGLE_FLOATS, one_size=True)
     bias = _expanded(attn_mask, query, key, (query.dtype, torch.float32), (2, 4))
     problem = _problem(query, key, value, bias, is_causal, scale)
@@ -168,7 +168,7 @@ def _flash_attention_backward(
     scale,
     outs=(),
 ):
-    """Shares computed again, as in Dao 2023."""
+    """Probabilities computed again, as in Dao 2023."""
     _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
     if cum_seq_q is not None or cum_seq_k is not None:
         raise Decline("sequences of several lengths")
@@ -223,7 +223,7 @@ def _efficient_attention_backward(
     scale,
     outs=(),
 ):
-    """Shares computed again, as in Dao 2023."""
+    """Probabilities computed again, as in Dao 2023."""
     _check_efficient(query, key, value, dropout_p)
     bias = _expanded(attn_bias, query, key, (query.dtype,), (4,))
     if bias is not None and grad_input_mask[3]:
@@ -290,7 +290,7 @@ def _cudnn_attention_backward(
     scale,
     outs=(),
 ):
-    """Shares computed again, as in Dao 2023."""
+    """Probabilities computed again, as in Dao 2023."""
     _check(query, key, value, dropout_p, 8, _HALVES, one_size=False)
     if cum_seq_q is not None or cum_seq_k is not None:
         raise Decline("sequences of several lengths")

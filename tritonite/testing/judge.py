@@ -125,7 +125,7 @@ def cancelling(packet: str | None) -> bool:
 
 
 def rounded_terms(packet: str | None) -> bool:
-    """Whether terms are rounded to a half type before they are added up, as the shares and slopes of attention are."""
+    """Whether terms are rounded to a half type before they are added up, as attention's probabilities are."""
     return packet in _family("attention")
 
 

@@ -1,4 +1,4 @@
-"""Attention's backward pass, which computes the shares of keys again (Dao 2023), without atomic operations.
+"""Attention's backward pass, which computes probabilities again (Dao 2023), without atomic operations.
 
 One launch is of queries, another of keys, each of which adds up its own sums in one order: the same bits every time.
 """
@@ -24,16 +24,18 @@ def _logarithms(pointer, rows, stride, queries):
 
 
 @triton.jit
-def _shares(scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
-    """The shares of keys that products of queries and keys stand for, and which of them there are."""
+def _probabilities(
+    scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, CAUSAL: tl.constexpr
+):
+    """The probabilities that products of queries and keys stand for, and which of them there are."""
     scores *= factor
     exists = seen(rows, columns, span, CAUSAL)
     if bias is not None:
         scores = biased(scores, bias, strides, rows, columns, exists)
-    share = tl.exp2(scores - logarithms)
+    probability = tl.exp2(scores - logarithms)
     if MASKED:
-        share = tl.where(exists, share, 0.0)
-    return share, exists
+        probability = tl.where(exists, probability, 0.0)
+    return probability, exists
 
 
 @triton.jit
@@ -63,7 +65,7 @@ def _take_keys(
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    share, exists = _shares(
+    probability, exists = _probabilities(
         scores,
         logarithms[:, None],
         bias,
@@ -75,10 +77,10 @@ def _take_keys(
         MASKED,
         FACTS.causal,
     )
-    slope = share * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    grad_scores = probability * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
     if MASKED:
-        slope = tl.where(exists, slope, 0.0)
-    return tl.dot(slope.to(k.dtype), k, total, input_precision=PRECISION)
+        grad_scores = tl.where(exists, grad_scores, 0.0)
+    return tl.dot(grad_scores.to(k.dtype), k, total, input_precision=PRECISION)
 
 
 @libentry()
@@ -191,7 +193,7 @@ def _take_queries(
     logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0])
     products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    share, exists = _shares(
+    probability, exists = _probabilities(
         scores,
         logarithms[None, :],
         bias,
@@ -203,11 +205,11 @@ def _take_queries(
         MASKED,
         FACTS.causal,
     )
-    of_value = tl.dot(share.to(grad.dtype), grad, of_value, input_precision=PRECISION)
-    slope = share * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - products[None, :])
+    of_value = tl.dot(probability.to(grad.dtype), grad, of_value, input_precision=PRECISION)
+    grad_scores = probability * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - products[None, :])
     if MASKED:
-        slope = tl.where(exists, slope, 0.0)
-    return tl.dot(slope.to(q.dtype), q, of_key, input_precision=PRECISION), of_value
+        grad_scores = tl.where(exists, grad_scores, 0.0)
+    return tl.dot(grad_scores.to(q.dtype), q, of_key, input_precision=PRECISION), of_value
 
 
 @libentry()

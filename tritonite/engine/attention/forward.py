@@ -88,7 +88,7 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
     BLOCK_D: tl.constexpr = FACTS.block_d
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
-    total, largest, weight = state
+    total, largest, denominator = state
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED or bias is not None:
@@ -100,16 +100,16 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
             scores = tl.where(exists, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
         base = tl.where(most == float("-inf"), 0.0, most)
-        share = tl.exp2(scores - base[:, None])
+        exponentials = tl.exp2(scores - base[:, None])
     else:
         most = tl.maximum(largest, tl.max(scores, 1) * factor)
         base = tl.where(most == float("-inf"), 0.0, most)
-        share = tl.exp2(scores * factor - base[:, None])
+        exponentials = tl.exp2(scores * factor - base[:, None])
     kept = tl.exp2(largest - base)
-    weight = weight * kept + tl.sum(share, 1)
+    denominator = denominator * kept + tl.sum(exponentials, 1)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
-    total = tl.dot(share.to(v.dtype), v, total * kept[:, None], input_precision=PRECISION)
-    return total, most, weight
+    total = tl.dot(exponentials.to(v.dtype), v, total * kept[:, None], input_precision=PRECISION)
+    return total, most, denominator
 
 
 @libentry()
@@ -166,24 +166,24 @@ def attend(
         whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    weight = tl.zeros((BLOCK_M,), tl.float32)
+    denominator = tl.zeros((BLOCK_M,), tl.float32)
     span = (queries, keys, diagonal)
     lanes = tl.arange(0, BLOCK_N).to(FACTS.index)
     for start in range(0, whole, BLOCK_N):
-        state = (total, largest, weight)
-        total, largest, weight = _take(
+        state = (total, largest, denominator)
+        total, largest, denominator = _take(
             state, q, key, value, bias, strides, rows, start + lanes, span, factor, False, FACTS
         )
     for start in range(whole, end, BLOCK_N):
-        state = (total, largest, weight)
-        total, largest, weight = _take(
+        state = (total, largest, denominator)
+        total, largest, denominator = _take(
             state, q, key, value, bias, strides, rows, start + lanes, span, factor, True, FACTS
         )
-    nothing = weight == 0
-    weight = tl.where(nothing, 1.0, weight)
-    store_rows(out, rows, strides[3][2], queries, total / weight[:, None], VALUE, BLOCK_V)
+    nothing = denominator == 0
+    denominator = tl.where(nothing, 1.0, denominator)
+    store_rows(out, rows, strides[3][2], queries, total / denominator[:, None], VALUE, BLOCK_V)
     if logsumexp is not None:
-        logarithm = tl.where(nothing, float(EMPTY), (largest + tl.log2(weight)) * _LN2)
+        logarithm = tl.where(nothing, float(EMPTY), (largest + tl.log2(denominator)) * _LN2)
         logarithm = tl.where(rows < queries, logarithm, float("inf"))
         pointers = logsumexp + batch * strides[5][0] + head * strides[5][1] + rows * strides[5][2]
         tl.store(pointers, logarithm, mask=rows < padded)
