@@ -221,6 +221,18 @@ def test_empty_sequences(S, T):
         assert grad.shape == operand.shape and grad.eq(0).all()
 
 
+def test_results_that_aten_misreads():
+    """Its kernel for CPUs takes elements of a head to be next to each other, but those of the result's gradient."""
+    op = tritonite.overloads()[f"{_CPU}_backward"]
+    query, key, value = _operands()
+    out, logsumexp = tritonite.overloads()[_CPU](query, key, value)
+    apart = out.mT.contiguous().mT
+    with pytest.raises(Decline):
+        op(out, query, key, value, apart, logsumexp, 0.0, False)
+    expected = op(out, query, key, value, out, logsumexp, 0.0, False)
+    assert all(map(torch.equal, op(apart, query, key, value, out, logsumexp, 0.0, False), expected))
+
+
 def test_declines():
     op = tritonite.overloads()[_CPU]
     query, key, value = _operands()

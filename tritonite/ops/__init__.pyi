@@ -316,7 +316,9 @@ def _scaled_dot_product_cudnn_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+) -> tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
+]: ...
 def _scaled_dot_product_cudnn_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -373,7 +375,9 @@ def _scaled_dot_product_flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+) -> tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
+]: ...
 @overload
 def _scaled_dot_product_flash_attention(
     query: torch.Tensor,
@@ -387,7 +391,9 @@ def _scaled_dot_product_flash_attention(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+) -> tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor
+]: ...
 def _scaled_dot_product_flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,

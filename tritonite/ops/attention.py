@@ -91,7 +91,9 @@ def _gradients(problem, grad_out, out, logsumexp, strides):
         raise Decline("logarithms of another shape than ATen's")
     if common_device((query, grad_out, out, logsumexp), ())[1]:
         raise Decline("tensors on several devices")
-    grad_out, out = [tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (grad_out, out)]
+    if out.stride(3) != 1 and out.shape[3] != 1:
+        raise Decline("elements of a head that are not next to each other")
+    grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     tensors = zip((query, key, value), strides, strict=True)
     grads = tuple([empty_strided(x.shape, own, x.dtype, x.device) for x, own in tensors])
     attention_backward(problem, grad_out, out, logsumexp, grads)
