@@ -12,6 +12,8 @@ from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Problem
 from tritonite.errors import Decline
+from tritonite.testing.judge import to_reference
+from tritonite.testing.samples import REFERENCES, samples
 from tritonite.tune.attention import Tile, Tiles
 
 _ATEN = torch.ops.aten
@@ -295,3 +297,18 @@ def test_cudnn():
     given = (out, query, key, value, out, logsumexp, rest[4], rest[5], None, None, None, 20, 24, 0.0, True)
     grads = ops[f"{name}_backward"](*given)
     assert [grad.shape for grad in grads] == [x.shape for x in (query, key, value)]
+
+
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_references_of_what_cuda_alone_has(kind, suffix):
+    """What samples are judged by on a GPU, where ATen has no float64."""
+    op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
+    for sample in samples(op, torch.float16, tritonite.device):
+        wide = sample.map(to_reference)
+        exacts = REFERENCES[op.packet](*wide.args, **wide.kwargs)
+        results = op(*sample.args, **sample.kwargs)
+        assert len(results) == len(exacts)
+        for own, exact in zip(results, exacts, strict=True):
+            if exact is not None:
+                torch.testing.assert_close(own.double(), exact, atol=2e-2, rtol=2e-2)

@@ -14,6 +14,7 @@ from tritonite.testing.samples.facts import (
     MAY_DECLINE,
     NOT_REACHED,
     REFERENCES,
+    UNWRITTEN,
     MayDecline,
     compares_zero_sign,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "MAY_DECLINE",
     "NOT_REACHED",
     "REFERENCES",
+    "UNWRITTEN",
     "MayDecline",
     "Sample",
     "calls",

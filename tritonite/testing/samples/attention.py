@@ -88,6 +88,59 @@ def _fits(*tensors: Any) -> bool:
     return key == value and query[0] == key[0] and query[3] == key[3] and query[1] % key[1] == 0
 
 
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, causal: bool, last: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and the logarithms of the sums."""
+    scores = _scores(query, key, bias, causal, last, scale)
+    return scores.softmax(-1) @ value.repeat_interleave(query.shape[1] // key.shape[1], 1), scores.logsumexp(-1)
+
+
+def _flash(query: Any, key: Any, value: Any, dropout_p: float, causal: bool, debug: bool, *, scale: float) -> Any:
+    results = _attended(query, key, value, None, causal, True, scale)
+    return *results, *[None] * 6, query.new_empty(0)
+
+
+def _efficient(
+    query: Any, key: Any, value: Any, bias: Any, log: bool, dropout_p: float, causal: bool, *, scale: float
+) -> Any:
+    out, logarithms = _attended(query, key, value, bias, causal, False, scale)
+    return out, torch.nn.functional.pad(logarithms, (0, -query.shape[2] % 32), value=torch.inf), None, None
+
+
+def _cudnn(
+    query: Any, key: Any, value: Any, bias: Any, log: bool, dropout_p: float, causal: bool, *_: Any, scale: float
+) -> Any:
+    out, logarithms = _attended(query, key, value, bias, causal, False, scale)
+    return out, logarithms[..., None], *[None] * 7
+
+
+def _gradients(bias: int, causal: int, last: bool, results: int) -> Any:
+    """Of an operator whose bias, if it has one, and whether it is causal are arguments at these places."""
+
+    def reference(grad: torch.Tensor, *arguments: Any, scale: float) -> Any:
+        given = (grad, *arguments)
+        query, key, value = [x.detach().requires_grad_() for x in given[1:4]]
+        with torch.enable_grad():
+            added = given[bias] if bias else None
+            out, _ = _attended(query, key, value, added, given[causal], last, scale)
+            found = torch.autograd.grad(out, (query, key, value), grad)
+        return *found, *[None] * (results - 3)
+
+    return reference
+
+
+# ATen has no float64 on GPUs.
+facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
+facts.REFERENCES |= {
+    f"{_FLASH}_backward": _gradients(0, 11, True, 3),
+    f"{_EFFICIENT}_backward": _gradients(4, 11, False, 4),
+    f"{_CUDNN}_backward": _gradients(8, 14, False, 3),
+}
+# The state of a generator that nothing is drawn from.
+facts.UNWRITTEN |= {_FLASH: (6, 7), _EFFICIENT: (2, 3), _CUDNN: (6, 7)}
+
+
 @facts.drawn(_CPU, f"{_CPU}_backward")
 def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     """Operands that fit, scores of a few units, and for gradients what the forward pass gives of them.
