@@ -38,6 +38,9 @@ def definition(name: str, signature: inspect.Signature) -> str:
         return begin + joined + end
     if len(joined) <= 116:
         return f"{begin}\n    {joined}\n{end}"
+    if len(end) > 120:
+        # A tuple of many results.
+        end = end.replace("tuple[", "tuple[\n    ").replace("]: ...", "\n]: ...")
     return "\n".join([begin, *(f"    {parameter}," for parameter in parameters), end])
 
 

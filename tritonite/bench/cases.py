@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.bench import indexing
+from tritonite.bench import attention, indexing
 from tritonite.bench.fused import PAIRS, Pair
 from tritonite.catalog import Op
 from tritonite.testing.samples import Sample, calls, values
@@ -340,6 +340,9 @@ def cases(
         if op.out_names or not op.schema.returns or "Tensor" not in str(op.schema.returns[0].type):
             # A part of another operator, or one that waits for the device.
             continue
+        if op.family == "attention":
+            yield from _attention_cases(op, quick, measures)
+            continue
         shapes, small = _shapes(op)
         for dtype in dtypes_of(op):
             if "host" in measures and not interpreted:
@@ -390,6 +393,16 @@ def chosen(
         for case in cases(quick, measures, ops)
         if matches(families, case.family) and matches(labels, case.label) and (dtypes is None or case.dtype in dtypes)
     ]
+
+
+def _attention_cases(op: Op, quick: bool, measures: Sequence[str]) -> Iterator[Case]:
+    """Those of models, whose operands no common shape tells of."""
+    interpreted = tritonite.backend.interpreted
+    for dtype, measure in itertools.product(dtypes_of(op), measures):
+        if measure == "host" and interpreted:
+            continue
+        for label, operands, flops in attention.calls(op.packet, dtype, measure, quick, interpreted):
+            yield Case(op.packet, op.overload, op.family, label, dtype, operands, measure, flops=flops)
 
 
 def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None) -> Iterator[Case]:

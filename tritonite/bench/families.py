@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import tritonite
+from tritonite.bench import attention
 from tritonite.bench.cases import Make, Shape, representative
 from tritonite.bench.drawing import (
     Call,
@@ -27,6 +28,7 @@ from tritonite.bench.drawing import (
     tokens,
     width,
 )
+from tritonite.catalog import Op
 
 
 def _matrix(random: Source, *shape: int) -> Callable[[Make], torch.Tensor]:
@@ -89,6 +91,25 @@ def _of_heads(random: Source, kind: str) -> Call:
     added = random.choice(((1, *result), (B, 1, result[1]), (B, *result)))
     scales = {"beta": random.choice((0.0, 1.0)), "alpha": random.choice((1.0, 0.125))}
     return Call("baddbmm", "baddbmm", exactly(lambda make: (make(*added), *pair(make)), **scales), flops=flops)
+
+
+@family("attention")
+def _attention(random: Source) -> Call:
+    """Forward passes of the operators that the device has, of any length."""
+    sizes = random.sizes
+    name = random.choice(sorted(op.packet for op in tritonite.overloads().values() if _is_attention(op)))
+    shared, length = random.choice(sizes.heads), log_uniform(random, sizes.positions)
+    ratio = 1 if name == attention.EFFICIENT else random.choice((1, 1, 2, 4))
+    size, causal = random.choice(sizes.head_sizes), random.random() < 0.5
+    most = max(1, sizes.most // (ratio * shared * length * max(length, size)))
+    batch = min(most, log_uniform(random, sizes.batches))
+    heads = attention.Heads(batch, ratio * shared, shared, length, size, causal)
+    return Call(name, name, lambda make: attention.forward(name, heads, make), flops=heads.flops)
+
+
+def _is_attention(op: Op) -> bool:
+    """Whether it is a forward operator of attention for this kind of device."""
+    return op.family == "attention" and op.has_place and not op.packet.endswith("_backward")
 
 
 # The families of the catalog whose operators are pointwise, but for gradients.

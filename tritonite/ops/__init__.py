@@ -23,6 +23,7 @@ from tritonite.errors import Decline
 for _family in (
     "activation",
     "arithmetic",
+    "attention",
     "batch_norm",
     "bessel",
     "bitwise",

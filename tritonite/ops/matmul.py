@@ -38,7 +38,7 @@ def _gelu_tanh(x):
 _GELU = _gelu if devices.current.type == "cpu" else _gelu_tanh
 
 
-def _precision(dtype):
+def precision_of(dtype):
     """How float32 operands are multiplied: as torch's switches allow it, on devices that have TF32."""
     allowed = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if dtype is torch.float32 and allowed else "ieee"
@@ -92,7 +92,7 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
         addend=_batches(added[0], rank) if added and zero_or_one(beta) != 0 else None,
         beta=beta,
         activation=activation,
-        precision=_precision(dtype),
+        precision=precision_of(dtype),
         summed=summed,
     )
     return outs
@@ -237,13 +237,13 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
     outputs((self, mat2, *(() if offs is None else (offs,))), [], [], ())
     out = empty_strided(shape, strides, dtype, self.device)
     if ranks == (3, 3):
-        product(self, mat2, out, precision=_precision(dtype))
+        product(self, mat2, out, precision=precision_of(dtype))
     elif ranks == (2, 2):
-        product(self[None], mat2[None], out, precision=_precision(dtype), ends=offs)
+        product(self[None], mat2[None], out, precision=precision_of(dtype), ends=offs)
     elif ranks == (2, 3):
-        grouped_product(self, mat2, offs, out, _precision(dtype))
+        grouped_product(self, mat2, offs, out, precision_of(dtype))
     else:
-        grouped_product(mat2.mT, self.mT, offs, out.mT, _precision(dtype))
+        grouped_product(mat2.mT, self.mT, offs, out.mT, precision_of(dtype))
     return (out,)
 
 

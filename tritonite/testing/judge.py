@@ -94,7 +94,7 @@ def terms(
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
-    if packet in _family("matmul"):
+    if packet in _family("matmul") | _family("attention"):
         floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
@@ -120,11 +120,16 @@ def terms(
 
 def cancelling(packet: str | None) -> bool:
     """Whether its gradient may be what roundoff left of terms that cancel, as those of rows are."""
-    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm", "cumprod")
+    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm", "cumprod", "attention")
     return packet is not None and any(name in packet for name in names)
 
 
-@functools.lru_cache(maxsize=2)
+def rounded_terms(packet: str | None) -> bool:
+    """Whether terms are rounded to a half type before they are added up, as attention's probabilities are."""
+    return packet in _family("attention")
+
+
+@functools.lru_cache(maxsize=4)
 def _family(name: str) -> frozenset[str]:
     return frozenset(op.packet for op in catalog.overloads().values() if op.family == name)
 

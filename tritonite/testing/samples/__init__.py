@@ -14,6 +14,7 @@ from tritonite.testing.samples.facts import (
     MAY_DECLINE,
     NOT_REACHED,
     REFERENCES,
+    UNWRITTEN,
     MayDecline,
     compares_zero_sign,
 )
@@ -23,6 +24,7 @@ from tritonite.testing.samples.generate import Sample, calls, samples, values
 for _family in (
     "activation",
     "arithmetic",
+    "attention",
     "batch_norm",
     "bessel",
     "compaction",
@@ -55,6 +57,7 @@ __all__ = [
     "MAY_DECLINE",
     "NOT_REACHED",
     "REFERENCES",
+    "UNWRITTEN",
     "MayDecline",
     "Sample",
     "calls",

@@ -38,6 +38,8 @@ OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 FLAGS: dict[str, tuple[bool, ...]] = {}
 # By operator: a function for the float64 result that ATen does not give.
 REFERENCES: dict[str, Callable[..., Any]] = {}
+# By operator: the places of results that ATen leaves as their memory was, of which only dtype, shape and device count.
+UNWRITTEN: dict[str, tuple[int, ...]] = {}
 # By operator: what makes of drawn arguments, by name, those for which ATen has an answer: its kernels stop the program
 # for others, take years, or give what an order of theirs gives.
 DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}

@@ -1,0 +1,314 @@
+"""Attention against its definition in float64, and against ATen's kernel for CPUs."""
+
+import math
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices
+from tritonite.engine.attention import problem
+from tritonite.engine.attention.backward import attention_backward
+from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.problem import Problem
+from tritonite.errors import Decline
+from tritonite.testing.judge import to_reference
+from tritonite.testing.samples import REFERENCES, samples
+from tritonite.tune.attention import Tile, Tiles
+
+_ATEN = torch.ops.aten
+_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has this overload on CPUs alone")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of which small operands have several, of other sizes along queries than along keys."""
+    tiles = Tiles(Tile(32, 16), Tile(16, 32), Tile(32, 16))
+    monkeypatch.setattr(problem.table, "tiles", lambda *_: tiles)
+
+
+def _drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=tritonite.device).to(dtype)
+
+
+def _operands(B=1, H=2, shared=2, S=20, T=24, D=16, V=None, dtype=torch.float32):
+    shapes = ((B, H, S, D), (B, shared, T, D), (B, shared, T, V or D))
+    return [_drawn(*shape, dtype=dtype) for shape in shapes]
+
+
+def _by_definition(query, key, value, bias=None, causal=False, diagonal=0, scale=None):
+    """(result, logarithms of the sums) in float64; rows that see nothing are 0, and so is their logarithm."""
+    ratio = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=query.device)
+    if causal:
+        seen = seen.tril(diagonal)
+    if bias is not None and bias.dtype is torch.bool:
+        seen = seen & bias
+    elif bias is not None:
+        scores = scores + bias
+    # A row that sees nothing has no gradient either.
+    shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+    logarithms = scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    return shares @ value, logarithms.masked_fill(logarithms == -torch.inf, 0)
+
+
+def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, far=1e-5):
+    """Both passes of the engine, its results in memory that was nan."""
+    work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee")
+    out = query.new_full((*query.shape[:3], value.shape[3]), math.nan)
+    logsumexp = torch.full(query.shape[:3], math.nan, device=query.device)
+    attention(work, out, logsumexp, "0")
+    wide = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    added = bias if bias is None or bias.dtype is torch.bool else bias.double()
+    result, logarithms = _by_definition(*wide, added, causal, diagonal, scale)
+    torch.testing.assert_close(out.double(), result.detach(), atol=far, rtol=far)
+    torch.testing.assert_close(logsumexp.double(), logarithms.detach(), atol=1e-5, rtol=1e-5)
+    grad = _drawn(*out.shape, dtype=query.dtype)
+    grads = tuple(torch.full_like(x, math.nan) for x in (query, key, value))
+    attention_backward(work, grad, out, logsumexp, grads)
+    for own, expected in zip(grads, torch.autograd.grad(result, wide, grad.double()), strict=True):
+        torch.testing.assert_close(own.double(), expected, atol=4 * far, rtol=far)
+    return grads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_tiles(small_tiles, dtype, causal):
+    far = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    _check(*_operands(B=2, H=4, S=70, T=70, D=16, dtype=dtype), causal=causal, far=far)
+
+
+@pytest.mark.parametrize(("S", "T", "diagonal"), [(40, 90, 0), (90, 40, 0), (40, 90, 50), (90, 40, -50), (1, 33, 32)])
+def test_causal_of_unequal_lengths(small_tiles, S, T, diagonal):
+    """Whatever the diagonal, with rows that see nothing where it is below the first."""
+    _check(*_operands(H=4, S=S, T=T), causal=True, diagonal=diagonal)
+
+
+@pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (80, 16), (1, 3), (130, 256)])
+def test_sizes_of_heads(D, V):
+    _check(*_operands(S=17, T=19, D=D, V=V))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_that_share_keys(small_tiles, causal):
+    _check(*_operands(B=2, H=6, shared=2, S=45, T=45), causal=causal)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 40, 50), (2, 1, 1, 50), (1, 4, 40, 1), (1, 1, 40, 50)])
+@pytest.mark.parametrize("mask", [False, True])
+def test_bias(small_tiles, shape, mask):
+    bias = _drawn(*shape)
+    bias = (bias > 0) if mask else bias
+    _check(*_operands(B=2, H=4, S=40, T=50), bias=bias.expand(2, 4, 40, 50))
+
+
+def test_bias_of_any_strides(small_tiles):
+    _check(*_operands(S=20, T=24), bias=_drawn(1, 2, 24, 41)[..., 1::2].mT, causal=True)
+
+
+def test_rows_that_see_nothing(small_tiles):
+    bias = torch.zeros(1, 2, 40, 50, device=tritonite.device)
+    bias[:, :, 3] = -math.inf
+    bias[:, :, 35:, :20] = -math.inf
+    query, key, value = _operands(S=40, T=50)
+    _check(query, key, value, bias=bias == 0)
+    work = Problem(query, key, value, bias, None, False, 0, "ieee")
+    out, logsumexp = torch.empty_like(query), query.new_empty(query.shape[:3])
+    for empty, expected in (("0", 0.0), ("inf", math.inf)):
+        attention(work, out, logsumexp, empty)
+        assert out[:, :, 3].eq(0).all() and logsumexp[:, :, 3].eq(expected).all()
+        grads = [torch.full_like(x, math.nan) for x in (query, key, value)]
+        attention_backward(work, out, out, logsumexp, grads)
+        assert grads[0][:, :, 3].eq(0).all() and all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+def test_scale(small_tiles, scale):
+    _check(*_operands(S=40, T=40), causal=True, scale=scale)
+
+
+@pytest.mark.parametrize("views", ["heads side by side", "packed"])
+def test_layouts(small_tiles, views):
+    if views == "packed":
+        query, key, value = _drawn(2, 33, 3, 4, 16).permute(2, 0, 3, 1, 4)
+    else:
+        query, key, value = [_drawn(2, 33, 4, 16).transpose(1, 2) for _ in range(3)]
+    _check(query, key, value, causal=True)
+
+
+def test_same_bits_each_time(small_tiles):
+    query, key, value = _operands(H=4, S=70, T=70)
+    torch.manual_seed(1)
+    first = _check(query, key, value)
+    torch.manual_seed(1)
+    assert all(map(torch.equal, first, _check(query, key, value)))
+
+
+def _call(*operands, causal=False, mask=None, scale=None):
+    return _ATEN._scaled_dot_product_flash_attention_for_cpu(*operands, 0.0, causal, attn_mask=mask, scale=scale)
+
+
+@only_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_near_as_aten(dtype, causal):
+    """Root mean square error against float64 at most 1.2 times ATen's; of float32 gradients, which differ by their
+    order of sums, 1.5 times.
+    """
+    query, key, value = _operands(H=4, shared=2, S=64, T=64, D=64, dtype=dtype)
+    grad = _drawn(*query.shape, dtype=dtype)
+    ops = tritonite.overloads()
+    wide = [x.double().requires_grad_() for x in (query, key, value)]
+    exact, _ = _by_definition(*wide, causal=causal)
+    exacts = (exact.detach(), *torch.autograd.grad(exact, wide, grad.double()))
+    errors = []
+    for forward, backward in (
+        (getattr(_ATEN, _CPU), getattr(_ATEN, f"{_CPU}_backward")),
+        (ops[_CPU], ops[f"{_CPU}_backward"]),
+    ):
+        out, logsumexp = forward(query, key, value, 0.0, causal)
+        grads = backward(grad, query, key, value, out, logsumexp, 0.0, causal)
+        found = zip((out, *grads), exacts, strict=True)
+        errors.append([(own.double() - other).square().mean().sqrt().item() for own, other in found])
+    for i, (aten, own) in enumerate(zip(*errors, strict=True)):
+        assert own <= (1.5 if i and dtype is torch.float32 else 1.2) * aten, i
+
+
+@only_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_through_the_dispatcher(path, dtype):
+    """Twice, recorded and repeated, with another scale: values, layouts and what is declined."""
+    query, key, value = [x.requires_grad_() for x in _operands(B=2, H=4, shared=2, S=20, T=20, dtype=dtype)]
+    mask = _drawn(20, 20)
+    for scale in (0.25, 0.5):
+        with tritonite.use_gems(include=[_CPU, f"{_CPU}_backward"]):
+            out, logsumexp = _call(query, key, value, causal=True, mask=mask, scale=scale)
+            grads = torch.autograd.grad(out.float().square().sum(), (query, key, value))
+        expected, logarithms = _call(query, key, value, causal=True, mask=mask, scale=scale)
+        others = torch.autograd.grad(expected.float().square().sum(), (query, key, value))
+        far = 1e-5 if dtype is torch.float32 else 0.1
+        for own, other in zip((out, logsumexp, *grads), (expected, logarithms, *others), strict=True):
+            torch.testing.assert_close(own, other, atol=far, rtol=far)
+            assert own.stride() == other.stride()
+    for name in (_CPU, f"{_CPU}_backward"):
+        counts = tritonite.stats()[name]
+        assert not counts.unrecordable and not counts.declined
+        assert (counts.launched, counts.replayed) == ((1, 1) if path == "native" else (2, 0))
+
+
+@only_cpu
+def test_sdpa_reaches_it():
+    query, key, value = _operands()
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    with tritonite.use_gems(include=[_CPU]):
+        own = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert tritonite.stats()[_CPU].launched == 1
+    torch.testing.assert_close(own, expected)
+
+
+@only_cpu
+@pytest.mark.parametrize(("S", "T"), [(0, 5), (5, 0), (0, 0)])
+def test_empty_sequences(S, T):
+    """ATen's kernel for CPUs ends the process."""
+    ops = tritonite.overloads()
+    query, key, value = _operands(S=S, T=T)
+    out, logsumexp = ops[_CPU](query, key, value)
+    assert out.shape == query.shape and out.eq(0).all() and logsumexp.eq(0).all()
+    for grad, operand in zip(
+        ops[f"{_CPU}_backward"](out, query, key, value, out, logsumexp, 0.0, False), (query, key, value), strict=True
+    ):
+        assert grad.shape == operand.shape and grad.eq(0).all()
+
+
+def test_results_that_aten_misreads():
+    """Its kernel for CPUs takes elements of a head to be next to each other, but those of the result's gradient."""
+    op = tritonite.overloads()[f"{_CPU}_backward"]
+    query, key, value = _operands()
+    out, logsumexp = tritonite.overloads()[_CPU](query, key, value)
+    apart = out.mT.contiguous().mT
+    with pytest.raises(Decline):
+        op(out, query, key, value, apart, logsumexp, 0.0, False)
+    expected = op(out, query, key, value, out, logsumexp, 0.0, False)
+    assert all(map(torch.equal, op(apart, query, key, value, out, logsumexp, 0.0, False), expected))
+
+
+def test_declines():
+    op = tritonite.overloads()[_CPU]
+    query, key, value = _operands()
+    for arguments in (
+        (query, key, value, 0.5),
+        (query.double(), key.double(), value.double()),
+        (query.mT.contiguous().mT, key, value),
+        (_drawn(1, 3, 20, 16), key, value),
+        (query, key, value[:, :, :-1]),
+    ):
+        with pytest.raises(Decline):
+            op(*arguments)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash(causal):
+    """The last query sees all keys."""
+    ops = tritonite.overloads()
+    name = "_scaled_dot_product_flash_attention"
+    query, key, value = _operands(H=4, shared=2, S=20, T=33, dtype=torch.float16)
+    results = ops[name](query, key, value, 0.0, causal)
+    out, logsumexp, *rest = results
+    expected, logarithms = _by_definition(*[x.double() for x in (query, key, value)], causal=causal, diagonal=13)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(logsumexp.double(), logarithms, atol=1e-5, rtol=1e-5)
+    assert rest[:4] == [None, None, 20, 33] and rest[6].shape == (0,)
+    grads = ops[f"{name}_backward"](
+        *(out, query, key, value, out, logsumexp, None, None, 20, 33, 0.0, causal, rest[4], rest[5])
+    )
+    assert [grad.shape for grad in grads] == [x.shape for x in (query, key, value)]
+
+
+def test_efficient():
+    """Logarithms are padded to 32 rows with infinity, and heads of the result lie side by side."""
+    ops = tritonite.overloads()
+    name = "_scaled_dot_product_efficient_attention"
+    query, key, value = _operands(S=20, T=24, D=16, V=32)
+    bias = _drawn(1, 1, 20, 24).expand(1, 2, 20, 24)
+    out, logsumexp, seed, offset = ops[name](query, key, value, bias, True)
+    expected, logarithms = _by_definition(*[x.double() for x in (query, key, value, bias)])
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    assert logsumexp.shape == (1, 2, 32) and logsumexp[:, :, 20:].eq(math.inf).all()
+    torch.testing.assert_close(logsumexp[:, :, :20].double(), logarithms, atol=1e-5, rtol=1e-5)
+    assert out.transpose(1, 2).is_contiguous() and ops[name](query, key, value, bias, False)[1].shape == (1, 2, 0)
+    given = (out, query, key, value, bias, out, logsumexp, seed, offset, 0.0)
+    grads = ops[f"{name}_backward"](*given, [True, True, True, False])
+    assert grads[3] is None and grads[2].transpose(1, 2).is_contiguous()
+    with pytest.raises(Decline, match="gradient of a bias"):
+        ops[f"{name}_backward"](*given, [True] * 4)
+
+
+def test_cudnn():
+    ops = tritonite.overloads()
+    name = "_scaled_dot_product_cudnn_attention"
+    query, key, value = _operands(H=4, shared=2, S=20, T=24, D=16, V=32, dtype=torch.bfloat16)
+    out, logsumexp, *rest = ops[name](query, key, value, None, True, 0.0, True)
+    expected, logarithms = _by_definition(*[x.double() for x in (query, key, value)], causal=True)
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(logsumexp.double(), logarithms[..., None], atol=1e-5, rtol=1e-5)
+    given = (out, query, key, value, out, logsumexp, rest[4], rest[5], None, None, None, 20, 24, 0.0, True)
+    grads = ops[f"{name}_backward"](*given)
+    assert [grad.shape for grad in grads] == [x.shape for x in (query, key, value)]
+
+
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_references_of_what_cuda_alone_has(kind, suffix):
+    """What samples are judged by on a GPU, where ATen has no float64."""
+    op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
+    for sample in samples(op, torch.float16, tritonite.device):
+        wide = sample.map(to_reference)
+        exacts = REFERENCES[op.packet](*wide.args, **wide.kwargs)
+        results = op(*sample.args, **sample.kwargs)
+        assert len(results) == len(exacts)
+        for own, exact in zip(results, exacts, strict=True):
+            if exact is not None:
+                torch.testing.assert_close(own.double(), exact, atol=2e-2, rtol=2e-2)

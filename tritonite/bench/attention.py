@@ -1,0 +1,108 @@
+"""Calls of attention: those of models, each for the operators that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+import tritonite
+from tritonite.testing.samples import Sample
+
+Make = Callable[..., torch.Tensor]
+EFFICIENT = "_scaled_dot_product_efficient_attention"
+
+
+class Heads(NamedTuple):
+    """A batch of heads of a length, `shared` of them of key and value, of elements of a size."""
+
+    batch: int
+    heads: int
+    shared: int
+    length: int
+    size: int
+    causal: bool = False
+
+    def __str__(self) -> str:
+        """As labels have it."""
+        heads = str(self.heads) if self.heads == self.shared else f"{self.heads}/{self.shared}"
+        return f"{self.batch}x{heads}x{self.length}x{self.size}{' causal' if self.causal else ''}"
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass's two products, half of which nothing sees where it is causal."""
+        return 4 * self.batch * self.heads * self.length**2 * self.size // (2 if self.causal else 1)
+
+    def operands(self, make: Make) -> list[torch.Tensor]:
+        """Query, key and value."""
+        return [make(self.batch, heads, self.length, self.size) for heads in (self.heads, self.shared, self.shared)]
+
+
+# Prompts of language models, long ones, heads of 64 and 256, shared ones; short sequences of encoders.
+OF_HALVES = (
+    Heads(4, 32, 32, 4096, 128),
+    Heads(4, 32, 32, 4096, 128, True),
+    Heads(2, 32, 32, 16_384, 128, True),
+    Heads(4, 32, 32, 4096, 64),
+    Heads(4, 32, 32, 4096, 64, True),
+    Heads(4, 16, 16, 4096, 256, True),
+    Heads(4, 32, 8, 4096, 128, True),
+    Heads(32, 16, 16, 512, 64),
+    Heads(16, 12, 12, 1024, 64, True),
+    Heads(1, 32, 8, 512, 64, True),
+)
+# Whisper's encoder and BERT.
+OF_FLOATS = (Heads(1, 12, 12, 1500, 64), Heads(4, 12, 12, 128, 64))
+SMALL, INTERPRETED = Heads(1, 2, 2, 64, 64), Heads(1, 2, 2, 24, 16, True)
+
+
+def _positional(packet: str, causal: bool, bias: torch.Tensor | None) -> tuple[Any, ...]:
+    """What a forward operator takes after query, key and value."""
+    return (0.0, causal) if "flash" in packet else (bias, True, 0.0, causal)
+
+
+def forward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
+    """A call of a forward operator."""
+    bias = make(heads.batch, 1, heads.length, heads.length) if biased else None
+    bias = None if bias is None else bias.expand(-1, heads.heads, -1, -1)
+    return Sample(str(heads), (*heads.operands(make), *_positional(packet, heads.causal, bias)), {})
+
+
+def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
+    """A call of its gradient, of what ATen's own forward operator gives where ATen has it."""
+    sample = forward(packet, heads, make, biased)
+    query, key, value, *rest = sample.args
+    op = tritonite.overloads()[packet]
+    out, logsumexp, *others = (getattr(torch.ops.aten, packet) if op.has_place else op)(*sample.args)
+    grad = torch.empty_like(out).copy_(make(*out.shape))
+    first = (grad, query, key, value)
+    if packet == EFFICIENT:
+        own = (*first, rest[0], out, logsumexp, *others, 0.0, [True, True, True, False], heads.causal)
+    elif "cudnn" in packet:
+        own = (*first, out, logsumexp, *others[4:6], rest[0], *others[:4], 0.0, heads.causal)
+    elif packet.endswith("cpu"):
+        own = (*first, out, logsumexp, 0.0, heads.causal)
+    else:
+        own = (*first, out, logsumexp, *others[:4], 0.0, heads.causal, *others[4:6])
+    return Sample(sample.label, own, {})
+
+
+def calls(
+    packet: str, dtype: torch.dtype, measure: str, quick: bool, interpreted: bool
+) -> Iterator[tuple[str, Callable[[Make], Sample], int]]:
+    """Labels, calls and operations of one of the operators, forward or backward."""
+    name = packet.removesuffix("_backward")
+    make_call, times = (forward, 2) if name == packet else (backward, 5)
+    every: tuple[Heads, ...] = OF_FLOATS if dtype is torch.float32 else OF_HALVES
+    if interpreted or measure == "host":
+        every = (INTERPRETED if interpreted else SMALL,)
+    for heads in every[:: 3 if quick else 1]:
+        if name == EFFICIENT and heads.heads != heads.shared:
+            continue
+        for biased in (False, True) if name == EFFICIENT and not heads.causal and measure != "host" else (False,):
+
+            def made(make: Make, heads: Heads = heads, biased: bool = biased) -> Sample:
+                return make_call(name, heads, make, biased)
+
+            yield f"{heads}{' biased' if biased else ''}", made, heads.flops * times // 2

@@ -1,0 +1,1 @@
+"""Attention: rows of keys weighed by softmax, forward and backward, and the host side of both."""

@@ -1,0 +1,370 @@
+"""Attention's backward pass, which computes probabilities again (Dao 2023), without atomic operations.
+
+One launch is of queries, another of keys, each of which adds up its own sums in one order: the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.engine.attention.forward import LOG2E, biased, load_rows, place, seen, store_rows
+from tritonite.engine.attention.problem import Problem
+from tritonite.launch import libentry
+
+
+@triton.jit
+def _logarithms(pointer, rows, stride, queries):
+    """The logarithms to base 2 of the sums of rows; infinite where there is no row, and where a row sees nothing."""
+    found = tl.load(pointer + rows * stride, mask=rows < queries, other=float("inf"))
+    return tl.where(found == float("-inf"), float("inf"), found) * LOG2E
+
+
+@triton.jit
+def _probabilities(
+    scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, CAUSAL: tl.constexpr
+):
+    """The probabilities that products of queries and keys stand for, and which of them there are."""
+    scores *= factor
+    exists = seen(rows, columns, span, CAUSAL)
+    if bias is not None:
+        scores = biased(scores, bias, strides, rows, columns, exists)
+    probability = tl.exp2(scores - logarithms)
+    if MASKED:
+        probability = tl.where(exists, probability, 0.0)
+    return probability, exists
+
+
+@triton.jit
+def _take_keys(
+    total,
+    q,
+    grad,
+    key,
+    value,
+    bias,
+    of_rows,
+    strides,
+    rows,
+    columns,
+    span,
+    factor,
+    MASKED: tl.constexpr,
+    FACTS: tl.constexpr,
+):
+    """The gradient of queries and what a block of keys adds to it. `of_rows` are the logarithms and `delta`."""
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    PRECISION: tl.constexpr = FACTS.precision
+    logarithms, delta = of_rows
+    k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
+    v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    probability, exists = _probabilities(
+        scores,
+        logarithms[:, None],
+        bias,
+        strides[3],
+        rows[:, None],
+        columns[None, :],
+        span,
+        factor,
+        MASKED,
+        FACTS.causal,
+    )
+    grad_scores = probability * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    if MASKED:
+        grad_scores = tl.where(exists, grad_scores, 0.0)
+    return tl.dot(grad_scores.to(k.dtype), k, total, input_precision=PRECISION)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+def attend_to_queries(
+    query,
+    key,
+    value,
+    bias,
+    grad_out,
+    out,
+    logsumexp,
+    grad_query,
+    delta,
+    strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: tl.constexpr,
+):
+    """A program computes the gradient of a block of a head's queries, and leaves the products of rows in `delta`.
+
+    `strides` are those of query, key, value, bias, the result's gradient, the result, the logarithms and the query's
+    gradient. `delta`, (batch, heads, queries), gets the sums over a value's elements of the result and its gradient.
+    """
+    BLOCK_M: tl.constexpr = FACTS.block_m
+    BLOCK_N: tl.constexpr = FACTS.block_n
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    block, batch, head = place(blocks, heads, batch_heads, group)
+    shared = head // FACTS.ratio
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
+    query += batch * strides[0][0] + head * strides[0][1]
+    key += batch * strides[1][0] + shared * strides[1][1]
+    value += batch * strides[2][0] + shared * strides[2][1]
+    if bias is not None:
+        bias += batch * strides[3][0] + head * strides[3][1]
+    grad_out += batch * strides[4][0] + head * strides[4][1]
+    out += batch * strides[5][0] + head * strides[5][1]
+    logsumexp += batch * strides[6][0] + head * strides[6][1]
+    grad_query += batch * strides[7][0] + head * strides[7][1]
+    q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
+    grad = load_rows(grad_out, rows, strides[4][2], queries, VALUE, BLOCK_V, True)
+    result = load_rows(out, rows, strides[5][2], queries, VALUE, BLOCK_V, True)
+    products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
+    tl.store(delta + (batch * heads + head) * queries + rows, products, mask=rows < queries)
+    logarithms = _logarithms(logsumexp, rows, strides[6][2], queries)
+    number = tl.full((), scale, tl.float64)
+    factor = (number * LOG2E).to(tl.float32)
+    end, whole = keys, keys // BLOCK_N * BLOCK_N
+    if FACTS.causal:
+        first = block * BLOCK_M + diagonal + 1
+        end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
+        whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    span = (queries, keys, diagonal)
+    lanes = tl.arange(0, BLOCK_N).to(FACTS.index)
+    of_rows = (logarithms, products)
+    for start in range(0, whole, BLOCK_N):
+        total = _take_keys(
+            total, q, grad, key, value, bias, of_rows, strides, rows, start + lanes, span, factor, False, FACTS
+        )
+    for start in range(whole, end, BLOCK_N):
+        total = _take_keys(
+            total, q, grad, key, value, bias, of_rows, strides, rows, start + lanes, span, factor, True, FACTS
+        )
+    store_rows(grad_query, rows, strides[7][2], queries, total * number.to(tl.float32), HEAD, BLOCK_D)
+
+
+@triton.jit
+def _take_queries(
+    totals,
+    k,
+    v,
+    query,
+    bias,
+    shift,
+    grad_out,
+    logsumexp,
+    delta,
+    strides,
+    rows,
+    columns,
+    span,
+    factor,
+    MASKED: tl.constexpr,
+    FACTS: tl.constexpr,
+):
+    """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
+
+    The head's bias is `shift` from the first one's.
+    """
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    PRECISION: tl.constexpr = FACTS.precision
+    of_key, of_value = totals
+    if bias is not None:
+        bias += shift
+    q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
+    grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
+    logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0])
+    products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    probability, exists = _probabilities(
+        scores,
+        logarithms[None, :],
+        bias,
+        strides[3],
+        rows[None, :],
+        columns[:, None],
+        span,
+        factor,
+        MASKED,
+        FACTS.causal,
+    )
+    of_value = tl.dot(probability.to(grad.dtype), grad, of_value, input_precision=PRECISION)
+    grad_scores = probability * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - products[None, :])
+    if MASKED:
+        grad_scores = tl.where(exists, grad_scores, 0.0)
+    return tl.dot(grad_scores.to(q.dtype), q, of_key, input_precision=PRECISION), of_value
+
+
+@libentry()
+@triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal"])
+def attend_to_keys(
+    query,
+    key,
+    value,
+    bias,
+    grad_out,
+    logsumexp,
+    delta,
+    grad_key,
+    grad_value,
+    strides,
+    heads,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: tl.constexpr,
+):
+    """A program computes the gradients of a block of a head's keys and values, over all queries that see them.
+
+    `strides` are those of query, key, value, bias, the result's gradient, the logarithms and the gradients of key and
+    value. `heads` are those of the key. The first keys, which most queries see, are begun first.
+    """
+    BLOCK_M: tl.constexpr = FACTS.block_m
+    BLOCK_N: tl.constexpr = FACTS.block_n
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    RATIO: tl.constexpr = FACTS.ratio
+    block = tl.program_id(0) % blocks
+    batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
+    shared = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    columns = block * BLOCK_N + tl.arange(0, BLOCK_N).to(FACTS.index)
+    key += batch * strides[1][0] + shared * strides[1][1]
+    value += batch * strides[2][0] + shared * strides[2][1]
+    grad_key += batch * strides[6][0] + shared * strides[6][1]
+    grad_value += batch * strides[7][0] + shared * strides[7][1]
+    k = load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True)
+    v = load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True)
+    number = tl.full((), scale, tl.float64)
+    factor = (number * LOG2E).to(tl.float32)
+    # Queries from `whole` on see all keys. Masked are blocks before that, and the last where it is not full.
+    first, whole, last = 0, 0, queries // BLOCK_M * BLOCK_M
+    if FACTS.causal:
+        first = tl.minimum(tl.maximum(block * BLOCK_N - diagonal, 0) // BLOCK_M * BLOCK_M, queries)
+        whole = tl.cdiv(tl.maximum(block * BLOCK_N + BLOCK_N - 1 - diagonal, 0), BLOCK_M) * BLOCK_M
+        whole = tl.minimum(whole, queries)
+    last = tl.maximum(last, whole)
+    edges = tl.cdiv(whole - first, BLOCK_M)
+    of_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    of_value = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
+    span = (queries, keys, diagonal)
+    lanes = tl.arange(0, BLOCK_M).to(FACTS.index)
+    for member in range(RATIO):
+        head = shared * RATIO + member
+        own_query = query + batch * strides[0][0] + head * strides[0][1]
+        shift = batch * strides[3][0] + head * strides[3][1]
+        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1]
+        own = logsumexp + batch * strides[5][0] + head * strides[5][1]
+        sums = delta + (batch * heads * RATIO + head) * queries
+        for i in range(0, edges + tl.cdiv(queries - last, BLOCK_M)):
+            rows = tl.where(i < edges, first + i * BLOCK_M, last) + lanes
+            totals = (of_key, of_value)
+            of_key, of_value = _take_queries(
+                totals,
+                k,
+                v,
+                own_query,
+                bias,
+                shift,
+                own_grad,
+                own,
+                sums,
+                strides,
+                rows,
+                columns,
+                span,
+                factor,
+                True,
+                FACTS,
+            )
+        for start in range(whole, last, BLOCK_M):
+            rows = start + lanes
+            totals = (of_key, of_value)
+            of_key, of_value = _take_queries(
+                totals,
+                k,
+                v,
+                own_query,
+                bias,
+                shift,
+                own_grad,
+                own,
+                sums,
+                strides,
+                rows,
+                columns,
+                span,
+                factor,
+                False,
+                FACTS,
+            )
+    store_rows(grad_key, columns, strides[6][2], keys, of_key * number.to(tl.float32), HEAD, BLOCK_D)
+    store_rows(grad_value, columns, strides[7][2], keys, of_value, VALUE, BLOCK_V)
+
+
+def attention_backward(
+    problem: Problem,
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """Write the gradients of query, key and value, from the result's and what the forward pass has left.
+
+    `logsumexp` is (batch, heads, rows) of float32, of as many rows as queries or more; the others are (batch, heads,
+    rows, elements), with elements next to each other.
+    """
+    batch, heads, queries, _ = problem.query.shape
+    grad_query, grad_key, grad_value = grads
+    query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
+    read = (query.stride(), key.stride(), value.stride(), problem.bias_strides, grad_out.stride())
+    numbers = {"queries": queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
+    delta, tensors = empty((batch, heads, queries), torch.float32, query.device), (grad_out, out, logsumexp, *grads)
+    tile = problem.tiles.query
+    blocks = -(-queries // tile.BLOCK_M)
+    if blocks * batch * heads:
+        attend_to_queries[(blocks * batch * heads,)](
+            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, delta),
+            strides=(*read, out.stride(), logsumexp.stride(), grad_query.stride()),
+            heads=heads,
+            batch_heads=batch * heads,
+            group=problem.group,
+            blocks=blocks,
+            **numbers,
+            FACTS=problem.facts(tile, *tensors),
+            **tile.options,
+            **devices.current.options,
+        )
+    tile = problem.tiles.key
+    blocks, shared = -(-problem.keys // tile.BLOCK_N), key.shape[1]
+    if blocks * batch * shared:
+        attend_to_keys[(blocks * batch * shared,)](
+            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value),
+            strides=(*read, logsumexp.stride(), grad_key.stride(), grad_value.stride()),
+            heads=shared,
+            blocks=blocks,
+            **numbers,
+            FACTS=problem.facts(tile, *tensors),
+            **tile.options,
+            **devices.current.options,
+        )

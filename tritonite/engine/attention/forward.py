@@ -1,0 +1,224 @@
+"""Attention's forward pass: softmax over keys that are read once (Dao et al. 2022; Milakov and Gimelshein 2018)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.engine.attention.problem import Problem
+from tritonite.launch import libentry
+
+# Exponentials are powers of two, which devices have an instruction for.
+LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def place(blocks, heads, batch_heads, group):
+    """(block, batch, head) of a program: the last block first, of as many heads together as a cache has room for.
+
+    In causal attention the last rows take longest, and begun first they leave the short ones to fill the end.
+    """
+    program = tl.program_id(0)
+    first = program // (group * blocks) * group
+    rest = program - first * blocks
+    count = tl.minimum(group, batch_heads - first)
+    own = first + rest % count
+    return blocks - 1 - rest // count, (own // heads).to(tl.int64), (own % heads).to(tl.int64)
+
+
+@triton.jit
+def load_rows(pointer, rows, stride, count, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of rows of SIZE elements next to each other, in blocks of BLOCK; with MASKED 0 from row `count` on."""
+    columns = tl.arange(0, BLOCK)
+    pointers = pointer + (rows * stride)[:, None] + columns[None, :]
+    if MASKED and SIZE < BLOCK:
+        tile = tl.load(pointers, mask=(rows < count)[:, None] & (columns < SIZE)[None, :], other=0.0)
+    elif MASKED:
+        tile = tl.load(pointers, mask=(rows < count)[:, None], other=0.0)
+    elif SIZE < BLOCK:
+        tile = tl.load(pointers, mask=(columns < SIZE)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def store_rows(pointer, rows, stride, count, tile, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write a tile of rows, but for those from `count` on."""
+    columns = tl.arange(0, BLOCK)
+    pointers = pointer + (rows * stride)[:, None] + columns[None, :]
+    tl.store(pointers, tile.to(pointer.dtype.element_ty), mask=(rows < count)[:, None] & (columns < SIZE)[None, :])
+
+
+@triton.jit
+def seen(rows, columns, span, CAUSAL: tl.constexpr):
+    """Which keys which queries see, of indices that broadcast: all there are, with CAUSAL up to a diagonal.
+
+    `span` is (queries, keys, diagonal).
+    """
+    queries, keys, diagonal = span
+    exists = (rows < queries) & (columns < keys)
+    if CAUSAL:
+        exists = exists & (columns <= rows + diagonal)
+    return exists
+
+
+@triton.jit
+def biased(scores, bias, strides, rows, columns, exists):
+    """Scores, to base 2, with a bias added to them; of a mask those are -inf for which it is false."""
+    added = tl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
+    if bias.dtype.element_ty == tl.int1:
+        scores = tl.where(added != 0, scores, float("-inf"))
+    else:
+        scores += added.to(tl.float32) * LOG2E
+    return scores
+
+
+@triton.jit
+def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, FACTS: tl.constexpr):
+    """The state of rows after a block of keys: sums of values, the largest score, and the sum of exponentials.
+
+    Where nothing is masked or added, scores are scaled and the largest subtracted by one instruction.
+    """
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    PRECISION: tl.constexpr = FACTS.precision
+    total, largest, denominator = state
+    k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED or bias is not None:
+        scores *= factor
+        exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
+        if bias is not None:
+            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], exists)
+        if MASKED:
+            scores = tl.where(exists, scores, float("-inf"))
+        most = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(most == float("-inf"), 0.0, most)
+        exponentials = tl.exp2(scores - base[:, None])
+    else:
+        most = tl.maximum(largest, tl.max(scores, 1) * factor)
+        base = tl.where(most == float("-inf"), 0.0, most)
+        exponentials = tl.exp2(scores * factor - base[:, None])
+    kept = tl.exp2(largest - base)
+    denominator = denominator * kept + tl.sum(exponentials, 1)
+    v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
+    total = tl.dot(exponentials.to(v.dtype), v, total * kept[:, None], input_precision=PRECISION)
+    return total, most, denominator
+
+
+@libentry()
+@triton.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded"])
+def attend(
+    query,
+    key,
+    value,
+    bias,
+    out,
+    logsumexp,
+    strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    padded,
+    scale: tl.float64,
+    FACTS: tl.constexpr,
+):
+    """A program takes a block of a head's queries over all keys that they see.
+
+    `strides` are those of query, key, value, the result, the bias and the logarithms of the sums. Rows that see nothing
+    are 0; rows of the logarithms from the last query on, to `padded`, are infinite.
+    """
+    BLOCK_M: tl.constexpr = FACTS.block_m
+    BLOCK_N: tl.constexpr = FACTS.block_n
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    BLOCK_V: tl.constexpr = FACTS.block_v
+    HEAD: tl.constexpr = FACTS.head_size
+    VALUE: tl.constexpr = FACTS.value_size
+    EMPTY: tl.constexpr = FACTS.empty
+    block, batch, head = place(blocks, heads, batch_heads, group)
+    shared = head // FACTS.ratio
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
+    query += batch * strides[0][0] + head * strides[0][1]
+    key += batch * strides[1][0] + shared * strides[1][1]
+    value += batch * strides[2][0] + shared * strides[2][1]
+    out += batch * strides[3][0] + head * strides[3][1]
+    if bias is not None:
+        bias += batch * strides[4][0] + head * strides[4][1]
+    q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
+    # What is largest is so after scaling by a positive number.
+    number = tl.full((), scale, tl.float64)
+    q = tl.where(number < 0, -q, q)
+    factor = (tl.abs(number) * LOG2E).to(tl.float32)
+    end, whole = keys, keys // BLOCK_N * BLOCK_N
+    if FACTS.causal:
+        first = block * BLOCK_M + diagonal + 1
+        end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
+        whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    denominator = tl.zeros((BLOCK_M,), tl.float32)
+    span = (queries, keys, diagonal)
+    lanes = tl.arange(0, BLOCK_N).to(FACTS.index)
+    for start in range(0, whole, BLOCK_N):
+        state = (total, largest, denominator)
+        total, largest, denominator = _take(
+            state, q, key, value, bias, strides, rows, start + lanes, span, factor, False, FACTS
+        )
+    for start in range(whole, end, BLOCK_N):
+        state = (total, largest, denominator)
+        total, largest, denominator = _take(
+            state, q, key, value, bias, strides, rows, start + lanes, span, factor, True, FACTS
+        )
+    nothing = denominator == 0
+    denominator = tl.where(nothing, 1.0, denominator)
+    store_rows(out, rows, strides[3][2], queries, total / denominator[:, None], VALUE, BLOCK_V)
+    if logsumexp is not None:
+        logarithm = tl.where(nothing, float(EMPTY), (largest + tl.log2(denominator)) * _LN2)
+        logarithm = tl.where(rows < queries, logarithm, float("inf"))
+        pointers = logsumexp + batch * strides[5][0] + head * strides[5][1] + rows * strides[5][2]
+        tl.store(pointers, logarithm, mask=rows < padded)
+
+
+def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
+    """Write softmax(scale * query @ key.mT + bias) @ value, and the logarithms of the sums of exponentials.
+
+    Args:
+        problem: the operands.
+        out: (batch, heads, queries, elements of a value).
+        logsumexp: (batch, heads, rows) of float32, of as many rows as there are queries, or up to 31 more.
+        empty: of rows that see no key, "0" or "inf".
+    """
+    batch, heads, queries, _ = problem.query.shape
+    if not batch * heads * queries:
+        return
+    tile = problem.tiles.forward
+    blocks = -(-queries // tile.BLOCK_M)
+    attend[(blocks * batch * heads,)](
+        *(problem.query, problem.key, problem.value, problem.bias, out, logsumexp),
+        strides=(
+            *(problem.query.stride(), problem.key.stride(), problem.value.stride(), out.stride()),
+            *(problem.bias_strides, (0, 0, 0) if logsumexp is None else logsumexp.stride()),
+        ),
+        heads=heads,
+        batch_heads=batch * heads,
+        group=problem.group,
+        blocks=blocks,
+        queries=queries,
+        keys=problem.keys,
+        diagonal=problem.diagonal,
+        padded=0 if logsumexp is None else logsumexp.shape[2],
+        scale=problem.factor,
+        FACTS=problem.facts(tile, out, empty=empty),
+        **tile.options,
+        **devices.current.options,
+    )

@@ -1,0 +1,64 @@
+"""The tiles that attention is cut into, by the kind of device, the bytes of an element and the size of a head."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# The bytes of keys and values that a second-level cache keeps for programs that read the same.
+CACHED = 32 * 2**20
+
+
+class Tile(NamedTuple):
+    """Queries and keys that a program takes at a time."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+class Tiles(NamedTuple):
+    """Those of the forward pass, of the gradient of queries, and of those of keys and values."""
+
+    forward: Tile
+    query: Tile
+    key: Tile
+
+
+# By the bytes of an element, and by the largest head that they are for.
+_NVIDIA = {
+    2: {
+        64: Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+        128: Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+        256: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 8, 2)),
+    },
+    4: {
+        64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+        128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
+        256: Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    },
+}
+# AMD's multiprocessors have 64 KiB of shared memory.
+_AMD = {
+    2: {
+        128: Tiles(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
+        256: Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    },
+    4: {
+        128: Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+        256: Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    },
+}
+# In the interpreter every block costs milliseconds.
+_INTERPRETER = {size: {256: Tiles(*[Tile(128, 128)] * 3)} for size in (2, 4)}
+_TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _AMD, "interpreter": _INTERPRETER}
+
+
+def tiles(kind: str, size: int, head: int) -> Tiles:
+    """Those for elements of `size` bytes and heads of at most `head` elements, a power of two to 256."""
+    table = _TABLES[kind][size]
+    return table[min(most for most in table if head <= most)]
