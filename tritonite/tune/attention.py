@@ -39,11 +39,11 @@ _NVIDIA = {
     4: {
         64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
         128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
-        256: Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+        256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 8, 1), Tile(16, 32, 8, 1)),
     },
 }
-# AMD's multiprocessors have 64 KiB of shared memory.
-_AMD = {
+# For 64 KiB of shared memory, as AMD's multiprocessors have.
+_SMALL = {
     2: {
         128: Tiles(Tile(128, 64, 4, 1), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
         256: Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
@@ -55,10 +55,17 @@ _AMD = {
 }
 # In the interpreter every block costs milliseconds.
 _INTERPRETER = {size: {256: Tiles(*[Tile(128, 128)] * 3)} for size in (2, 4)}
-_TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _AMD, "interpreter": _INTERPRETER}
+_TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _INTERPRETER}
 
 
-def tiles(kind: str, size: int, head: int) -> Tiles:
-    """Those for elements of `size` bytes and heads of at most `head` elements, a power of two to 256."""
-    table = _TABLES[kind][size]
+# What the tiles of _NVIDIA need of shared memory: as much as sm_90 and sm_100 have.
+_LARGE = 220 * 1024
+
+
+def tiles(kind: str, size: int, head: int, shared: int) -> Tiles:
+    """Those for elements of `size` bytes and heads of at most `head` elements, a power of two to 256.
+
+    `shared` are the bytes of shared memory that a program may have.
+    """
+    table = (_SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind])[size]
     return table[min(most for most in table if head <= most)]

@@ -66,7 +66,8 @@ class Problem(NamedTuple):
     @property
     def tiles(self) -> table.Tiles:
         size = power_of_2(max(self.query.shape[3], self.value.shape[3]))
-        return table.tiles(devices.current.kind, self.query.dtype.itemsize, size)
+        shared = devices.shared_memory(self.query.device)
+        return table.tiles(devices.current.kind, self.query.dtype.itemsize, size, shared)
 
     @property
     def factor(self) -> float | Number:
