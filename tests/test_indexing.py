@@ -24,7 +24,9 @@ def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, s
     with tritonite.use_gems():
         result = torch.ops.aten.embedding_dense_backward(grad, ids, 700, -1, False)
         again = torch.ops.aten.embedding_dense_backward(grad, ids, 700, -1, False)
-    assert tritonite.stats()["embedding_dense_backward"].launched + tritonite.stats()["embedding_dense_backward"].replayed
+    assert (
+        tritonite.stats()["embedding_dense_backward"].launched + tritonite.stats()["embedding_dense_backward"].replayed
+    )
     torch.testing.assert_close(result, exact.float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(result, again)
 
