@@ -111,3 +111,18 @@ def test_a_negative_number_of_repeats_raises(path, device):
             else:
                 assert torch.repeat_interleave(repeats).tolist() == [0, 0, 2]
     assert path == "python" or tritonite.stats()["repeat_interleave.Tensor"].replayed
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "scatter", "scatter_reduce"])
+def test_an_index_into_no_elements_is_atens(name, device):
+    """On a GPU, where ATen answers, the process would end."""
+    x, index, source = (torch.zeros(7, n, device=device) for n in (0, 5, 5))
+    more = ("sum",) if name == "scatter_reduce" else ()
+    outcomes = []
+    for scope in (tritonite.use_gems(include=()), tritonite.use_gems()):
+        with scope:
+            try:
+                outcomes.append(getattr(x, name)(1, index.long(), source, *more).shape)
+            except RuntimeError as error:
+                outcomes.append(type(error))
+    assert outcomes[0] == outcomes[1]

@@ -206,3 +206,9 @@ def test_tensors_put_together_along_rows_and_then_along_columns(device):
         with tritonite.use_gems(include=["cat"]):
             found = torch.cat(tensors, dim)
         assert torch.equal(found, torch.cat(tensors, dim))
+
+
+def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
+    x, out = torch.ones(6, 10, device=device).char(), torch.empty(0, dtype=torch.bfloat16, device=device)
+    with tritonite.use_gems(), pytest.raises(RuntimeError, match="dtype"):
+        torch.ops.aten.rot90.out(x, 1, [1, -2], out=out)

@@ -111,6 +111,8 @@ def rot90(self, k, dims, outs=()):
     if rank < 2 or len(dims) != 2 or any(not -rank <= d < rank for d in dims) or (dims[0] - dims[1]) % rank == 0:
         raise Decline("no such dimensions")
     _check_usual(self.dtype)
+    if outs and outs[0].dim() != rank:
+        raise Decline("output has another shape or dtype")
     first, second = dims[0] % rank, dims[1] % rank
     k %= 4
     turned = {0: (), 1: (second,), 2: (first, second), 3: (first,)}[k]
@@ -285,8 +287,11 @@ def _in_squares(image, r):
 def channel_shuffle(self, groups, outs=()):
     if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
-    if self.device.type != "cpu" and not self.is_contiguous():
-        raise Decline("an image that is not contiguous, which ATen's function for GPUs may refuse")
+    if self.device.type != "cpu":
+        try:
+            self.view(self.shape[0], groups, self.shape[1] // groups, -1)
+        except RuntimeError:
+            raise Decline("an image of which ATen's function for GPUs finds no such view") from None
     check_conversion(self.dtype, self.dtype)
     out = result((self,), self.shape, self.dtype, outs)
     move(self.unflatten(1, (groups, -1)).transpose(1, 2), out.unflatten(1, (-1, groups)))

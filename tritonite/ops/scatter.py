@@ -108,6 +108,8 @@ def _scattered(self, dim, index, source=None):
     """The places of an index that has an element for each, of which the source has one, too."""
     dim = check_gathered(self, dim, index)
     refuse_if_deterministic()
+    if index.numel() and not self.numel():
+        raise Decline("an index into no elements")
     if source is not None:
         _check_source(self, index, source)
     return Places(index, dim, tuple(index.shape), index.stride())
