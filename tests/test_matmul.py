@@ -450,8 +450,8 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(choose, "COPIED", 0)
-    monkeypatch.setattr(choose, "COPY", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -462,8 +462,8 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(choose, "COPIED", 0)
-    monkeypatch.setattr(choose, "COPY", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):

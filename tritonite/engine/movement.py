@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -142,6 +142,14 @@ def strides_in(shape: Sequence[int], memory_format: torch.memory_format) -> tupl
     """The strides of a fresh tensor in a memory format."""
     with _disable_current_modes():
         return torch.empty(tuple(shape), device="meta", memory_format=memory_format).stride()
+
+
+def through(view: Callable[..., Any], *arguments: Any) -> Any:
+    """What a view is. Raises Decline where ATen refuses it."""
+    try:
+        return view(*arguments)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise Decline(str(error)) from None
 
 
 def check_placement(like: torch.Tensor | None, layout: Any, device: Any, pin_memory: Any) -> None:

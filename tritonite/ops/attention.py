@@ -121,18 +121,18 @@ def _for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is
     return _gradients(problem, grad_out, out, logsumexp, strides)
 
 
+def _of_cuda(name, accepts):
+    """Declares an operator that ATen has for CUDA alone."""
+    return operator(name, accepts=accepts, pin_zero_or_one=("dropout_p",), cuda_only=(name,))
+
+
 def _flash(query, key, value, is_causal, scale):
     """The last query sees all keys."""
     diagonal = key.shape[2] - query.shape[2]
     return _problem(query, key, value, None, is_causal, scale, diagonal)
 
 
-@operator(
-    "_scaled_dot_product_flash_attention",
-    accepts=_HALVES,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_flash_attention",),
-)
+@_of_cuda("_scaled_dot_product_flash_attention", _HALVES)
 def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
     _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
@@ -146,12 +146,7 @@ def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask,
     return out, logsumexp, None, None, queries, key.shape[2], state, unused, empty((0,), query.dtype, device)
 
 
-@operator(
-    "_scaled_dot_product_flash_attention_backward",
-    accepts=_HALVES,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_flash_attention_backward",),
-)
+@_of_cuda("_scaled_dot_product_flash_attention_backward", _HALVES)
 def _flash_attention_backward(
     grad_out,
     query,
@@ -184,12 +179,7 @@ def _check_efficient(query, key, value, dropout_p):
         raise Decline("another number of heads of the query than of the key")
 
 
-@operator(
-    "_scaled_dot_product_efficient_attention",
-    accepts=SINGLE_FLOATS,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_efficient_attention",),
-)
+@_of_cuda("_scaled_dot_product_efficient_attention", SINGLE_FLOATS)
 def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
     _check_efficient(query, key, value, dropout_p)
@@ -203,12 +193,7 @@ def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropo
     return out, logsumexp, empty((), torch.int64, device), empty((), torch.int64, device)
 
 
-@operator(
-    "_scaled_dot_product_efficient_attention_backward",
-    accepts=SINGLE_FLOATS,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_efficient_attention_backward",),
-)
+@_of_cuda("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
 def _efficient_attention_backward(
     grad_out_,
     query,
@@ -243,12 +228,7 @@ def _laid_like(query, shape):
     return contiguous_strides(shape, order[::-1])
 
 
-@operator(
-    "_scaled_dot_product_cudnn_attention",
-    accepts=_HALVES,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_cudnn_attention",),
-)
+@_of_cuda("_scaled_dot_product_cudnn_attention", _HALVES)
 def _cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
@@ -267,12 +247,7 @@ def _cudnn_attention(
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
 
-@operator(
-    "_scaled_dot_product_cudnn_attention_backward",
-    accepts=_HALVES,
-    pin_zero_or_one=("dropout_p",),
-    cuda_only=("_scaled_dot_product_cudnn_attention_backward",),
-)
+@_of_cuda("_scaled_dot_product_cudnn_attention_backward", _HALVES)
 def _cudnn_attention_backward(
     grad_out,
     query,

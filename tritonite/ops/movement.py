@@ -28,6 +28,7 @@ from tritonite.engine.movement import (
     result,
     strides_in,
     strides_like,
+    through,
     words,
 )
 from tritonite.engine.pointwise import Placed
@@ -143,21 +144,13 @@ def _stack(tensors, dim, outs=()):
     return (_concatenated([x.unsqueeze(dim) for x in tensors], dim, outs),)
 
 
-def _through(view, *arguments):
-    """What a view is. Raises Decline where ATen refuses it."""
-    try:
-        return view(*arguments)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise Decline(str(error)) from None
-
-
 def _copy_of_view(view):
     """The host function of a copy of a view, contiguous; `view` has the operator's arguments."""
 
     def copied(*values, outs=()):
         """A contiguous copy of a view."""
         check_conversion(values[0].dtype, values[0].dtype)
-        viewed = _through(view, *values)
+        viewed = through(view, *values)
         out = result((values[0],), viewed.shape, viewed.dtype, outs)
         move(viewed, out)
         return (out,)
@@ -173,7 +166,7 @@ def _copies_of_views(view):
         """Contiguous copies of views."""
         self = values[0]
         check_conversion(self.dtype, self.dtype)
-        views = _through(view, *values)
+        views = through(view, *values)
         if not outs:
             made = [result((self,), x.shape, x.dtype) for x in views]
             move_each(views, made)
@@ -264,7 +257,7 @@ def _scattered(self, src, view, outs):
     check_conversion(src.dtype, self.dtype)
     if not never_overlaps_itself(self.shape, self.stride()):
         raise Decline("a tensor that overlaps itself")
-    if _through(view, self).shape != src.shape:
+    if through(view, self).shape != src.shape:
         raise Decline("a source of another shape")
     out = result((self, src), self.shape, self.dtype, outs, self.stride())
     written = view(out)
@@ -347,7 +340,7 @@ def _in_zeros(source, shape, view, outs):
     """Zeros, into a view of which the source is written."""
     check_conversion(source.dtype, source.dtype)
     out = result((source,), shape, source.dtype, outs)
-    written = _through(view, out)
+    written = through(view, out)
     if written.shape != source.shape:
         raise Decline("a source of another shape")
     fill_zero(out)

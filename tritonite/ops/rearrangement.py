@@ -16,7 +16,7 @@ from tritonite.catalog import scalar_kernel
 from tritonite.dispatch.call import zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
 from tritonite.engine.iteration import has_channels_last
-from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, words
+from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
 from tritonite.engine.pointwise import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
@@ -288,10 +288,8 @@ def channel_shuffle(self, groups, outs=()):
     if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
     if self.device.type != "cpu":
-        try:
-            self.view(self.shape[0], groups, self.shape[1] // groups, -1)
-        except RuntimeError:
-            raise Decline("an image of which ATen's function for GPUs finds no such view") from None
+        # ATen's function for GPUs asks for such a view.
+        through(self.view, self.shape[0], groups, self.shape[1] // groups, -1)
     check_conversion(self.dtype, self.dtype)
     out = result((self,), self.shape, self.dtype, outs)
     move(self.unflatten(1, (groups, -1)).transpose(1, 2), out.unflatten(1, (-1, groups)))

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention.forward import LOG2E, biased, load_rows, place, seen, store_rows
+from tritonite.engine.attention.forward import LOG2E, biased, key_range, load_rows, place, seen, store_rows
 from tritonite.engine.attention.problem import Problem
 from tritonite.launch import libentry
 
@@ -137,11 +137,7 @@ def attend_to_queries(
     logarithms = _logarithms(logsumexp, rows, strides[6][2], queries)
     number = tl.full((), scale, tl.float64)
     factor = (number * LOG2E).to(tl.float32)
-    end, whole = keys, keys // BLOCK_N * BLOCK_N
-    if FACTS.causal:
-        first = block * BLOCK_M + diagonal + 1
-        end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
-        whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
+    whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     span = (queries, keys, diagonal)
     lanes = tl.arange(0, BLOCK_N).to(FACTS.index)

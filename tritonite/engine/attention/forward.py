@@ -67,6 +67,19 @@ def seen(rows, columns, span, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def key_range(block, keys, diagonal, FACTS: tl.constexpr):
+    """(where keys end that all of a block's queries see, in whole blocks; where those end that some see)."""
+    BLOCK_M: tl.constexpr = FACTS.block_m
+    BLOCK_N: tl.constexpr = FACTS.block_n
+    end, whole = keys, keys // BLOCK_N * BLOCK_N
+    if FACTS.causal:
+        first = block * BLOCK_M + diagonal + 1
+        end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
+        whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
+    return whole, end
+
+
+@triton.jit
 def biased(scores, bias, strides, rows, columns, exists):
     """Scores, to base 2, with a bias added to them; of a mask those are -inf for which it is false."""
     added = tl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
@@ -159,11 +172,7 @@ def attend(
     number = tl.full((), scale, tl.float64)
     q = tl.where(number < 0, -q, q)
     factor = (tl.abs(number) * LOG2E).to(tl.float32)
-    end, whole = keys, keys // BLOCK_N * BLOCK_N
-    if FACTS.causal:
-        first = block * BLOCK_M + diagonal + 1
-        end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
-        whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
+    whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     denominator = tl.zeros((BLOCK_M,), tl.float32)

@@ -20,8 +20,9 @@ SHORT = 512
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
-# Tensor descriptors save as many terms of a product as this times what is copied to have them, and more for each copy.
-COPIED, COPY = 96, 2**28
+# Copies that have tensor descriptors make a product faster which has so many terms (of M x N x K) for each element that
+# is copied, and so many more for each copy.
+TERMS_OF_ELEMENT, TERMS_OF_COPY = 96, 2**28
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256

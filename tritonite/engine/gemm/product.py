@@ -154,9 +154,9 @@ def _lie_for_descriptors(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) ->
 def _laid_alike(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The three, or in their place copies and memory for a result, that lie as they do for any number of rows."""
     if a.stride(2) != 1 or not _has_descriptor(a):
-        a = _copy(a)
+        a = empty(a.shape, a.dtype, a.device).copy_(a)
     if not _has_descriptor(b):
-        b = _copy(b) if b.stride(2) == 1 else _copy(b.mT).mT
+        b = _padded(b).copy_(b)
     if out.stride(2) != 1 or not _has_descriptor(out):
         out = empty(out.shape, out.dtype, out.device)
     return a, b, out
@@ -170,7 +170,8 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
     if a.dtype.itemsize != 2 or not devices.has_tma(out.device):
         return False
     copied = [tensor.numel() for tensor in (a, b, out) if not _has_descriptor(tensor)]
-    return bool(copied) and out.numel() * a.shape[2] > choose.COPIED * sum(copied) + choose.COPY * len(copied)
+    terms = choose.TERMS_OF_ELEMENT * sum(copied) + choose.TERMS_OF_COPY * len(copied)
+    return bool(copied) and out.numel() * a.shape[2] > terms
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -181,10 +182,6 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     every = 16 // tensor.dtype.itemsize
     width = -(-columns // every) * every
     return empty_strided(tensor.shape, (rows * width, width, 1), tensor.dtype, tensor.device)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return empty(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 class _Work(NamedTuple):

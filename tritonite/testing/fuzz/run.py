@@ -50,9 +50,10 @@ def fuzz(
 ) -> Iterator[Finding]:
     """Draw calls of the overloads named for so many seconds, yielding what is wrong; counts in `tally`.
 
-    By default they are all that run without being named. With `turns` each process ends after so many calls.
+    By default they are those that `select` gives: all that run without being named. With `turns` each process ends
+    after so many calls.
     """
-    chosen = sorted(name for name in select(names) if names is not None or overloads()[name].verified)
+    chosen = sorted(select(names))
     random.Random(seed).shuffle(chosen)
     end = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
