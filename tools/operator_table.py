@@ -36,7 +36,8 @@ def table() -> str:
     ]
     rows = []
     for declaration in catalog.declarations:
-        if declaration.library is not None:
+        # On a GPU there are none of those for CPUs alone.
+        if declaration.library is not None or id(declaration) not in served:
             continue
         cuda_only = declaration.cuda_only
         names = ", ".join(f"`{name}`{' (CUDA)' if name in cuda_only else ''}" for name in served[id(declaration)])

@@ -24,7 +24,7 @@ SHAPES["index_select"] += ((16_384, 4096),)
 SHAPES["embedding_dense_backward"] = ((16_384, 4096),)
 SHAPES["repeat_interleave"] = ((2**20,),)
 # Whose index fits one dimension.
-FAMILIES = {"indexing", "scatter"}
+FAMILIES = {"embedding", "indexing", "scatter"}
 # What is read of a table are as many elements as there are of the result.
 GATHERED = {"embedding", "gather", "index", "_unsafe_index", "index_select", "take"}
 

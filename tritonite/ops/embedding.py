@@ -101,10 +101,8 @@ def embedding_renorm(self, indices, max_norm, norm_type, outs=()):
     if self.dim() != 2 or norm_type not in (1.0, 2.0) or self.dtype not in FLOATS:
         raise Decline("no matrix, or another norm than those of 1 and 2")
     out = destination(self, (indices,), outs, ALL, like=True)
-    if not indices.numel():
-        return (out,)
-    if not self.numel():
-        raise Decline("an index into no elements")
+    if not indices.numel() or not self.numel():
+        raise Decline("no indices, or an index into no elements, which ATen refuses on GPUs")
     indexed, (strides,) = row_major(indices.shape, [indices.stride()])
     _renormalize[(indices.numel(),)](
         *(out, zeros((len(out),), torch.int32, out.device), indices, tuple(indexed[:-1]), tuple(strides)),

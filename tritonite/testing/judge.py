@@ -110,8 +110,10 @@ def terms(
     if packet in _family("scan"):
         return max(count, *result.shape, 1.0)
     if packet is not None and packet.endswith("norm_backward"):
-        # What is added up are gradients times elements of order 1.
-        return count * min(max(1.0, float(tensors[0].double().square().mean().nan_to_num(1, 1))), 16.0)
+        # What is added up are gradients times elements of order 1, and what is left of it has the size of weights, too.
+        gradients = (tensors[0], exact if count == 1 else None)
+        sizes = [float(x.double().square().mean().nan_to_num(1, 1)) for x in gradients if x is not None]
+        return count * min(max(1.0, *sizes), 16.0)
     if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():
         return count
     # A bias may cancel normalised elements and leave the roundoff of their usual size.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
@@ -92,8 +93,13 @@ def _updated_copies(input: torch.Tensor, weight: Any, bias: Any, mean: Any, vari
 
 
 def _gradients(*arguments: Any) -> Any:
-    """But for the last argument, what is kept for cuDNN, the operators' arguments are alike."""
-    return torch.ops.aten.native_batch_norm_backward(*arguments[:-1])
+    """But for the last argument, what is kept for cuDNN, the operators' arguments are alike.
+
+    On the CPU: of channels that are last ATen's kernel for GPUs has the reciprocal of their size in float32.
+    """
+    device = arguments[0].device
+    here = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, arguments[:-1])
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), torch.ops.aten.native_batch_norm_backward(*here))
 
 
 facts.REFERENCES["_batch_norm_with_update"] = _updated
