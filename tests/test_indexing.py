@@ -126,3 +126,12 @@ def test_an_index_into_no_elements_is_atens(name, device):
             except RuntimeError as error:
                 outcomes.append(type(error))
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_source_too_small_for_its_mask_raises_as_atens(device):
+    """Of a gradient, where a kernel would end the process; what comes next is served."""
+    grad, mask = torch.ones(4, 5, device=device), torch.ones(4, 5, dtype=torch.bool, device=device)
+    with tritonite.use_gems(include=["masked_scatter_backward"]):
+        with pytest.raises(RuntimeError):
+            torch.ops.aten.masked_scatter_backward(grad, mask, [5])
+        assert torch.equal(torch.ops.aten.masked_scatter_backward(grad, mask, [20]), torch.ones(20, device=device))

@@ -212,3 +212,13 @@ def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
     x, out = torch.ones(6, 10, device=device).char(), torch.empty(0, dtype=torch.bfloat16, device=device)
     with tritonite.use_gems(), pytest.raises(RuntimeError, match="dtype"):
         torch.ops.aten.rot90.out(x, 1, [1, -2], out=out)
+
+
+@pytest.mark.parametrize("strides", [(1, 2, 36), (162, 1, 18)])
+def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
+    """ATen writes as though it were contiguous, so that only it can say where elements are."""
+    x = torch.randn(2, 3, 4, 5, device=device)
+    found, expected = (torch.empty_strided((2, 18, 9), strides, device=device).zero_() for _ in range(2))
+    torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=expected)
+    serves("im2col.out", lambda: torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=found), declined=True)
+    assert torch.equal(found, expected)

@@ -424,3 +424,19 @@ def test_outputs_may_have_any_strides_but_no_input(device):
         assert served("sum.IntList_out")
         torch.amax(x, 1, out=x[:, 0].view(6))
     assert tritonite.stats()["amax.out"].declined
+
+
+def test_one_stride_serves_what_several_dimensions_share():
+    """A group norm's weights have one for each channel; its elements lie in a line, and are read in vectors."""
+    x, weight = torch.empty(3, 2, 4, 36, dtype=torch.float16), torch.empty(8).view(1, 2, 4, 1).expand(3, 2, 4, 36)
+    space = blocks.Space.of((x, weight), (2, 3), (x,), (), False)
+    assert space.reduced[0] == ((1,), (0, 1)) and space.reduced[1] == ((1,),)
+    assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "aligned"), [(36, torch.float16, 4), (36, torch.float32, 4), (35, torch.float16, 0)]
+)
+def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
+    x = torch.empty(16, 3, part, dtype=dtype)
+    assert blocks.Space.of((x,), (0, 2), (), (), False).aligned == aligned

@@ -7,20 +7,26 @@ import triton.language as tl
 
 
 @triton.jit
-def strided_offset(linear, shape, strides):
-    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest."""
-    offset = linear * 0
-    rest = linear
-    for d in tl.static_range(len(strides) - 1):
-        offset += (rest % shape[d]) * strides[d]
-        rest = rest // shape[d]
-    return offset + rest * strides[len(strides) - 1]
-
-
-@triton.jit
 def aligned_to(x, ALIGNED: tl.constexpr):
     """x, a multiple of ALIGNED, so that Triton knows: by itself it knows of arguments whether 16 divides them."""
     return x // ALIGNED * ALIGNED if ALIGNED > 1 else x
+
+
+@triton.jit
+def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1):
+    """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest.
+
+    An operand that one stride serves needs no more of them. ALIGNED divides the size of the fastest dimension and the
+    strides of the others, where there are others.
+    """
+    offset = linear * 0
+    rest = linear
+    for d in tl.static_range(len(strides) - 1):
+        size = aligned_to(shape[d], ALIGNED if d == 0 else 1)
+        offset += (rest % size) * aligned_to(strides[d], 1 if d == 0 else ALIGNED)
+        rest = rest // size
+    last: tl.constexpr = len(strides) - 1
+    return offset + rest * aligned_to(strides[last], 1 if last == 0 else ALIGNED)
 
 
 @triton.jit

@@ -89,9 +89,11 @@ def masked_scatter_backward(grad_output, mask, sizes, outs=()):
     outputs((grad_output, mask), [], [], (), accepts=WITH_COMPLEX)
     if outs or any(size < 0 for size in sizes):
         raise Decline("a size that is to be found out")
-    result = zeros(tuple(sizes), grad_output.dtype, grad_output.device)
     found, strides = _under_mask(grad_output, mask)
-    found.move(result, grad_output, strides, gathers=True, limit=result.numel(), message=_TOO_FEW)
+    if torch.Size(sizes).numel() < found.n:
+        raise Decline("a source that may be too small, for which ATen raises and a kernel ends the process")
+    result = zeros(tuple(sizes), grad_output.dtype, grad_output.device)
+    found.move(result, grad_output, strides, gathers=True)
     return (result,)
 
 

@@ -166,7 +166,7 @@ def range_(start, end, step=None, dtype=None, layout=None, device=None, pin_memo
     """A range with its end."""
     start, end, step = _ends(start, end, step)
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
-    if dtype not in NUMBERS:
+    if dtype not in NUMBERS or (dtype is torch.bfloat16 and not _ON_CPU):
         raise Decline(f"dtype {dtype}")
     if dtype.is_floating_point:
         size = int((float(end) - float(start)) / float(step) + 1)

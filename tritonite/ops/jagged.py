@@ -60,6 +60,8 @@ def _pad(
 def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs=()):
     if len(offsets) != 1 or len(max_lengths) != 1 or not values.dim() or values.dtype not in FLOATS:
         raise Decline("sequences of sequences, or another dtype")
+    if values.dim() > 2 and not _ON_CPU:
+        raise Decline("elements of several dimensions, which ATen refuses on GPUs")
     (ends,), (longest,) = offsets, max_lengths
     check_index(ends)
     inner = tuple(values.shape[1:])

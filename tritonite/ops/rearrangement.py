@@ -413,6 +413,11 @@ def _in_windows(source, sizes, strides, dilations, pads, at):
     return read_at(source, places, inside, 0)
 
 
+def _check_contiguous(outs):
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output that is not contiguous, into which ATen writes as though it were")
+
+
 def _windows(sizes, kernel_size, dilation, padding, stride):
     """How many windows there are along the two dimensions of an image."""
     if any(len(numbers) != 2 for numbers in (sizes, kernel_size, dilation, padding, stride)):
@@ -431,6 +436,7 @@ def _windows(sizes, kernel_size, dilation, padding, stride):
 def im2col(self, kernel_size, dilation, padding, stride, outs=()):
     if self.dim() not in (3, 4) or 0 in self.shape[-3:] or self.dtype not in _EXTENDED:
         raise Decline(f"no images, or dtype {self.dtype}")
+    _check_contiguous(outs)
     images = self if self.dim() == 4 else self.unsqueeze(0)
     batch, channels, *sizes = images.shape
     windows = _windows(sizes, kernel_size, dilation, padding, stride)
@@ -472,6 +478,7 @@ def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at)
 def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
     if self.dim() not in (2, 3) or 0 in self.shape[-2:] or self.dtype not in FLOATS:
         raise Decline(f"no columns, or dtype {self.dtype}")
+    _check_contiguous(outs)
     columns = self if self.dim() == 3 else self.unsqueeze(0)
     windows = _windows(output_size, kernel_size, dilation, padding, stride)
     elements = math.prod(kernel_size)

@@ -246,6 +246,8 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
 
 @operator("index_reduce", accepts=ALL)
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
+    if self.dtype is torch.bool and self.device.type != "cpu":
+        raise Decline("bools, which ATen refuses on GPUs")
     places = _along(self, dim, index, source)
     return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"))
 

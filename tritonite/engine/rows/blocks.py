@@ -23,8 +23,10 @@ class Space(NamedTuple):
     """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
-    alone; `shapes` leave out the slowest dimension of each. Rows of inputs that are `aligned` start at 16 bytes; where
-    it is above 1 it divides their length and all strides between them, as 16 does not.
+    alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others: one with
+    weights for each of several dimensions is still read in vectors. Rows of inputs that are `aligned` start at 16 bytes,
+    or 8; where it is above 1 it divides their length and all strides between them, as 16 does not, and what they are
+    in several parts.
     """
 
     n_kept: int
@@ -100,6 +102,10 @@ class Space(NamedTuple):
         )
         n, n_reduced = len(inputs), math.prod(reduced_sizes)
         apart = [own if kind == BOTH else [] for own, kind in zip(kept_strides, kinds, strict=False)]
+        kept_strides = [_served(kept_sizes, own) for own in kept_strides]
+        reduced_strides = [_served(reduced_sizes, own) for own in reduced_strides]
+        parts = [step for own, kind in zip(reduced_strides, kinds, strict=False) if kind == BOTH for step in own[1:]]
+        parts += reduced_sizes[:1] if parts else []
         return cls(
             n_kept=math.prod(kept_sizes),
             n_reduced=n_reduced,
@@ -109,7 +115,7 @@ class Space(NamedTuple):
             index_strides=tuple(reduced_strides[every]) if indexed else (),
             kinds=kinds[:n],
             integer=tl.int64 if wide else tl.int32,
-            aligned=_alignment([x.dtype.itemsize for x in inputs], apart, n_reduced),
+            aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
         )
 
 
@@ -117,11 +123,20 @@ def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple([tuple(own) for own in strides])
 
 
-def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], n_reduced: int) -> int:
-    """`Space.aligned`, of inputs of elements of these `sizes`, and of all operands' strides between rows."""
+def _served(sizes: Sequence[int], strides: list[int]) -> list[int]:
+    """The strides of an operand over dimensions of these sizes, or the one that serves them all."""
+    steps = zip(sizes, strides, strides[1:], strict=False)
+    return strides[:1] if all(step * size == following for size, step, following in steps) else strides
+
+
+def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], parts: Sequence[int]) -> int:
+    """`Space.aligned`, of inputs of elements of these `sizes`, and of all operands' strides between rows.
+
+    `parts` are the length of rows and, where those are in several parts, the length of a part and the strides between.
+    """
+    common = math.gcd(16, *parts, *[step for own in strides for step in own])
     if any(step * size % 16 for size, own in zip(sizes, strides, strict=False) for step in own):
-        return 0
-    common = math.gcd(16, n_reduced, *[step for own in strides for step in own])
+        return common if all(common * size % 8 == 0 for size in sizes) else 0
     return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
 
 

@@ -26,7 +26,7 @@ _KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
 def strided_pointers(base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr):
     kept, shapes = rows[0], rows[2]
     kept_offset = aligned_to(strided_offset(kept, shapes[0], kept_strides), ALIGNED)[:, None]
-    return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides)[None, :])
+    return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides, ALIGNED)[None, :])
 
 
 @triton.jit

@@ -41,3 +41,11 @@ def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
     if not weight.numel():
         return None
     return {"self": weight, "indices": places((3,), min(2, len(weight)), weight, 1), "max_norm": 1.5, "norm_type": 2.0}
+
+
+@facts.drawn("embedding_renorm")
+def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
+    """On a GPU ATen scales what lies beside a table for rows that there are not."""
+    weight, indices = arguments["self"], arguments["indices"]
+    rows = weight.shape[0] if facts.real(weight) and weight.dim() else 0
+    return arguments | ({"indices": indices.clamp(0, rows - 1)} if rows and facts.real(indices) else {})
