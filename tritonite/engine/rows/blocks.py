@@ -23,10 +23,9 @@ class Space(NamedTuple):
     """The kept and the reduced dimensions, each collapsed and fastest first, and the operands' strides over them.
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
-    alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others: one with
-    weights for each of several dimensions is still read in vectors. Rows of inputs that are `aligned` start at 16 bytes,
-    or 8; where it is above 1 it divides their length and all strides between them, as 16 does not, and what they are
-    in several parts.
+    alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others, so that it
+    is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at 8; where it is
+    above 1 it divides their length, all strides between them, and the length of the parts that they are in.
     """
 
     n_kept: int
