@@ -435,7 +435,14 @@ def test_one_stride_serves_what_several_dimensions_share():
 
 
 @pytest.mark.parametrize(
-    ("part", "dtype", "aligned"), [(36, torch.float16, 4), (36, torch.float32, 4), (35, torch.float16, 0)]
+    ("part", "dtype", "aligned"),
+    [
+        (36, torch.float16, 4),
+        (36, torch.float32, 4),
+        (38, torch.float16, 2),
+        (38, torch.float32, 2),
+        (35, torch.float16, 0),
+    ],
 )
 def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)

@@ -24,8 +24,8 @@ class Space(NamedTuple):
 
     `kept` and `reduced` hold strides of the inputs, of outputs of the same shape, and of those of the kept dimensions
     alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others, so that it
-    is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at 8; where it is
-    above 1 it divides their length, all strides between them, and the length of the parts that they are in.
+    is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at words of
+    several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
     """
 
     n_kept: int
@@ -135,7 +135,7 @@ def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], parts: Se
     """
     common = math.gcd(16, *parts, *[step for own in strides for step in own])
     if any(step * size % 16 for size, own in zip(sizes, strides, strict=False) for step in own):
-        return common if all(common * size % 8 == 0 for size in sizes) else 0
+        return common if common > 1 and all(common * size % 4 == 0 for size in sizes) else 0
     return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
 
 

@@ -74,7 +74,11 @@ def load(
         else:
             pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
             mask = kept_mask[:, None] & reduced_mask[None, :]
-            value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
+            # What is in more parts than the first operand is read again, such as a group norm's weights.
+            if len(strides[1][i]) > len(strides[1][0]):
+                value = tl.load(pointers, mask=mask, other=0)
+            else:
+                value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
         values = values + (value.to(FACTS.dtypes[i]),)
     return values
 
