@@ -171,7 +171,7 @@ def _pass(phase: Phase) -> tuple[torch.Tensor, float, float]:
 def _check(case: str, ways: Ways, minimum: float) -> None:
     expected = _pass(next(iter(ways.values())))[0]
     for provider, phase in ways.items():
-        with provider.scope("*"):
+        with provider.scope(None):
             actual = _pass(phase)[0]
         if reason := _disagreement(actual, expected, minimum):
             raise WrongAnswer(provider=provider.name, case=case, reason=reason)
@@ -194,7 +194,7 @@ def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing
     passes: dict[str, list[tuple[float, float]]] = {provider.name: [] for provider in ways}
     for _ in range(rounds):
         for provider, phase in ways.items():
-            with provider.scope("*"):
+            with provider.scope(None):
                 # The first pass after a switch finds caches cold.
                 _pass(phase)
                 passes[provider.name] += [_pass(phase)[1:] for _ in range(_PASSES)]
@@ -218,7 +218,7 @@ def _operators(ways: Ways) -> list[tuple[str, int, float, float]]:
 
 def _profile(phase: Phase, provider: Provider) -> dict[str, tuple[int, float]]:
     """Calls a pass and microseconds a pass of each ATen operator, the operators that it calls left out."""
-    with provider.scope("*"):
+    with provider.scope(None):
         _pass(phase)
         with profiler() as profile:
             for _ in range(_PASSES):

@@ -27,16 +27,22 @@ _GRAPH_CALLS = 20
 class Provider:
     """A way to run operators: in what `scope` makes of an operator's name, as functions that `wrap` makes of theirs.
 
-    The name is "" of what is not overridden.
+    The name is "" of what is not overridden, and None of a model, which runs as users have it.
     """
 
     name: str
-    scope: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+    scope: Callable[[str | None], AbstractContextManager[Any]] = lambda _: nullcontext()
     wrap: Callable[[Call], Call] = lambda function: function
 
 
 ATEN = Provider("aten")
-TRITONITE = Provider("tritonite", lambda op: tritonite.use_gems(include=op or (), faster_only=False))
+
+
+def _scope(op: str | None) -> AbstractContextManager[Any]:
+    return tritonite.use_gems() if op is None else tritonite.use_gems(include=op or (), faster_only=False)
+
+
+TRITONITE = Provider("tritonite", _scope)
 COMPILE = Provider("compile", wrap=lambda function: torch.compile(function, dynamic=False))
 # What the compiler leaves to ATen's operators, such as products, runs as Triton kernels of ours.
 BOTH = Provider("compile+tritonite", TRITONITE.scope, COMPILE.wrap)
