@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -369,9 +370,13 @@ def _forms(packets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    optional = frozenset(name for name, p in parameters.items() if p.default is not inspect.Parameter.empty)
-    return {"arguments": tuple(name for name in parameters if name != "outs"), "optional": optional}
+    """Their names, of those that are Python's own words without the underscore that such a parameter has."""
+    named = {
+        name[:-1] if name[-1] == "_" and keyword.iskeyword(name[:-1]) else name: p
+        for name, p in inspect.signature(function).parameters.items()
+    }
+    optional = frozenset(name for name, p in named.items() if p.default is not inspect.Parameter.empty)
+    return {"arguments": tuple(name for name in named if name != "outs"), "optional": optional}
 
 
 def _first_line(function: Callable[..., Any]) -> str:

@@ -83,6 +83,18 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def resident_threads(device: torch.device) -> int:
+    """How many threads run at a time: the most that ATen launches where its kernels stride over their grid."""
+    return _resident_threads(device) if device.type == "cuda" else 2048
+
+
+@functools.lru_cache(maxsize=64)
+def _resident_threads(device: torch.device) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    # In multiples of ATen's blocks.
+    return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
+
+
 @functools.lru_cache(maxsize=64)
 def has_tma(device: torch.device) -> bool:
     """Whether the device copies tiles that a tensor descriptor tells of by itself: NVIDIA's from sm_90 on."""

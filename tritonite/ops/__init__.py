@@ -45,6 +45,7 @@ for _family in (
     "nll_loss",
     "polynomial",
     "probability",
+    "random",
     "rearrangement",
     "reduction",
     "rounding",
