@@ -11,6 +11,7 @@ from tritonite import devices
 from tritonite.dispatch.call import Limits
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
+from tritonite.errors import Decline
 from tritonite.ops import random as family
 
 _ATEN = torch.ops.aten
@@ -208,8 +209,11 @@ def test_transformed_numbers_are_of_uniform_ones(name, dtype, state):
     expected = transform(drawn, torch.finfo(torch.float64 if wide else torch.float32).eps)
     if name == "cauchy_":
         # The tangent of a rounded angle.
-        assert np.abs(_numpy(x) / expected - 1).max() < (1e-9 if wide else 0.1)
-        assert np.median(np.abs(_numpy(x) / expected - 1)) < 2 * torch.finfo(dtype).eps
+        expected = _rounded(expected, dtype)
+        there = np.isfinite(expected) & (expected != 0)
+        far = np.abs(_numpy(x)[there] / expected[there] - 1)
+        assert there.mean() > 0.99 and far.max() < (1e-9 if wide else 0.1)
+        assert np.median(far) < 2 * torch.finfo(dtype).eps
     elif name == "geometric_":
         assert (_numpy(x) == _rounded(expected, dtype)).mean() > 0.999
         assert np.abs(_numpy(x) - _rounded(expected, dtype)).max() <= 1
@@ -357,6 +361,11 @@ def test_dropout_keeps_what_atens_does(dtype, state):
 def test_dropout_of_other_layouts(state):
     for label, x in _layouts(torch.randn):
         given = state(2, 0)
+        if label == "offset":
+            # How wide ATen's vectors are there plans do not know.
+            with pytest.raises(Decline, match="multiple of 16"):
+                _run("native_dropout", x, 0.5, None)
+            continue
         out, mask = _run("native_dropout", x, 0.5, None)
         assert out.stride() == torch.empty_like(x).stride() == mask.stride(), label
         assert torch.equal(out, x * mask * 2)
@@ -725,7 +734,7 @@ def _check_atens(name, dtype, x, seed, offset):
     own = "like" not in name and name != "native_dropout" and bool(offset % 8)
     atens, after = _outcome(call, x, seed, offset, own)
     tritonite.reset_stats()
-    with tritonite.use_gems(include=["random*", *_FAMILY]):
+    with tritonite.use_gems(include=_FAMILY):
         # Recorded, and replayed.
         for _ in range(2):
             ours, state = _outcome(call, x, seed, offset, own)
@@ -751,7 +760,10 @@ def test_numbers_are_atens(name):
 @pytest.mark.parametrize("name", DRAWN)
 def test_numbers_are_atens_in_every_layout(name):
     dtype = DRAWN[name][0][0]
-    for _, x in _layouts(lambda *shape: _operand(shape, dtype)):
+    for label, x in _layouts(lambda *shape: _operand(shape, dtype)):
+        if label == "offset" and "dropout" in name:
+            # Declined.
+            continue
         _check_atens(name, dtype, x, 7, 4 * 3)
 
 

@@ -629,14 +629,13 @@ def _leaked(self, noise, lower, upper, training, generator, outs):
     if not training:
         out = result(() if inplace else (self,), self.shape, self.dtype, outs, _contiguous(self))
         return _slope_of_both.run((self, lower, upper), (out,))
-    if not noise.is_contiguous():
-        # ATen leaves it as it is.
-        raise Decline("noise that is not contiguous")
     out = result((noise,) if inplace else (self, noise), self.shape, self.dtype, outs, _contiguous(self))
     if may_overlap(noise, self):
         raise Decline("noise that overlaps the input")
     drawn = out if out.is_contiguous() else empty(out.shape, out.dtype, out.device)
     wide = out.dtype is torch.float64
+    # As ATen does, which leaves noise in another layout as it is.
+    noise = noise if noise.is_contiguous() else empty(noise.shape, noise.dtype, noise.device)
     if out.numel():
         order = elementwise(out.numel(), 2 if wide else 4, out.device)
         draw_beside(_LEAKY, order, (self.contiguous(),), (drawn, noise), (lower, upper), generator, wide=wide)
@@ -651,7 +650,7 @@ def rrelu_with_noise(self, noise, lower, upper, training, generator=None, outs=(
 @operator("rrelu_with_noise_functional", accepts=FLOATS)
 def rrelu_with_noise_functional(self, noise, lower, upper, training, generator=None, outs=()):
     copied = result((noise,), noise.shape, noise.dtype, (), strides_like(noise, None))
-    if not training or not noise.numel():
+    if not (training and noise.is_contiguous()):
         move(noise, copied)
     return *_leaked(self, copied, lower, upper, training, generator, ()), copied
 
