@@ -409,6 +409,56 @@ def test_leaky_slopes_are_uniform_numbers(dtype, state):
         torch.testing.assert_close(still, torch.nn.functional.leaky_relu(x, slope))
 
 
+def permutation(n, state):
+    """ATen's, by its keys, sorted and shuffled where they are equal."""
+    seed, offset = state
+    bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    words = strided(whole_words, n, state, wide=True)
+    keys = [int(word) % (2**32 - 1) % 2**bits for word in words]
+    # From the least integer on, whose last bits are 0 but for the highest.
+    found = sorted(range(n), key=lambda i: keys[i])
+    offset += 4 * -(-n // (grid_of(n) * 2))
+    begin = 0
+    while begin < n:
+        end = next((i for i in range(begin, n) if keys[found[i]] != keys[found[begin]]), n)
+        for drawn, i in enumerate(range(end - begin - 1, 0, -1)):
+            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
+            found[begin + i], found[begin + r] = found[begin + r], found[begin + i]
+        begin = end
+    return found, len(set(keys)) < n
+
+
+@on_cpu
+def test_permutations_are_atens(state):
+    equal = 0
+    for n, seeds in ((1, 1), (2, 20), (3, 20), (7, 20), (20, 20), (100, 10), (3000, 1)):
+        for seed in range(seeds):
+            expected, repeated = permutation(n, state(seed, 8))
+            equal += repeated
+            dtype = (torch.int64, torch.int16, torch.float32)[seed % 3]
+            assert _run("randperm", n, dtype=dtype).tolist() == expected
+            assert state.box["advances"][-2:] == [4 * -(-n // (grid_of(n) * 2)), -(-n // 4) * 4]
+    assert equal >= 2
+
+
+@on_cpu
+def test_equal_keys_are_shuffled_within_their_run(state):
+    """Runs of every length, which keys that are drawn hardly ever make."""
+    lengths = (1, 2, 3, 9, 1, 14, 5, 5)
+    keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
+    n = len(keys)
+    seed, offset = state(3, 16)
+    out = torch.empty(n, dtype=torch.int64)
+    engine.permute(keys, out, 8, None)
+    expected, begin = list(range(n)), 0
+    for count in lengths:
+        for drawn, i in enumerate(range(count - 1, 0, -1)):
+            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
+            expected[begin + i], expected[begin + r] = expected[begin + r], expected[begin + i]
+        begin += count
+    assert out.tolist() == expected
+
+
 @on_cpu
 def test_halves_that_32_bits_reach_are_drawn_one_after_the_other(monkeypatch, state):
     """As ATen draws tensors of 2 GiB and more, for the whole of which it moves the generator on before."""
@@ -685,6 +735,10 @@ DRAWN = {
     "rand": (FLOATS, lambda x, g: torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=g)),
     "randn": (FLOATS, lambda x, g: torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=g)),
     "randint": (INTEGERS[:5], lambda x, g: torch.randint(3, 99, x.shape, dtype=x.dtype, device=x.device, generator=g)),
+    "randperm": (
+        (torch.int64, torch.int32, torch.float32),
+        lambda x, g: torch.randperm(min(x.numel(), 4096), dtype=x.dtype, device=x.device, generator=g),
+    ),
     "bernoulli": (FLOATS, lambda x, g: torch.bernoulli(x.abs() % 1, generator=g)),
     "bernoulli_ by": ((*FLOATS, torch.int32), lambda x, g: x.bernoulli_((x.abs() % 1).float() * 0.9, generator=g)),
     "normal around": (FLOATS, lambda x, g: torch.normal(x, 0.7, generator=g)),

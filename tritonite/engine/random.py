@@ -19,13 +19,16 @@ from tritonite import devices
 from tritonite.dispatch.call import empty_strided, random_state
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
 from tritonite.errors import Decline
+from tritonite.language.random import words
 from tritonite.launch import ASSERTING, libentry
 
 # ATen's block, and how far a draw moves a generator on.
 _ATEN_BLOCK = 256
 _ADVANCE = 4
-# Threads of ATen's that a program takes.
-_BLOCK = 512
+# What a program writes of each result.
+_ELEMENTS = 2048
+# The longest permutation that one program sorts.
+MOST_SORTED = 4096
 
 
 class Distribution(NamedTuple):
@@ -146,7 +149,8 @@ def _launch(
     numel, threads = outs[0].numel(), order.threads
     values = 2 if wide else 4
     turns = -(-numel // (threads * (order.vector or values)))
-    block = min(power_of_2(threads), _BLOCK if not devices.current.interpreted else 4 * _BLOCK)
+    elements = _ELEMENTS * (4 if devices.current.interpreted else 1)
+    block = min(power_of_2(threads), elements // (order.vector or 4))
     far = (turns + 1) * threads * max(order.vector, values) >= INT32_LIMIT
     draw_kernel[(turns * -(-threads // block),)](
         tuple(outs),
@@ -233,3 +237,56 @@ def vectors(numel: int, vector: int, device: torch.device) -> Order:
     """The order of ATen's kernels that load vectors, over the grid of those that do not."""
     order = elementwise(numel, 4, device)
     return order._replace(vector=vector)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program sorts the numbers up to `n` by the last BITS of their keys, and by themselves where those are equal."""
+    index = tl.arange(0, BLOCK)
+    key = tl.load(keys + index, mask=index < n, other=0).to(tl.int64)
+    key = tl.where(index < n, key & (2**BITS - 1), 2**BITS)
+    found = tl.sort(key * BLOCK + index)
+    tl.store(sorted_keys + index, found // BLOCK, mask=index < n)
+    tl.store(out + index, (found % BLOCK).to(out.dtype.element_ty), mask=index < n)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "seed", "offset"])
+def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
+    """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread."""
+    index = tl.arange(0, BLOCK)
+    seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
+    key = tl.load(sorted_keys + index, mask=index < n, other=-1)
+    before = tl.load(sorted_keys + index - 1, mask=(index > 0) & (index < n), other=-1)
+    length = ((index < n) & (key != before)).to(tl.int32)
+    longest = 1
+    step = 1
+    while longest == step:
+        after = tl.load(sorted_keys + index + step, mask=index + step < n, other=-1)
+        length += ((length == step) & (after == key)).to(tl.int32)
+        longest = tl.max(length)
+        step += 1
+    for i in range(longest - 1, 0, -1):
+        drawn = length - 1 - i
+        a, b, c, d = words(seed, counter + tl.maximum(drawn, 0).to(tl.int64) // 4, index)
+        word = tl.where(drawn % 4 == 0, a, tl.where(drawn % 4 == 1, b, tl.where(drawn % 4 == 2, c, d)))
+        other = index + (word % (length - drawn).to(tl.uint32)).to(tl.int32)
+        swaps = drawn >= 0
+        first = tl.load(out + index + i, mask=swaps)
+        second = tl.load(out + other, mask=swaps)
+        tl.debug_barrier()
+        tl.store(out + index + i, second, mask=swaps)
+        tl.debug_barrier()
+        tl.store(out + other, first, mask=swaps)
+        tl.debug_barrier()
+
+
+def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
+    """Write the numbers up to the count of `keys` in the order of their last `bits`, as ATen sorts and shuffles them."""
+    n = keys.numel()
+    block = power_of_2(n)
+    sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)
+    _sort_kernel[(1,)](keys, sorted_keys, out, n, BITS=bits, BLOCK=block)
+    state = random_state(keys.device, -(-n // _ADVANCE) * _ADVANCE, generator)
+    _shuffle_kernel[(1,)](sorted_keys, out, n, *state, BLOCK=block)

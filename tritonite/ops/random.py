@@ -21,7 +21,16 @@ from tritonite.engine.iteration import (
     suggests_channels_last,
 )
 from tritonite.engine.movement import fill, move, result, strides_in, strides_like, words
-from tritonite.engine.random import Distribution, Order, draw, draw_beside, elementwise, vectors
+from tritonite.engine.random import (
+    MOST_SORTED,
+    Distribution,
+    Order,
+    draw,
+    draw_beside,
+    elementwise,
+    permute,
+    vectors,
+)
 from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
@@ -536,6 +545,25 @@ def randint_like(
 
 for _name in ("Tensor", "Tensor_out", "Tensor_generator", "Tensor_generator_out"):
     exclude(f"randint_like.{_name}", "the host reads its end; it calls the overload of numbers")
+
+
+@operator("randperm", accepts=(torch.int64, torch.int32, torch.int16, torch.float32, torch.float16, torch.float64))
+def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
+    """By random keys of so many bits that few are equal."""
+    dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
+    if not 0 <= n <= MOST_SORTED:
+        raise Decline("a permutation longer than one program sorts")
+    out = fresh((n,), dtype, layout, device, pin_memory, outs)
+    if out.dtype not in NUMBERS or out.dtype is torch.bfloat16 or n > _largest(out.dtype):
+        raise Decline(f"dtype {out.dtype}")
+    if not n:
+        return (out,)
+    keys = empty((n,), torch.int32, out.device)
+    _draw_integers(keys, -(2**31), 2**31 - 1, generator)
+    drawn = out if out.is_contiguous() else empty((n,), out.dtype, out.device)
+    bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    permute(keys, drawn, bits, generator)
+    return _done(out, drawn)
 
 
 # Beside other tensors.

@@ -29,9 +29,9 @@ def _by_probability(tensors: facts.Tensors) -> dict[str, Any]:
     return {"generator": None, "p": 0.25, "train": True}
 
 
-@facts.arguments("random", "randint", "randint_like")
+@facts.arguments("random", "randint", "randint_like", "randperm")
 def _integers(tensors: facts.Tensors) -> dict[str, Any]:
-    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5}
+    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": tensors[0].numel() % 131}
     return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
 
 
