@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import keyword
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +12,15 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
-from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
+from tritonite.catalog.schema import (
+    has_kernel,
+    has_lazy_bits,
+    is_out,
+    packet_names,
+    python_name,
+    schemas,
+    takes_numbers,
+)
 from tritonite.dispatch.call import Size, Symbol, decline_if_slower, run_host, settings, under, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
@@ -370,11 +377,9 @@ def _forms(packets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
-    """Their names, of those that are Python's own words without the underscore that such a parameter has."""
-    named = {
-        name[:-1] if name[-1] == "_" and keyword.iskeyword(name[:-1]) else name: p
-        for name, p in inspect.signature(function).parameters.items()
-    }
+    """Their names in schemas, and those that are optional."""
+    parameters = inspect.signature(function).parameters.items()
+    named = {name[:-1] if name == python_name(name[:-1]) else name: p for name, p in parameters}
     optional = frozenset(name for name, p in named.items() if p.default is not inspect.Parameter.empty)
     return {"arguments": tuple(name for name in named if name != "outs"), "optional": optional}
 

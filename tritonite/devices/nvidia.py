@@ -25,7 +25,7 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    # Kernels of attention pass every test in the interpreter, but not on a GPU (docs/correctness.md), and random numbers
+    # Kernels of attention pass every test in the interpreter, but not on a GPU: docs/correctness.md. Random numbers
     # have not been compared with ATen's there.
     unverified=frozenset(("attention", "random")),
     # Subnormals count: libdevice would flush them.

@@ -242,7 +242,7 @@ def vectors(numel: int, vector: int, device: torch.device) -> Order:
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program sorts the numbers up to `n` by the last BITS of their keys, and by themselves where those are equal."""
+    """One program sorts the numbers up to `n` by the last BITS of their keys, then by themselves."""
     index = tl.arange(0, BLOCK)
     key = tl.load(keys + index, mask=index < n, other=0).to(tl.int64)
     key = tl.where(index < n, key & (2**BITS - 1), 2**BITS)
@@ -283,7 +283,7 @@ def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK
 
 
 def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
-    """Write the numbers up to the count of `keys` in the order of their last `bits`, as ATen sorts and shuffles them."""
+    """Write the numbers up to the count of `keys`, sorted by their last `bits` and shuffled where those are equal."""
     n = keys.numel()
     block = power_of_2(n)
     sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)

@@ -124,7 +124,7 @@ def _cauchy(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 @triton.jit
 def _truncated(value, DTYPE: tl.constexpr):
     """A number as the result's dtype, integers by the wide ones that ATen goes by."""
-    if DTYPE.is_int() and DTYPE != tl.int1:
+    if DTYPE.is_int() and tl.int1 != DTYPE:
         value = value.to(tl.int64)
     return value
 
@@ -168,7 +168,7 @@ def _whole(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 @triton.jit
 def _of_integer(drawn, DTYPE: tl.constexpr):
     """Half types go by float32."""
-    if DTYPE == tl.int1:
+    if tl.int1 == DTYPE:
         drawn = drawn != 0
     elif DTYPE.is_floating() and DTYPE.primitive_bitwidth == 16:
         drawn = drawn.to(tl.float32)
@@ -202,7 +202,7 @@ def _leaky(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     x, wide = inputs[0], value.to(DTYPE).to(tl.float64)
     begin, width = tl.broadcast_to(first, wide.shape), tl.broadcast_to(second - first, wide.shape)
     slope = multiply_add(wide, width, begin)
-    if DTYPE != tl.float64:
+    if tl.float64 != DTYPE:
         slope = slope.to(tl.float32)
     slope = slope.to(DTYPE).to(value.dtype)
     x = x.to(value.dtype)
@@ -227,7 +227,7 @@ _WHOLE = _FROM_TO._replace(transform=_whole)
 
 
 def _target(self, accepts, outs, strides=None):
-    """(what is written, what is drawn into, in the order of ATen's): with out= ATen copies from a tensor like `self`."""
+    """(what is written, what is drawn into): with out= ATen copies from a tensor like `self`."""
     if self.dtype not in accepts:
         raise Decline(f"dtype {self.dtype}")
     inputs = () if outs and outs[0] is self else (self,)
@@ -294,9 +294,7 @@ def normal_around(mean, std, generator=None, outs=()):
 
 
 @operator("normal", accepts=_DRAWN)
-def normal_of_size(
-    mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()
-):
+def normal_of_size(mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """Box and Muller 1958."""
     return _fresh_normal(size, mean, std, generator, (dtype, layout, device, pin_memory), outs)
 
@@ -489,9 +487,7 @@ def rand(size, generator=None, dtype=None, layout=None, device=None, pin_memory=
 
 
 @operator("rand_like", accepts=_DRAWN)
-def rand_like(
-    self, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, outs=()
-):
+def rand_like(self, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, outs=()):
     placement = (dtype, layout, device, pin_memory)
     return _drawn_like(
         self, memory_format, placement, _DRAWN, outs, lambda out: _draw_uniform(out, 0.0, 1.0, generator)
