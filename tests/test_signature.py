@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 import tritonite
+from tritonite.catalog.schema import python_name
 from tritonite.catalog.signature import Number, signatures
 
 
@@ -27,7 +28,7 @@ def test_a_signature_is_the_schema_in_python():
 def test_every_overload_has_one():
     for name, op in tritonite.overloads().items():
         signature = signatures(name.partition(".")[0])[name]
-        assert [*signature.parameters] == [argument.name for argument in op.schema.arguments]
+        assert [*signature.parameters] == [python_name(argument.name) for argument in op.schema.arguments]
 
 
 def test_a_docstring_lists_overloads_dtypes_and_where_a_formula_is_from():

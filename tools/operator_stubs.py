@@ -28,10 +28,16 @@ _Number = {inspect.formatannotation(Number)}
 def definition(name: str, signature: inspect.Signature) -> str:
     """A function without a body, in lines as ruff breaks them."""
     parameters = []
+    positional = False
     for parameter in signature.parameters.values():
+        if positional and parameter.kind is not parameter.POSITIONAL_ONLY:
+            parameters.append("/")
+        positional = parameter.kind is parameter.POSITIONAL_ONLY
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
             parameters.append("*")
         parameters.append(_short(str(parameter)))
+    if positional:
+        parameters.append("/")
     end = f") -> {_short(inspect.formatannotation(signature.return_annotation))}: ..."
     begin, joined = f"def {name}(", ", ".join(parameters)
     if len(begin + joined + end) <= 120:

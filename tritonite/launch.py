@@ -42,7 +42,6 @@ _lock = fork_safe_lock()
 
 
 class _Local(threading.local):
-    inside_kernel = False
     target: GPUTarget | None = None
 
 
@@ -51,24 +50,20 @@ _local = _Local()
 
 def inside_kernel() -> bool:
     """Whether this thread is running a kernel in the interpreter, which itself calls ATen on CPU tensors."""
-    return _local.inside_kernel
+    return call.inside_kernel()
 
 
 @contextlib.contextmanager
 def looking() -> Iterator[None]:
     """Within it a host function looks at data on the CPU, by ATen's operators, and no plan repeats its call."""
-    outer, _local.inside_kernel = _local.inside_kernel, True
-    if call.native is not None:
-        call.native.set_inside_kernel(True)
+    outer = call.swap_inside_kernel(True)
     if (recorder := call.recorder()) is not None:
         recorder.unrecordable("data that the host looks at")
     try:
         with _disable_current_modes():
             yield
     finally:
-        _local.inside_kernel = outer
-        if call.native is not None:
-            call.native.set_inside_kernel(outer)
+        call.swap_inside_kernel(outer)
 
 
 @contextlib.contextmanager
@@ -120,9 +115,7 @@ def _interpreting() -> Iterator[None]:
     }
     with _lock:
         _prepare_core()
-        outer, _local.inside_kernel = _local.inside_kernel, True
-        if call.native is not None:
-            call.native.set_inside_kernel(True)
+        outer = call.swap_inside_kernel(True)
         semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         constant = semantic.scalar_constant
@@ -140,9 +133,7 @@ def _interpreting() -> Iterator[None]:
                 raise error.__cause__ from None
             raise
         finally:
-            _local.inside_kernel = outer
-            if call.native is not None:
-                call.native.set_inside_kernel(outer)
+            call.swap_inside_kernel(outer)
             vars(interpreter_builder).clear()
             vars(interpreter_builder).update(saved)
             InterpretedFunction.__call__ = caller

@@ -12,7 +12,15 @@ import torch
 import triton
 
 from tritonite import devices, dtypes
-from tritonite.catalog.schema import has_kernel, has_lazy_bits, is_out, packet_names, schemas, takes_numbers
+from tritonite.catalog.schema import (
+    has_kernel,
+    has_lazy_bits,
+    is_out,
+    packet_names,
+    python_name,
+    schemas,
+    takes_numbers,
+)
 from tritonite.dispatch.call import Size, Symbol, decline_if_slower, run_host, settings, under, value_of
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise import Pointwise
@@ -369,9 +377,11 @@ def _forms(packets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    optional = frozenset(name for name, p in parameters.items() if p.default is not inspect.Parameter.empty)
-    return {"arguments": tuple(name for name in parameters if name != "outs"), "optional": optional}
+    """Their names in schemas, and those that are optional."""
+    parameters = inspect.signature(function).parameters.items()
+    named = {name[:-1] if name == python_name(name[:-1]) else name: p for name, p in parameters}
+    optional = frozenset(name for name, p in named.items() if p.default is not inspect.Parameter.empty)
+    return {"arguments": tuple(name for name in named if name != "outs"), "optional": optional}
 
 
 def _first_line(function: Callable[..., Any]) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 import torch
+
+
+def python_name(name: str) -> str:
+    """What a parameter in Python is called for an argument of a schema: `from_` for what is a word of Python's own."""
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def is_out(argument: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tritonite.catalog.declare import overloads
-from tritonite.catalog.schema import is_out, schemas
+from tritonite.catalog.schema import is_out, python_name, schemas
 
 Number = bool | int | float | complex
 _TYPES = {
@@ -28,6 +28,8 @@ _TYPES = {
     "MemoryFormat": torch.memory_format,
     "Generator": torch.Generator,
 }
+# Those that are defaults in schemas, by the numbers that they have there.
+_DTYPES = {4: torch.int64}
 
 
 def _annotation(kind: Any, length: int | None = None) -> Any:
@@ -41,20 +43,31 @@ def _annotation(kind: Any, length: int | None = None) -> Any:
     return _TYPES.get(str(kind), Any)
 
 
-def _parameter(argument: Any) -> inspect.Parameter:
+def _parameter(argument: Any, kind: Any) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty
     if argument.has_default_value():
-        default = tuple(argument.default_value) if isinstance(argument.default_value, list) else argument.default_value
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(
-        argument.name, kind, default=default, annotation=_annotation(argument.real_type, argument.N)
-    )
+        default = argument.default_value
+        if isinstance(default, list):
+            default = tuple(default)
+        elif isinstance(default, int) and "ScalarType" in str(argument.real_type):
+            default = _DTYPES[default]
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else kind
+    annotation = _annotation(argument.real_type, argument.N)
+    return inspect.Parameter(python_name(argument.name), kind, default=default, annotation=annotation)
+
+
+def _parameters(schema: torch.FunctionSchema) -> list[inspect.Parameter]:
+    """Arguments called by words of Python's own cannot be given by name, nor those before them."""
+    own = [i for i, argument in enumerate(schema.arguments) if python_name(argument.name) != argument.name]
+    last = max(own, default=-1)
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [_parameter(argument, kinds[i > last]) for i, argument in enumerate(schema.arguments)]
 
 
 def _signature(schema: torch.FunctionSchema) -> inspect.Signature:
     returned = [_annotation(each.real_type) for each in schema.returns]
     result = returned[0] if len(returned) == 1 else GenericAlias(tuple, tuple(returned)) if returned else None
-    return inspect.Signature([_parameter(argument) for argument in schema.arguments], return_annotation=result)
+    return inspect.Signature(_parameters(schema), return_annotation=result)
 
 
 @functools.lru_cache(maxsize=1024)

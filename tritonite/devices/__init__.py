@@ -26,7 +26,8 @@ class Device:
     how many of 32 bits a multiprocessor has, `options` what its compiler is told besides, and `flushing` what else
     where subnormals may be 0. With `forward_progress` a program that runs keeps running while others wait for it; one
     that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it is known in what ATen's kernels are faster. The
-    operators of the families that are `unverified` on this kind of device stay ATen's unless they are named.
+    operators of the families that are `unverified` on this kind of device, as giving ATen's results, stay ATen's unless
+    they are named.
     """
 
     kind: str
@@ -81,6 +82,18 @@ def multiprocessors(device: torch.device) -> int:
 @functools.lru_cache(maxsize=64)
 def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def resident_threads(device: torch.device) -> int:
+    """How many threads run at a time: the most that ATen launches where its kernels stride over their grid."""
+    return _resident_threads(device) if device.type == "cuda" else 2048
+
+
+@functools.lru_cache(maxsize=64)
+def _resident_threads(device: torch.device) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    # In multiples of ATen's blocks.
+    return int(properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256 * 256))
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,4 +15,6 @@ RECORD = Device(
     programs=1216,
     small_elements=2**18,
     small_block=512,
+    # ATen draws in another order there than on NVIDIA's.
+    unverified=frozenset(("random",)),
 )

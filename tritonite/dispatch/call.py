@@ -49,6 +49,7 @@ class Settings(NamedTuple):
 class _Local(threading.local):
     recorder: Any = None
     in_host_function = False
+    inside_kernel = False
     settings: Settings | None = None
 
 
@@ -68,6 +69,19 @@ def recorder() -> Any:
 def swap_recorder(recorder: Any) -> Any:
     """Set who is told of what this thread's host functions do. Returns who was."""
     outer, _local.recorder = _local.recorder, recorder
+    return outer
+
+
+def inside_kernel() -> bool:
+    """Whether this thread's calls of ATen's operators are served by ATen's own kernels, as the interpreter's are."""
+    return _local.inside_kernel
+
+
+def swap_inside_kernel(inside: bool) -> bool:
+    """Set whether they are, here and in the native dispatcher. Returns whether they were."""
+    outer, _local.inside_kernel = _local.inside_kernel, inside
+    if native is not None:
+        native.set_inside_kernel(inside)
     return outer
 
 
@@ -152,22 +166,23 @@ class Symbol:
 
 class Limits(NamedTuple):
     """What a number may be: an integer from `low` to `high`, or a float of at most `largest` or, if not `finite`, any
-    infinite one and nan.
+    infinite one and nan. Neither is below `least`.
     """
 
     low: int
     high: int
     largest: float
     finite: bool = False
+    least: float = -math.inf
 
     def and_(self, other: Limits) -> Limits:
         """Both."""
         low, high, largest = max(self.low, other.low), min(self.high, other.high), min(self.largest, other.largest)
-        return Limits(low, high, largest, self.finite or other.finite)
+        return Limits(low, high, largest, self.finite or other.finite, max(self.least, other.least))
 
     def hold(self, value: Any) -> bool:
         """Whether a number keeps them."""
-        if isinstance(value, complex):
+        if isinstance(value, complex) or value < self.least:
             return False
         if isinstance(value, float):
             return abs(value) <= self.largest or not (self.finite or math.isfinite(value))
@@ -344,9 +359,13 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
         seed, offset = native.draw(generator, advance)
         return seed, offset
     if generator.device.type == "cpu":
-        # Such a generator has no offset: each draw is a seed.
-        with _disable_current_modes():
-            return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+        # Such a generator has no offset: each draw is a seed, by ATen's own kernel.
+        outer = swap_inside_kernel(True)
+        try:
+            with _disable_current_modes():
+                return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+        finally:
+            swap_inside_kernel(outer)
     with brief:
         offset = generator.get_offset()
         generator.set_offset(offset + advance)
@@ -359,16 +378,19 @@ def random_state(
     """(seed, offset) for a kernel that draws random numbers, from `generator` or else the device's own.
 
     The generator moves on by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel takes both as
-    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline while a CUDA graph
-    is captured, whose replays would repeat the numbers.
+    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline for another device's
+    generator, and while a CUDA graph is captured, whose replays would repeat the numbers.
     """
+    if generator is not None and generator.device != device:
+        raise Decline(f"a generator of device {generator.device}")
     if device.type == "cpu":
         source = torch.default_generator if generator is None else generator
     elif torch.cuda.is_current_stream_capturing():
         raise Decline("random numbers while a CUDA graph is captured", lasting=False)
     else:
         source = torch.cuda.default_generators[device.index or 0] if generator is None else generator
-    seed, offset = _draw(source, advance)
+    dry = _local.recorder is not None and _local.recorder.dry
+    seed, offset = (0, 0) if dry else _draw(source, advance)
     if _local.recorder is None:
         return seed, offset
     draw = _local.recorder.draw(advance)

@@ -72,7 +72,8 @@ def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None)
     return tuple(strides)
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie side by side, each in a place of its own, in whatever order of the dimensions."""
     step = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
         if stride != step:
@@ -83,7 +84,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def strides_after_conversion(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The strides of the copy in another dtype that ATen makes on a CPU before it decides the order of dimensions."""
-    if _is_dense(shape, strides):
+    if is_dense(shape, strides):
         return tuple(strides)
     return contiguous_strides(shape, fastest_first(shape, [strides]))
 
@@ -139,7 +140,7 @@ def output_strides(
         if channels_last and all(same_strides(shape, strides, channels_last) for _, strides in operands):
             return channels_last
         first = tuple(operands[0][1])
-        if _is_dense(shape, first) and all(tuple(strides) == first for _, strides in operands):
+        if is_dense(shape, first) and all(tuple(strides) == first for _, strides in operands):
             return first
     expanded = [expand_strides(own, strides, shape) for own, strides in operands]
     order = fastest_first(shape, expanded)

@@ -45,6 +45,7 @@ for _family in (
     "nll_loss",
     "polynomial",
     "probability",
+    "random",
     "rearrangement",
     "reduction",
     "rounding",
@@ -54,7 +55,7 @@ for _family in (
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-for _name in ("embedding", "scatter", "softmax"):
+for _name in ("embedding", "random", "scatter", "softmax"):
     delattr(sys.modules[__name__], _name)
 
 

@@ -123,6 +123,14 @@ def _conj_physical(self: torch.Tensor) -> torch.Tensor: ...
 def _conj_physical(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def _cummax_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _cummin_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
+@overload
+def _fused_dropout(
+    self: torch.Tensor, p: float, generator: torch._C.Generator | None = None
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _fused_dropout(
+    self: torch.Tensor, p: float, generator: torch._C.Generator | None = None, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def _fused_rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -191,6 +199,10 @@ def _log_softmax_backward_data(
 def _logcumsumexp(self: torch.Tensor, dim: int) -> torch.Tensor: ...
 @overload
 def _logcumsumexp(self: torch.Tensor, dim: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def _masked_scale(self: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor: ...
+@overload
+def _masked_scale(self: torch.Tensor, mask: torch.Tensor, scale: float, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _masked_softmax(
     self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
@@ -882,6 +894,28 @@ def batch_norm_backward(
     reserve: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
+def bernoulli(self: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def bernoulli(self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def bernoulli(self: torch.Tensor, p: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def bernoulli(
+    self: torch.Tensor, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def bernoulli(
+    self: torch.Tensor, p: torch.Tensor, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def bernoulli(
+    self: torch.Tensor, p: float = 0.5, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def bernoulli_(self: torch.Tensor, p: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def bernoulli_(self: torch.Tensor, p: float = 0.5, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
 def binary_cross_entropy(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1
 ) -> torch.Tensor: ...
@@ -1054,6 +1088,22 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype, *, out: 
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor: ...
 @overload
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def cauchy(
+    self: torch.Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def cauchy(
+    self: torch.Tensor,
+    median: float = 0.0,
+    sigma: float = 1.0,
+    *,
+    generator: torch._C.Generator | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def cauchy_(
+    self: torch.Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
 @overload
 def ceil(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -1451,6 +1501,17 @@ def expm1(self: torch.Tensor) -> torch.Tensor: ...
 def expm1(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def expm1_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def exponential(
+    self: torch.Tensor, lambd: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def exponential(
+    self: torch.Tensor, lambd: float = 1.0, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+def exponential_(
+    self: torch.Tensor, lambd: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
 def eye(
     n: int,
     *,
@@ -1622,6 +1683,13 @@ def gelu_backward(grad_output: torch.Tensor, self: torch.Tensor, *, approximate:
 def gelu_backward(
     grad_output: torch.Tensor, self: torch.Tensor, *, approximate: str = "none", grad_input: torch.Tensor
 ) -> torch.Tensor: ...
+@overload
+def geometric(self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def geometric(
+    self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+def geometric_(self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
 @overload
 def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor: ...
 @overload
@@ -2110,6 +2178,22 @@ def log2(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def log2_(self: torch.Tensor) -> torch.Tensor: ...
 def log_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
+def log_normal(
+    self: torch.Tensor, mean: float = 1.0, std: float = 2.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def log_normal(
+    self: torch.Tensor,
+    mean: float = 1.0,
+    std: float = 2.0,
+    *,
+    generator: torch._C.Generator | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def log_normal_(
+    self: torch.Tensor, mean: float = 1.0, std: float = 2.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
 def log_sigmoid_backward(grad_output: torch.Tensor, self: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor: ...
 @overload
 def log_sigmoid_backward(
@@ -2467,6 +2551,12 @@ def native_batch_norm_backward(
     out2: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def native_dropout(
+    input: torch.Tensor, p: float, train: bool | None, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor: ...
 @overload
 def native_dropout_backward(
@@ -2744,6 +2834,55 @@ def norm(self: torch.Tensor, p: _Number | None, *, dtype: torch.dtype, out: torc
 @overload
 def norm(self: torch.Tensor, p: _Number = 2, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def normal(mean: torch.Tensor, std: float = 1.0, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def normal(mean: float, std: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def normal(mean: torch.Tensor, std: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def normal(
+    mean: float,
+    std: float,
+    size: Sequence[int],
+    *,
+    generator: torch._C.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def normal(
+    mean: torch.Tensor, std: float = 1.0, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def normal(
+    mean: float, std: torch.Tensor, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def normal(
+    mean: torch.Tensor, std: torch.Tensor, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def normal(
+    mean: float, std: float, size: Sequence[int], *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def normal(
+    self: torch.Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    generator: torch._C.Generator | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def normal_(
+    self: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+def normal_functional(
+    self: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
 def ones(
     size: Sequence[int],
     *,
@@ -2827,6 +2966,334 @@ def rad2deg(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def rad2deg(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def rad2deg_(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def rand(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def rand(
+    size: Sequence[int],
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def rand(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def rand(size: Sequence[int], *, generator: torch._C.Generator | None, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def rand_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def rand_like(
+    self: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def rand_like(
+    self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def rand_like(
+    self: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def randint(
+    high: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint(
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint(high: int, size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def randint(
+    high: int, size: Sequence[int], *, generator: torch._C.Generator | None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randint(low: int, high: int, size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def randint(
+    low: int, high: int, size: Sequence[int], *, generator: torch._C.Generator | None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    low: int,
+    high: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: int,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    low: int,
+    high: int,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor, high: int, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: int,
+    *,
+    generator: torch._C.Generator | None,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor, high: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    high: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor, low: int, high: int, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randint_like(
+    self: torch.Tensor,
+    low: int,
+    high: int,
+    *,
+    generator: torch._C.Generator | None,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def randn(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randn(
+    size: Sequence[int],
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randn(size: Sequence[int], *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def randn(size: Sequence[int], *, generator: torch._C.Generator | None, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def randn_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randn_like(
+    self: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor: ...
+@overload
+def randn_like(
+    self: torch.Tensor, *, memory_format: torch.memory_format | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def randn_like(
+    self: torch.Tensor,
+    *,
+    generator: torch._C.Generator | None,
+    memory_format: torch.memory_format | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def random(
+    self: torch.Tensor, from_: int, /, to: int | None, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def random(self: torch.Tensor, to: int, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def random(self: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def random(
+    self: torch.Tensor, from_: int, /, to: int | None, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def random(
+    self: torch.Tensor, to: int, *, generator: torch._C.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def random(self: torch.Tensor, *, generator: torch._C.Generator | None = None, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def random_(
+    self: torch.Tensor, from_: int, /, to: int | None, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def random_(self: torch.Tensor, to: int, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def random_(self: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
+@overload
+def randperm(
+    n: int,
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randperm(
+    n: int,
+    *,
+    generator: torch._C.Generator | None,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def randperm(n: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def randperm(n: int, *, generator: torch._C.Generator | None, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def range(
     start: _Number,
@@ -2993,6 +3460,64 @@ def round(self: torch.Tensor, *, decimals: int, out: torch.Tensor) -> torch.Tens
 def round_(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def round_(self: torch.Tensor, *, decimals: int) -> torch.Tensor: ...
+@overload
+def rrelu_with_noise(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number = 0.125,
+    upper: _Number = 0.3333333333333333,
+    training: bool = False,
+    generator: torch._C.Generator | None = None,
+) -> torch.Tensor: ...
+@overload
+def rrelu_with_noise(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number = 0.125,
+    upper: _Number = 0.3333333333333333,
+    training: bool = False,
+    generator: torch._C.Generator | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def rrelu_with_noise_(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number = 0.125,
+    upper: _Number = 0.3333333333333333,
+    training: bool = False,
+    generator: torch._C.Generator | None = None,
+) -> torch.Tensor: ...
+@overload
+def rrelu_with_noise_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number,
+    upper: _Number,
+    training: bool,
+    self_is_result: bool,
+) -> torch.Tensor: ...
+@overload
+def rrelu_with_noise_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number,
+    upper: _Number,
+    training: bool,
+    self_is_result: bool,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def rrelu_with_noise_functional(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: _Number = 0.125,
+    upper: _Number = 0.3333333333333333,
+    training: bool = False,
+    generator: torch._C.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def rsqrt(self: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -3673,6 +4198,23 @@ def unfold_backward(
 def unfold_copy(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor: ...
 @overload
 def unfold_copy(self: torch.Tensor, dimension: int, size: int, step: int, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def uniform(
+    self: torch.Tensor, from_: float = 0.0, /, to: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
+@overload
+def uniform(
+    self: torch.Tensor,
+    from_: float = 0.0,
+    /,
+    to: float = 1.0,
+    *,
+    generator: torch._C.Generator | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+def uniform_(
+    self: torch.Tensor, from_: float = 0.0, /, to: float = 1.0, *, generator: torch._C.Generator | None = None
+) -> torch.Tensor: ...
 @overload
 def unsqueeze_copy(self: torch.Tensor, dim: int) -> torch.Tensor: ...
 @overload

@@ -24,7 +24,7 @@ _ON_CPU = devices.current.type == "cpu"
 _TRIANGLES = (*ALL, *COMPLEX)
 
 
-def _fresh(shape, dtype, layout, device, pin_memory, outs):
+def fresh(shape, dtype, layout, device, pin_memory, outs):
     """What a factory writes: a tensor on its device, or the one that is given, of whatever dtype."""
     check_placement(None, layout, device, pin_memory)
     if any(type(size) is not int or size < 0 for size in shape):
@@ -35,7 +35,7 @@ def _fresh(shape, dtype, layout, device, pin_memory, outs):
     return result((), shape, outs[0].dtype if outs else dtype, outs, device=device)
 
 
-def _like(self, shape, dtype, layout, device, pin_memory, outs, strides=None):
+def alike(self, shape, dtype, layout, device, pin_memory, outs, strides=None):
     """What an operator writes that takes dtype and device from a tensor, of which it reads nothing."""
     check_placement(self, layout, device, pin_memory)
     if any(size < 0 for size in shape):
@@ -60,57 +60,57 @@ def _dtype_of(number):
 @operator("full", accepts=ALL)
 def full(size, fill_value, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     dtype = _dtype_of(fill_value) if dtype is None else dtype
-    return _fill(_fresh(size, dtype, layout, device, pin_memory, outs), fill_value)
+    return _fill(fresh(size, dtype, layout, device, pin_memory, outs), fill_value)
 
 
 @operator("zeros", accepts=MOVED)
 def zeros(size, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    return _fill(_fresh(size, dtype, layout, device, pin_memory, outs), 0)
+    return _fill(fresh(size, dtype, layout, device, pin_memory, outs), 0)
 
 
 @operator("ones", accepts=ALL)
 def ones(size, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    return _fill(_fresh(size, dtype, layout, device, pin_memory, outs), 1)
+    return _fill(fresh(size, dtype, layout, device, pin_memory, outs), 1)
 
 
 @operator("scalar_tensor", accepts=ALL)
 def scalar_tensor(s, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     # The default dtype, whatever the number is.
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    return _fill(_fresh((), dtype, layout, device, pin_memory, outs), s)
+    return _fill(fresh((), dtype, layout, device, pin_memory, outs), s)
 
 
 @operator("full_like", accepts=ALL)
 def full_like(self, fill_value, memory_format, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     strides = strides_like(self, memory_format)
-    return _fill(_like(self, self.shape, dtype, layout, device, pin_memory, outs, strides), fill_value)
+    return _fill(alike(self, self.shape, dtype, layout, device, pin_memory, outs, strides), fill_value)
 
 
 @operator("zeros_like", accepts=MOVED)
 def zeros_like(self, memory_format, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    return _fill(_like(self, self.shape, dtype, layout, device, pin_memory, outs, strides_like(self, memory_format)), 0)
+    return _fill(alike(self, self.shape, dtype, layout, device, pin_memory, outs, strides_like(self, memory_format)), 0)
 
 
 @operator("ones_like", accepts=ALL)
 def ones_like(self, memory_format, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    return _fill(_like(self, self.shape, dtype, layout, device, pin_memory, outs, strides_like(self, memory_format)), 1)
+    return _fill(alike(self, self.shape, dtype, layout, device, pin_memory, outs, strides_like(self, memory_format)), 1)
 
 
 @operator("new_full", accepts=ALL)
 def new_full(self, size, fill_value, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    return _fill(_like(self, size, dtype, layout, device, pin_memory, outs), fill_value)
+    return _fill(alike(self, size, dtype, layout, device, pin_memory, outs), fill_value)
 
 
 @operator("new_zeros", accepts=MOVED)
 def new_zeros(self, size, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    return _fill(_like(self, size, dtype, layout, device, pin_memory, outs), 0)
+    return _fill(alike(self, size, dtype, layout, device, pin_memory, outs), 0)
 
 
 @operator("new_ones", accepts=ALL)
 def new_ones(self, size, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    return _fill(_like(self, size, dtype, layout, device, pin_memory, outs), 1)
+    return _fill(alike(self, size, dtype, layout, device, pin_memory, outs), 1)
 
 
 @scalar_kernel(exact=("start", "step"), static=("narrow",), index=("position",), accepts=NUMBERS)
@@ -133,7 +133,7 @@ def _ends(start, end, step):
 
 
 def _ascend(shape, dtype, start, step, placement, outs):
-    out = _fresh(shape, dtype, *placement, outs)
+    out = fresh(shape, dtype, *placement, outs)
     if not out.dtype.is_floating_point:
         start, step = int(start), int(step)
     else:
@@ -193,7 +193,7 @@ def linspace(start, end, steps, dtype=None, layout=None, device=None, pin_memory
         # How ATen rounds steps between integers differs from device to device.
         raise Decline(f"dtype {dtype}")
     _check_numbers(start, end)
-    out = _fresh((steps,), dtype, layout, device, pin_memory, outs)
+    out = fresh((steps,), dtype, layout, device, pin_memory, outs)
     _between.run((start, end if steps != 1 else start, steps, 0), (out,))
     return (out,)
 
@@ -223,7 +223,7 @@ def logspace(start, end, steps, base, dtype=None, layout=None, device=None, pin_
     if dtype not in FLOATS:
         raise Decline(f"dtype {dtype}")
     _check_numbers(start, end, base)
-    out = _fresh((steps,), dtype, layout, device, pin_memory, outs)
+    out = fresh((steps,), dtype, layout, device, pin_memory, outs)
     _powers_between.run((start, end if steps != 1 else start, base, steps, 0), (out,))
     return (out,)
 
@@ -236,7 +236,7 @@ def _identity(row, column):
 @operator("eye", accepts=ALL)
 def eye(n, m=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    out = _fresh((n, n if m is None else m), dtype, layout, device, pin_memory, outs)
+    out = fresh((n, n if m is None else m), dtype, layout, device, pin_memory, outs)
     if out.dtype not in ALL:
         raise Decline(f"dtype {out.dtype}")
     _identity.run((0, 1), (out,))
@@ -282,7 +282,7 @@ def _window(kernel, length, periodic, numbers, placement, outs):
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS:
         raise Decline(f"dtype {dtype}")
-    out = _fresh((length,), dtype, *others, outs)
+    out = fresh((length,), dtype, *others, outs)
     if length == 1:
         return _fill(out, 1)
     whole = length + int(periodic is not False)
@@ -367,7 +367,7 @@ def _frequency(n, d, half, placement, outs):
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS or n < 0:
         raise Decline(f"dtype {dtype}, or a negative size")
-    out = _fresh((n // 2 + 1 if half else n,), dtype, *others, outs)
+    out = fresh((n // 2 + 1 if half else n,), dtype, *others, outs)
     _frequencies.run((d, n, n if half else (n + 1) // 2, 0), (out,))
     return (out,)
 

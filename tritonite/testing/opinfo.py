@@ -30,7 +30,7 @@ _THROUGH_PARTS = {
 # Those that ATen makes of products of matrices.
 _PRODUCTS = {"__rmatmul__", "einsum", "inner", "matmul", "nn.functional.bilinear", "nn.functional.linear", "tensordot"}
 # What the catalog calls functions that Python, without its modules, calls otherwise.
-_CALLED = {"special.polygamma": "polygamma", "relu6": "hardtanh"}
+_CALLED = {"special.polygamma": "polygamma", "relu6": "hardtanh", "rrelu": "rrelu_with_noise"}
 # The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
 _MOST_STEPS = 2**14
 # In float64 ATen's gradient, the only reference for ours, differs by 1e-12 from mpmath's, and more than ours does.

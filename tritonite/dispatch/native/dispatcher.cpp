@@ -175,9 +175,11 @@ struct Slot {
   int64_t low = 0, high = 0;
   double largest = 0;
   bool finite = false;
+  double least = 0;
 
   bool holds(const Number& number) const {
     if (!limited) return true;
+    if (number.as_real() < least) return false;
     if (number.floating) return std::abs(number.real) <= largest || !(finite || std::isfinite(number.real));
     return number.integer >= low && number.integer <= high;
   }
@@ -1152,6 +1154,7 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::Func
       slot.high = limits[1].cast<int64_t>();
       slot.largest = limits[2].cast<double>();
       slot.finite = limits[3].cast<bool>();
+      slot.least = limits[4].cast<double>();
     }
     plan->slots.push_back(slot);
   }

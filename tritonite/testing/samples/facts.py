@@ -40,6 +40,8 @@ FLAGS: dict[str, tuple[bool, ...]] = {}
 REFERENCES: dict[str, Callable[..., Any]] = {}
 # By operator: the places of results that ATen leaves as their memory was, of which only dtype, shape and device count.
 UNWRITTEN: dict[str, tuple[int, ...]] = {}
+# Operators that draw random numbers, which differ from call to call: only dtypes, shapes and devices count.
+RANDOM: set[str] = set()
 # By operator: what makes of drawn arguments, by name, those for which ATen has an answer: its kernels stop the program
 # for others, take years, or give what an order of theirs gives.
 DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -142,6 +144,11 @@ def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
         return make
 
     return register
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of floats itself, and else float32."""
+    return dtype if dtype.is_floating_point else torch.float32
 
 
 def real(value: Any) -> bool:

@@ -1,0 +1,292 @@
+"""Random numbers that are ATen's on CUDA: the same elements get the same words of Philox, whatever draws them.
+
+ATen launches `threads` of its own over an operator's elements, each a subsequence of the generator's: a draw gives a
+thread four words, or two of 64 bits. By most of its kernels the i-th value of a thread's draw is for the element
+`i * threads` after its first one; by those that load vectors, for the i-th of a vector. A program here takes a block of
+ATen's threads for one draw, so that each word is computed once, and what it writes lies side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.dispatch.call import empty_strided, random_state
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
+from tritonite.errors import Decline
+from tritonite.language.random import words
+from tritonite.launch import ASSERTING, libentry
+
+# ATen's block, and how far a draw moves a generator on.
+_ATEN_BLOCK = 256
+_ADVANCE = 4
+# What a program writes of each result.
+_ELEMENTS = 2048
+# The longest permutation that one program sorts.
+MOST_SORTED = 4096
+
+
+class Distribution(NamedTuple):
+    """What is made of random words: `narrow` samples four values at a draw, `wide` two, which float64 goes by.
+
+    `transform` makes results of a value: (value, inputs, first, second, low, span, DTYPE) -> tuple, of the first
+    result's dtype, the call's numbers, two float64 and two int64, and the operands' elements.
+    """
+
+    transform: Any
+    narrow: Any
+    wide: Any
+
+
+class Order(NamedTuple):
+    """How ATen hands elements to `threads`: `vector` side by side at a time, or 0 for one at a distance of `threads`.
+
+    `advance` is how far it moves the generator on.
+    """
+
+    threads: int
+    vector: int
+    advance: int
+
+
+@triton.jit
+def _interleave4(a, b, c, d):
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+
+@triton.jit
+def _side_by_side(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thread):
+    """The values of each thread's vector, those of one thread after those of another."""
+    a, b, c, d = SAMPLE(seed, counter, thread)
+    if VECTOR == 2:
+        values = tl.interleave(a, b)
+    elif VECTOR == 4:
+        values = _interleave4(a, b, c, d)
+    else:
+        e, f, g, h = SAMPLE(seed, counter + 1, thread)
+        values = tl.interleave(_interleave4(a, c, e, g), _interleave4(b, d, f, h))
+    return values
+
+
+@triton.jit
+def _write(value, place, mask, inputs, outs, numbers, TRANSFORM: tl.constexpr):
+    elements = ()
+    for i in tl.static_range(len(inputs)):
+        elements = elements + (tl.load(inputs[i] + place, mask=mask, other=0),)
+    first, second, low, span = numbers
+    results = TRANSFORM(value, elements, first, second, low, span, outs[0].dtype.element_ty)
+    for i in tl.static_range(len(outs)):
+        tl.store(outs[i] + place, results[i].to(outs[i].dtype.element_ty), mask=mask)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["seed", "offset", "low", "span"])
+def draw_kernel(
+    outs,
+    inputs,
+    numel,
+    threads,
+    seed: tl.int64,
+    offset: tl.int64,
+    first: tl.float64,
+    second: tl.float64,
+    low: tl.int64,
+    span: tl.int64,
+    SAMPLE: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    VALUES: tl.constexpr,
+    USED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side."""
+    blocks = tl.cdiv(threads, BLOCK)
+    turn = tl.program_id(0) // blocks
+    begin = tl.program_id(0) % blocks * BLOCK
+    thread = begin + tl.arange(0, BLOCK)
+    DRAWS: tl.constexpr = 2 if VECTOR == 8 else 1
+    # In the interpreter numbers have no type of their own.
+    seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * DRAWS
+    first, second = tl.full((), first, tl.float64), tl.full((), second, tl.float64)
+    numbers = (first, second, low.to(tl.int64), span.to(tl.int64))
+    if VECTOR:
+        values = _side_by_side(SAMPLE, VECTOR, seed, counter, thread)
+        lane = tl.arange(0, BLOCK * VECTOR)
+        place = (turn.to(INDEX) * threads + begin) * VECTOR + lane
+        mask = (lane < (threads - begin) * VECTOR) & (place < numel)
+        _write(values, place, mask, inputs, outs, numbers, TRANSFORM)
+    else:
+        values = SAMPLE(seed, counter, thread)
+        for i in tl.static_range(USED):
+            place = (turn.to(INDEX) * VALUES + i) * threads + thread
+            _write(values[i], place, (thread < threads) & (place < numel), inputs, outs, numbers, TRANSFORM)
+
+
+def elementwise(numel: int, values: int, device: torch.device) -> Order:
+    """The order of ATen's kernels that stride over their grid, of draws of so many values."""
+    blocks = min(devices.resident_threads(device) // _ATEN_BLOCK, -(-numel // _ATEN_BLOCK))
+    threads = blocks * _ATEN_BLOCK
+    return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE)
+
+
+def _launch(
+    distribution: Distribution,
+    order: Order,
+    outs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    numbers: tuple[Any, Any],
+    span: tuple[int, int],
+    generator: torch.Generator | None,
+    wide: bool,
+    options: dict[str, Any],
+) -> None:
+    numel, threads = outs[0].numel(), order.threads
+    values = 2 if wide else 4
+    turns = -(-numel // (threads * (order.vector or values)))
+    elements = _ELEMENTS * (4 if devices.current.interpreted else 1)
+    block = min(power_of_2(threads), elements // (order.vector or 4))
+    far = (turns + 1) * threads * max(order.vector, values) >= INT32_LIMIT
+    draw_kernel[(turns * -(-threads // block),)](
+        tuple(outs),
+        tuple(inputs),
+        numel,
+        threads,
+        *random_state(outs[0].device, order.advance, generator),
+        *numbers,
+        *span,
+        SAMPLE=distribution.wide if wide else distribution.narrow,
+        TRANSFORM=distribution.transform,
+        VALUES=values,
+        USED=min(values, -(-numel // threads)),
+        VECTOR=order.vector,
+        BLOCK=block,
+        INDEX=tl.int64 if far else tl.int32,
+        **options,
+    )
+
+
+def _within_32_bits(numel: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """(begin, length) of what ATen launches a kernel for, of elements side by side: halves until 32 bits reach all."""
+    if numel < 2**31 and (numel - 1) * itemsize + 1 < 2**31:
+        yield 0, numel
+        return
+    half = numel // 2
+    yield from _within_32_bits(half, itemsize)
+    yield from ((half + begin, length) for begin, length in _within_32_bits(numel - half, itemsize))
+
+
+def draw(
+    distribution: Distribution,
+    out: torch.Tensor,
+    numbers: tuple[Any, Any] = (0.0, 0.0),
+    span: tuple[int, int] = (0, 0),
+    generator: torch.Generator | None = None,
+    wide: bool | None = None,
+) -> None:
+    """Write random numbers to a tensor of any layout that does not overlap itself, as ATen's own kernels would.
+
+    `wide` where draws are of two values, as those of float64 are.
+    """
+    numel = out.numel()
+    if not numel:
+        return
+    wide = out.dtype is torch.float64 if wide is None else wide
+    strides = strides_after_conversion(out.shape, out.stride())
+    dense = strides == tuple(out.stride())
+    buffer = out if dense else empty_strided(out.shape, strides, out.dtype, out.device)
+    parts = list(_within_32_bits(numel, out.dtype.itemsize))
+    if len(parts) > 1:
+        if not dense:
+            raise Decline("elements apart from each other that 32 bits do not reach")
+        # ATen moves the generator on for the whole, too, before it does for the parts.
+        random_state(out.device, elementwise(numel, 2 if wide else 4, out.device).advance, generator)
+    for begin, length in parts:
+        part = buffer if length == numel else buffer.as_strided((length,), (1,), buffer.storage_offset() + begin)
+        order = elementwise(length, 2 if wide else 4, out.device)
+        _launch(distribution, order, (part,), (), numbers, span, generator, wide, {})
+    if not dense:
+        out.copy_(buffer)
+
+
+def draw_beside(
+    distribution: Distribution,
+    order: Order,
+    inputs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    numbers: tuple[Any, Any] = (0.0, 0.0),
+    generator: torch.Generator | None = None,
+    wide: bool = False,
+    asserting: bool = False,
+) -> None:
+    """The same for results of operands' elements, all of them side by side in memory, in one order.
+
+    With `asserting` the transformation has assertions, which stop the program.
+    """
+    if outs[0].numel():
+        options = ASSERTING if asserting else {}
+        _launch(distribution, order, outs, inputs, numbers, (0, 0), generator, wide, options)
+
+
+def vectors(numel: int, vector: int, device: torch.device) -> Order:
+    """The order of ATen's kernels that load vectors, over the grid of those that do not."""
+    order = elementwise(numel, 4, device)
+    return order._replace(vector=vector)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program sorts the numbers up to `n` by the last BITS of their keys, then by themselves."""
+    index = tl.arange(0, BLOCK)
+    key = tl.load(keys + index, mask=index < n, other=0).to(tl.int64)
+    key = tl.where(index < n, key & (2**BITS - 1), 2**BITS)
+    found = tl.sort(key * BLOCK + index)
+    tl.store(sorted_keys + index, found // BLOCK, mask=index < n)
+    tl.store(out + index, (found % BLOCK).to(out.dtype.element_ty), mask=index < n)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "seed", "offset"])
+def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
+    """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread."""
+    index = tl.arange(0, BLOCK)
+    seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
+    key = tl.load(sorted_keys + index, mask=index < n, other=-1)
+    before = tl.load(sorted_keys + index - 1, mask=(index > 0) & (index < n), other=-1)
+    length = ((index < n) & (key != before)).to(tl.int32)
+    longest = 1
+    step = 1
+    while longest == step:
+        after = tl.load(sorted_keys + index + step, mask=index + step < n, other=-1)
+        length += ((length == step) & (after == key)).to(tl.int32)
+        longest = tl.max(length)
+        step += 1
+    for i in range(longest - 1, 0, -1):
+        drawn = length - 1 - i
+        a, b, c, d = words(seed, counter + tl.maximum(drawn, 0).to(tl.int64) // 4, index)
+        word = tl.where(drawn % 4 == 0, a, tl.where(drawn % 4 == 1, b, tl.where(drawn % 4 == 2, c, d)))
+        other = index + (word % (length - drawn).to(tl.uint32)).to(tl.int32)
+        swaps = drawn >= 0
+        first = tl.load(out + index + i, mask=swaps)
+        second = tl.load(out + other, mask=swaps)
+        tl.debug_barrier()
+        tl.store(out + index + i, second, mask=swaps)
+        tl.debug_barrier()
+        tl.store(out + other, first, mask=swaps)
+        tl.debug_barrier()
+
+
+def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
+    """Write the numbers up to the count of `keys`, sorted by their last `bits` and shuffled where those are equal."""
+    n = keys.numel()
+    block = power_of_2(n)
+    sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)
+    _sort_kernel[(1,)](keys, sorted_keys, out, n, BITS=bits, BLOCK=block)
+    state = random_state(keys.device, -(-n // _ADVANCE) * _ADVANCE, generator)
+    _shuffle_kernel[(1,)](sorted_keys, out, n, *state, BLOCK=block)

@@ -1,0 +1,59 @@
+"""Random numbers, of which tests/test_random.py compares the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite import catalog
+from tritonite.catalog import Op
+from tritonite.testing.samples import facts
+
+_DETERMINISTIC = {"_masked_scale", "rrelu_with_noise_backward"}
+facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "random"} - _DETERMINISTIC
+
+facts.TENSORS["p"] = lambda tensor: (tensor.float().abs() % 1).to(facts.floating(tensor.dtype))
+
+
+@facts.arguments("uniform", "normal", "normal_functional", "log_normal", "exponential", "cauchy", "bernoulli", "randn")
+@facts.arguments("rand", "rand_like", "randn_like")
+def _continuous(tensors: facts.Tensors) -> dict[str, Any]:
+    """The default generator, and the ends of a range."""
+    given = {"generator": None, "from": -0.5, "to": 1.25}
+    return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
+
+
+@facts.arguments("geometric", "native_dropout", "_fused_dropout")
+def _by_probability(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"generator": None, "p": 0.25, "train": True}
+
+
+@facts.arguments("random", "randint", "randint_like", "randperm")
+def _integers(tensors: facts.Tensors) -> dict[str, Any]:
+    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": tensors[0].numel() % 131}
+    return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
+
+
+@facts.arguments("rrelu_with_noise", "rrelu_with_noise_functional", "rrelu_with_noise_backward")
+def _slopes(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"generator": None, "lower": 0.125, "upper": 0.375}
+
+
+@facts.operands("bernoulli")
+def _probabilities(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
+    """Where they are in the place of the first tensor."""
+    if op.overload in ("bernoulli", "bernoulli.out") and tensors[0].is_floating_point():
+        return [tensor.abs() % 1 for tensor in tensors]
+    return tensors
+
+
+@facts.operands("rrelu_with_noise")
+def _of_the_outputs_size(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """On a CPU ATen writes beyond an output that is too small."""
+    return None if op.out_names and tensors[0].device.type == "cpu" else tensors
+
+
+@facts.operands("_masked_scale")
+def _mask(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
+    return [tensors[0], (tensors[0] > 0).to(torch.uint8)]
