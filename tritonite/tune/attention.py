@@ -69,3 +69,44 @@ def tiles(kind: str, size: int, head: int, shared: int) -> Tiles:
     """
     table = (_SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind])[size]
     return table[min(most for most in table if head <= most)]
+
+
+# Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.
+FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
+# The rows of the smallest tile, which tensor cores take.
+FEW = 16
+# The keys that a program has at least where several share a head's: below, starting one takes longer than its keys.
+LEAST = 256
+# Programs of a multiprocessor whose tiles are on their way at once, each of so many bytes of keys, and of values.
+_RESIDENT, _TILE_BYTES = 2, 16 * 1024
+# A program's beginning and end, in blocks of keys.
+_OVERHEAD = 2
+COMBINING_WARPS = 4
+
+
+def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
+    """The tile for `rows` of elements of `size` bytes and heads of `head`, a power of two, over many keys.
+
+    Where rows are few all time is that of reading keys and values: blocks of them are on their way while one is
+    multiplied, so that two programs of a multiprocessor have 64 KiB each under way.
+    """
+    if kind == "interpreter":
+        return Tile(max(FEW, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
+    bytes_ = _TILE_BYTES if shared >= 2**17 else _TILE_BYTES // 2
+    keys = max(16, min(128, bytes_ // (size * max(16, head))))
+    queries = next(queries for queries in (FEW, 32, 64) if rows <= queries or queries == 64)
+    return Tile(queries, keys, 4, 4 if shared >= _LARGE else 3 if shared >= 2**17 else 2)
+
+
+def share(programs: int, keys: int, block: int, multiprocessors: int) -> int:
+    """The keys that a program takes, in whole blocks, where so many programs would take all of them.
+
+    The fewest rounds of the device by the time of each, of which a beginning and an end are a part.
+    """
+    slots, blocks = _RESIDENT * multiprocessors, max(1, -(-keys // block))
+    least = min(blocks, -(-LEAST // block))
+
+    def time(each: int) -> int:
+        return -(-programs * -(-blocks // each) // slots) * (each + _OVERHEAD)
+
+    return block * min(range(least, blocks + 1), key=lambda each: (time(each), -each))
