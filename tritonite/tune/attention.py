@@ -81,6 +81,8 @@ LEAST = 256
 _RESIDENT, _TILE_BYTES = 2, 16 * 1024
 # A program's beginning and end, in blocks of keys.
 _OVERHEAD = 2
+# The rows of a tile from which on multiplying takes time, and keys that all rows see are not compared.
+APART = 64
 COMBINING_WARPS = 4
 
 

@@ -586,7 +586,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     # Of sequences of several lengths no more is known here than how many tokens there are in all.
     rows = -(-tokens // max(1, sequences)) * ratio if ragged else ratio
     tile = table.decoding(
-        *(devices.current.kind, query.dtype.itemsize, power_of_2(max(head, size))),
+        *(devices.current.kind, key.dtype.itemsize, power_of_2(max(head, size))),
         *(table.FEW if settings().invariant else rows, devices.shared_memory(query.device)),
     )
     blocks = tokens * ratio // tile.BLOCK_M + sequences + 1 if ragged else -(-ratio // tile.BLOCK_M)
@@ -607,7 +607,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         windowed=work.window is not None,
         capped=work.softcap is not None,
         split=cut.splits > 1,
-        apart=tile.BLOCK_M >= table.FEW_ROWS,
+        apart=tile.BLOCK_M >= table.APART,
     )
     ordered = [(own.stride(0), own.stride(2), own.stride(1)) for own in (key, value)]
     # The token is the row where it is counted from the first of all, and the batch where each sequence has one.
