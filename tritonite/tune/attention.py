@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 # The bytes of keys and values that a second-level cache keeps for programs that read the same.
@@ -100,15 +101,17 @@ def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
     return Tile(queries, keys, 4, 4 if shared >= _LARGE else 3 if shared >= 2**17 else 2)
 
 
+@functools.lru_cache(maxsize=1024)
 def share(programs: int, keys: int, block: int, multiprocessors: int) -> int:
     """The keys that a program takes, in whole blocks, where so many programs would take all of them.
 
     The fewest rounds of the device by the time of each, of which a beginning and an end are a part.
     """
     slots, blocks = _RESIDENT * multiprocessors, max(1, -(-keys // block))
-    least = min(blocks, -(-LEAST // block))
+    most = max(1, min(blocks * block // LEAST, 2 * slots))
 
     def time(each: int) -> int:
         return -(-programs * -(-blocks // each) // slots) * (each + _OVERHEAD)
 
-    return block * min(range(least, blocks + 1), key=lambda each: (time(each), -each))
+    # The largest of those that take as long.
+    return block * min([-(-blocks // splits) for splits in range(1, most + 1)], key=time)
