@@ -275,20 +275,23 @@ def paged_attention_host(
 def _write(source, cache, token, page, row, scale, heads, size, strides, HEADS: tl.constexpr, SIZE: tl.constexpr):
     """Copy a token's heads; `strides` are those of the source (token, head, element), of the cache, of the scale."""
     columns = tl.arange(0, SIZE).to(tl.int64)[None, :]
-    source += token * strides[0][0]
-    cache += page * strides[1][0] + row * strides[1][1]
+    # Within the loop Triton 3.6 does not know of strides any more.
+    source += token * strides[0][0] + columns * strides[0][2]
+    cache += page * strides[1][0] + row * strides[1][1] + columns * strides[1][3]
+    step, cache_step = strides[0][1], strides[1][2]
+    if scale is not None:
+        scale_step = strides[2]
     for first in range(0, heads, HEADS):
         head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         mask = (head < heads) & (columns < size) & (page >= 0)
-        values = tl.load(source + head * strides[0][1] + columns * strides[0][2], mask=mask, other=0.0)
+        values = tl.load(source + head * step, mask=mask, other=0.0)
         if scale is not None:
-            own = tl.load(scale + head * strides[2], mask=head < heads, other=1.0)
+            own = tl.load(scale + head * scale_step, mask=head < heads, other=1.0)
             values = tl.div_rn(values.to(tl.float32), tl.broadcast_to(own, values.shape))
         if cache.dtype.element_ty == tl.float8e4nv:
             values = values.to(tl.float32)
             values = tl.where(values > _MOST, _MOST, tl.where(values < -_MOST, -_MOST, values))
-        pointers = cache + head * strides[1][2] + columns * strides[1][3]
-        tl.store(pointers, values.to(cache.dtype.element_ty), mask=mask)
+        tl.store(cache + head * cache_step, values.to(cache.dtype.element_ty), mask=mask)
 
 
 @libentry()

@@ -95,20 +95,24 @@ def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
     """
     if kind == "interpreter":
         return Tile(max(FEW, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
-    bytes_ = _TILE_BYTES if shared >= 2**17 else _TILE_BYTES // 2
-    keys = max(16, min(128, bytes_ // (size * max(16, head))))
-    queries = next(queries for queries in (FEW, 32, 64) if rows <= queries or queries == 64)
-    return Tile(queries, keys, 4, 4 if shared >= _LARGE else 3 if shared >= 2**17 else 2)
+    stages = 2 if kind == "amd" or shared < 2**17 else 3 if shared < _LARGE else 4
+    # float8 is converted in registers, as if it were wider; products of float32 take many.
+    keys = max(16, min(128, _TILE_BYTES // (2 if stages == 2 else 1) // (max(2, size) * max(16, head))))
+    most = 32 if size == 4 else 128 if stages > 2 else 64
+    queries = next(queries for queries in (FEW, 32, 64, 128) if rows <= queries or queries == most)
+    # Of many rows products take time as well, and so several programs are wanted more than deep copies.
+    return Tile(queries, keys, 8 if queries == 128 else 4, min(stages, 3) if queries >= APART else stages)
 
 
 @functools.lru_cache(maxsize=1024)
 def share(programs: int, keys: int, block: int, multiprocessors: int) -> int:
     """The keys that a program takes, in whole blocks, where so many programs would take all of them.
 
-    The fewest rounds of the device by the time of each, of which a beginning and an end are a part.
+    The fewest rounds of the device by the time of each, of which a beginning and an end are a part. Where there are
+    two rounds, programs that end make room for others, and nothing is shared: what splits leave takes memory.
     """
     slots, blocks = _RESIDENT * multiprocessors, max(1, -(-keys // block))
-    most = max(1, min(blocks * block // LEAST, 2 * slots))
+    most = max(1, min(blocks * block // LEAST, 2 * slots // max(1, programs)))
 
     def time(each: int) -> int:
         return -(-programs * -(-blocks // each) // slots) * (each + _OVERHEAD)

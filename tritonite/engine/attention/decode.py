@@ -18,7 +18,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import Number, empty, settings
 from tritonite.engine.attention.forward import LOG2E, biased
-from tritonite.engine.attention.problem import Facts, Problem
+from tritonite.engine.attention.problem import Facts, Problem, products
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.launch import ASSERTING, libentry
 from tritonite.tune import attention as table
@@ -142,26 +142,43 @@ def _load(pointer, offset, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASK
 
 @triton.jit
 def _offset(page, columns, strides, FACTS: tl.constexpr):
-    """Where rows of keys or values are; `strides` are those of pages, heads and rows."""
+    """Where rows of keys or values are; `strides` are those of pages and of rows."""
     if FACTS.page == 0:
-        offset = columns.to(FACTS.index) * strides[2]
+        offset = columns.to(FACTS.index) * strides[1]
     else:
-        offset = page.to(FACTS.index) * strides[0] + (columns % FACTS.page).to(FACTS.index) * strides[2]
+        offset = page.to(FACTS.index) * strides[0] + (columns % FACTS.page).to(FACTS.index) * strides[1]
     return offset
 
 
 @triton.jit
-def _take(state, q, key, value, bias, strides, rows, columns, page, seen, numbers, MASKED, FACTS: tl.constexpr):
+def _take(
+    state,
+    q,
+    key,
+    value,
+    bias,
+    of_key,
+    of_value,
+    of_bias,
+    rows,
+    columns,
+    page,
+    seen,
+    numbers,
+    MASKED: tl.constexpr,
+    FACTS: tl.constexpr,
+):
     """The state of rows after a block of keys: sums of values, the largest score, and the sum of exponentials.
 
-    `seen` is (the first key that any row sees, where those end, the diagonal, the window), `numbers` the factor of
-    scores and the soft cap, both to base 2.
+    `of_key` and `of_value` are the strides of pages and of rows, `of_bias` those of rows and of keys. `seen` is (the
+    first key that any row sees, where those end, the diagonal, the window), `numbers` the factor of scores and the soft
+    cap, both to base 2.
     """
     PRECISION: tl.constexpr = FACTS.precision
     total, largest, denominator = state
     low, stop, diagonal, window = seen
     exists = (columns >= low) & (columns < stop)
-    k = _load(key, _offset(page, columns, strides[1], FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
+    k = _load(key, _offset(page, columns, of_key, FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * numbers[0]
     if FACTS.capped:
         scores = numbers[1] * (1 - 2 / (tl.exp2(scores) + 1))
@@ -173,14 +190,15 @@ def _take(state, q, key, value, bias, strides, rows, columns, page, seen, number
             visible = visible & (columns[None, :] > (rows + diagonal - window)[:, None])
         if bias is not None:
             there = visible & (rows >= 0)[:, None]
-            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], there)
+            steps = (0, 0, of_bias[0], of_bias[1])
+            scores = biased(scores, bias, steps, rows[:, None], columns[None, :], there)
         scores = tl.where(visible, scores, float("-inf"))
     most = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(most == float("-inf"), 0.0, most)
     exponentials = tl.exp2(scores - base[:, None])
     kept = tl.exp2(largest - base)
     denominator = denominator * kept + tl.sum(exponentials, 1)
-    v = _load(value, _offset(page, columns, strides[2], FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
+    v = _load(value, _offset(page, columns, of_value, FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
     v = v.to(q.dtype)
     total = tl.dot(exponentials.to(q.dtype), v, total * kept[:, None], input_precision=PRECISION)
     return total, most, denominator
@@ -193,6 +211,9 @@ def _take_all(state, q, key, value, bias, table, strides, rows, begin, stop, see
     total, largest, denominator, wrong = state
     pages, n_pages = table
     low, diagonal, window = seen
+    # Within the loop Triton 3.6 does not know of strides that are 1 any more, where they are in a tuple.
+    key_page, key_row, value_page, value_row = strides[1][0], strides[1][2], strides[2][0], strides[2][2]
+    bias_row, bias_key = strides[4][2], strides[4][3]
     lanes = tl.arange(0, BLOCK_N)
     page = _pages(pages, begin, low, stop, FACTS)
     for start in range(begin, stop, BLOCK_N):
@@ -203,8 +224,9 @@ def _take_all(state, q, key, value, bias, table, strides, rows, begin, stop, see
             page = tl.where(outside, 0, page)
         rest = (low, stop, diagonal, window)
         total, largest, denominator = _take(
-            *((total, largest, denominator), q, key, value, bias, strides, rows, start + lanes, page, rest),
-            *(numbers, MASKED, FACTS),
+            *((total, largest, denominator), q, key, value, bias),
+            *((key_page, key_row), (value_page, value_row), (bias_row, bias_key)),
+            *(rows, start + lanes, page, rest, numbers, MASKED, FACTS),
         )
         page = _pages(pages, start + BLOCK_N, low, stop, FACTS)
     return total, largest, denominator, wrong
@@ -594,7 +616,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
     facts = DecodeFacts(
         causal=ragged or work.window is not None,
-        precision=work.precision,
+        precision=products(work.precision, query),
         index=tl.int64 if wide else tl.int32,
         ratio=ratio,
         head_size=head,
