@@ -95,9 +95,9 @@ def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
     """
     if kind == "interpreter":
         return Tile(max(FEW, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
-    stages = 2 if kind == "amd" or shared < 2**17 else 3 if shared < _LARGE else 4
+    stages = 1 if kind == "amd" else 2 if shared < 2**17 else 3 if shared < _LARGE else 4
     # float8 is converted in registers, as if it were wider; products of float32 take many.
-    keys = max(16, min(128, _TILE_BYTES // (2 if stages == 2 else 1) // (max(2, size) * max(16, head))))
+    keys = max(16, min(128, _TILE_BYTES // (1 if stages > 2 else 2) // (max(2, size) * max(16, head))))
     most = 32 if size == 4 else 128 if stages > 2 else 64
     queries = next(queries for queries in (FEW, 32, 64, 128) if rows <= queries or queries == most)
     # Of many rows products take time as well, and so several programs are wanted more than deep copies.
