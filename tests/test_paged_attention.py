@@ -289,7 +289,10 @@ def test_refused(change, message):
         fused.paged_attention(*[given.pop(name) for name in names], **given)
     given = _operands()
     given |= change(given)
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(Unsupported, match=message):
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        pytest.raises(Unsupported, match=message),
+    ):
         fake = {name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         fused.paged_attention(*[fake.pop(name) for name in names], **fake)
 

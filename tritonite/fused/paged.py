@@ -195,7 +195,7 @@ def _check(
         check_shape("cu_seqlens", cu_seqlens, (sequences + 1,), "one more than rows of block_table")
     elif query.shape[0] != sequences:
         raise Decline(
-            f"query has {query.shape[0]} tokens and block_table {sequences} sequences: give cu_seqlens, or one token each"
+            f"query has {query.shape[0]} tokens and block_table {sequences} sequences: give cu_seqlens, or a token each"
         )
     _check_scales("query", query, shared, key_scale, value_scale)
     if softcap is not None and not 0 <= softcap < math.inf:

@@ -294,7 +294,14 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])
 
 
-_GROUPS = {"decoding": decoding, "tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings, "in_order": in_order}
+_GROUPS = {
+    "decoding": decoding,
+    "tiles": tiles,
+    "rows": long_rows,
+    "fused": fused_rows,
+    "rings": rings,
+    "in_order": in_order,
+}
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

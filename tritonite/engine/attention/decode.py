@@ -205,7 +205,9 @@ def _take(
 
 
 @triton.jit
-def _take_all(state, q, key, value, bias, table, strides, rows, begin, stop, seen, numbers, MASKED, FACTS: tl.constexpr):
+def _take_all(
+    state, q, key, value, bias, table, strides, rows, begin, stop, seen, numbers, MASKED, FACTS: tl.constexpr
+):
     """The state of rows after the keys from `begin`, a multiple of a block, to `stop`; pages are read a block ahead."""
     BLOCK_N: tl.constexpr = FACTS.block_n
     total, largest, denominator, wrong = state
@@ -428,9 +430,9 @@ def combine_splits(
         sequence = _sequence_with(starts, sequences, token)
     first, count, length, diagonal = _sequence(sequence, starts, lengths, (sequences, tokens, queries, keys, diagonal))
     block = ((token - first) * RATIO + head % RATIO) // FACTS.block_m
-    low, base, share, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
+    _, base, share, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
     there = tl.cdiv(tl.maximum(end - base, 0), share)
-    # As above.
+    # Before the loop, as above.
     batch, own = sequence.to(tl.int64), token.to(tl.int64)
     if starts is None:
         own -= batch * queries

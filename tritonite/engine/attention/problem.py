@@ -100,7 +100,8 @@ class Problem(NamedTuple):
         index = offset_type(*given)
         blocks = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
         return Facts(
-            *(self.causal, products(self.precision, self.query), index, self.ratio, head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty)
+            *(self.causal, products(self.precision, self.query), index, self.ratio),
+            *(head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty),
         )
 
     @property
