@@ -26,7 +26,7 @@ from tritonite.tune import attention as table
 # What differs from call to call of one kernel.
 _SIZES = ["sequences", "tokens", "queries", "keys", "diagonal", "window", "shared", "splits", "least"]
 # Splits that are combined at a time, and sequences whose places are compared at a time.
-_SPLITS, _SEQUENCES = tl.constexpr(16), tl.constexpr(128)
+_SPLITS, _SEQUENCES = tl.constexpr(16), tl.constexpr(512)
 
 
 @dataclass(frozen=True)

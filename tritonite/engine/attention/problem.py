@@ -97,12 +97,9 @@ class Problem(NamedTuple):
         """What a kernel is compiled for that also reads and writes these tensors."""
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
-        index = offset_type(*given)
+        exact, index = products(self.precision, self.query), offset_type(*given)
         blocks = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
-        return Facts(
-            *(self.causal, products(self.precision, self.query), index, self.ratio),
-            *(head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty),
-        )
+        return Facts(*(self.causal, exact, index, self.ratio, head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty))
 
     @property
     def bias_strides(self) -> tuple[int, ...]:
