@@ -246,6 +246,10 @@ def test_blocks_and_lengths_out_of_range_stop_the_program():
     starts = torch.tensor([0, 5, 2], dtype=torch.int32, device=tritonite.device)
     with pytest.raises(Unsupported, match="ascend"):
         fused.paged_attention(query, key, value, sequences.table, lengths, cu_seqlens=starts)
+    for first in (1, 50):
+        starts = torch.tensor([first, 55, 60], dtype=torch.int32, device=tritonite.device)
+        with pytest.raises(Unsupported, match="begin with 0"):
+            fused.paged_attention(query.repeat(30, 1, 1), key, value, sequences.table, lengths, cu_seqlens=starts)
 
 
 def _operands():

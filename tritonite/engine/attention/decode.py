@@ -59,7 +59,7 @@ def _sequence_at(starts, sequences, block, FACTS: tl.constexpr):
         i = first + tl.arange(0, _SEQUENCES)
         start = tl.load(starts + i, mask=i <= sequences, other=0)
         count += tl.sum(((_first_block(start, i, FACTS) <= block) & (i <= sequences)).to(tl.int32), 0)
-    return count - 1
+    return tl.maximum(count - 1, 0)
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _sequence_with(starts, sequences, token):
         i = first + tl.arange(0, _SEQUENCES)
         start = tl.load(starts + i, mask=i <= sequences, other=0)
         count += tl.sum(((start <= token) & (i <= sequences)).to(tl.int32), 0)
-    return count - 1
+    return tl.maximum(count - 1, 0)
 
 
 @triton.jit
@@ -85,7 +85,10 @@ def _sequence(sequence, starts, lengths, sizes):
     if starts is not None:
         first = tl.load(starts + sequence).to(tl.int32)
         last = tl.load(starts + sequence + 1, mask=sequence < sequences, other=tokens).to(tl.int32)
-        tl.device_assert((first >= 0) & (first <= last) & (last <= tokens), "cu_seqlens that do not ascend")
+        ascends = (first >= 0) & (first <= last) & (last <= tokens)
+        tl.device_assert(
+            ascends & ((sequence > 0) | (first == 0)), "cu_seqlens that do not begin with 0, or do not ascend"
+        )
         count = last - first
     if lengths is not None:
         most = length
