@@ -110,6 +110,7 @@ def _interpreting() -> Iterator[None]:
         "options": InterpreterOptions(debug=True, sanitize_overflow=False),
         "create_assert": interpreted.refuse_unless,
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
+        "create_fp_to_fp": functools.partial(interpreted.to_float8, interpreter_builder),
         "create_dot": functools.partial(dot, interpreter_builder),
         "create_splat": functools.partial(interpreted.splat, interpreter_builder),
     }

@@ -15,7 +15,10 @@ EFFICIENT = "_scaled_dot_product_efficient_attention"
 
 
 class Heads(NamedTuple):
-    """A batch of heads of a length, `shared` of them of key and value, of elements of a size."""
+    """A batch of heads of a length, `shared` of them of key and value, of elements of a size.
+
+    There are as many queries as keys, or the last `queries` alone, as in decoding.
+    """
 
     batch: int
     heads: int
@@ -23,20 +26,28 @@ class Heads(NamedTuple):
     length: int
     size: int
     causal: bool = False
+    queries: int | None = None
 
     def __str__(self) -> str:
         """As labels have it."""
         heads = str(self.heads) if self.heads == self.shared else f"{self.heads}/{self.shared}"
-        return f"{self.batch}x{heads}x{self.length}x{self.size}{' causal' if self.causal else ''}"
+        decoding = "" if self.queries is None else f" {self.queries} of"
+        return f"{self.batch}x{heads}x{self.length}x{self.size}{' causal' if self.causal else ''}{decoding}"
 
     @property
-    def flops(self) -> int:
-        """Of the forward pass's two products, half of which nothing sees where it is causal."""
+    def flops(self) -> int | None:
+        """Of the forward pass's two products, half of which nothing sees where it is causal.
+
+        None in decoding, whose time is that of reading keys and values.
+        """
+        if self.queries is not None:
+            return None
         return 4 * self.batch * self.heads * self.length**2 * self.size // (2 if self.causal else 1)
 
     def operands(self, make: Make) -> list[torch.Tensor]:
         """Query, key and value."""
-        return [make(self.batch, heads, self.length, self.size) for heads in (self.heads, self.shared, self.shared)]
+        query = make(self.batch, self.heads, self.queries or self.length, self.size)
+        return [query, *(make(self.batch, self.shared, self.length, self.size) for _ in range(2))]
 
 
 # Prompts of language models, long ones, heads of 64 and 256, shared ones; short sequences of encoders.
@@ -52,9 +63,19 @@ OF_HALVES = (
     Heads(16, 12, 12, 1024, 64, True),
     Heads(1, 32, 8, 512, 64, True),
 )
+# One token of one sequence and of many, with heads that share keys and without; and a few that are guessed.
+DECODING = (
+    Heads(1, 32, 8, 8192, 128, queries=1),
+    Heads(16, 32, 8, 8192, 128, queries=1),
+    Heads(64, 32, 8, 2048, 128, queries=1),
+    Heads(8, 32, 32, 4096, 128, queries=1),
+    Heads(1, 32, 8, 131_072, 128, queries=1),
+    Heads(16, 32, 8, 8192, 128, queries=8),
+)
 # Whisper's encoder and BERT.
 OF_FLOATS = (Heads(1, 12, 12, 1500, 64), Heads(4, 12, 12, 128, 64))
 SMALL, INTERPRETED = Heads(1, 2, 2, 64, 64), Heads(1, 2, 2, 24, 16, True)
+FEW = Heads(1, 4, 4, 300, 16, queries=1)
 
 
 def _positional(packet: str, causal: bool, bias: torch.Tensor | None) -> tuple[Any, ...]:
@@ -64,7 +85,7 @@ def _positional(packet: str, causal: bool, bias: torch.Tensor | None) -> tuple[A
 
 def forward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
     """A call of a forward operator."""
-    bias = make(heads.batch, 1, heads.length, heads.length) if biased else None
+    bias = make(heads.batch, 1, heads.queries or heads.length, heads.length) if biased else None
     bias = None if bias is None else bias.expand(-1, heads.heads, -1, -1)
     return Sample(str(heads), (*heads.operands(make), *_positional(packet, heads.causal, bias)), {})
 
@@ -90,14 +111,16 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
 
 def calls(
     packet: str, dtype: torch.dtype, measure: str, quick: bool, interpreted: bool
-) -> Iterator[tuple[str, Callable[[Make], Sample], int]]:
-    """Labels, calls and operations of one of the operators, forward or backward."""
+) -> Iterator[tuple[str, Callable[[Make], Sample], int | None]]:
+    """Labels, calls and operations of one of the operators, forward or backward; decoding is forward alone."""
     name = packet.removesuffix("_backward")
     make_call, times = (forward, 2) if name == packet else (backward, 5)
     every: tuple[Heads, ...] = OF_FLOATS if dtype is torch.float32 else OF_HALVES
+    decoding: tuple[Heads, ...] = () if dtype is torch.float32 else DECODING
     if interpreted or measure == "host":
-        every = (INTERPRETED if interpreted else SMALL,)
-    for heads in every[:: 3 if quick else 1]:
+        every, decoding = (INTERPRETED if interpreted else SMALL,), (FEW,)
+    chosen = every[:: 3 if quick else 1]
+    for heads in (*chosen, *decoding[:: 3 if quick else 1]) if name == packet else chosen:
         if name == EFFICIENT and heads.heads != heads.shared:
             continue
         for biased in (False, True) if name == EFFICIENT and not heads.causal and measure != "host" else (False,):
@@ -105,4 +128,5 @@ def calls(
             def made(make: Make, heads: Heads = heads, biased: bool = biased) -> Sample:
                 return make_call(name, heads, make, biased)
 
-            yield f"{heads}{' biased' if biased else ''}", made, heads.flops * times // 2
+            flops = None if heads.flops is None else heads.flops * times // 2
+            yield f"{heads}{' biased' if biased else ''}", made, flops

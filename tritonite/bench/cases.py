@@ -410,8 +410,11 @@ def _fused_cases(quick: bool, measures: Sequence[str], ops: Sequence[str] | None
     interpreted = tritonite.backend.interpreted
     for (name, pair), dtype in itertools.product(PAIRS.items(), DTYPES):
         for measure in measures if matches(ops, name) else ():
-            of_host = (SMALL,) if not interpreted else ()
-            of_device = INTERPRETED if interpreted else FUSED[:: 2 if quick else 1]
+            shapes, small, tiny = pair.shapes or (FUSED, SMALL, None)
+            of_host = (small,) if not interpreted else ()
+            of_device = shapes[:: 2 if quick else 1]
+            if interpreted:
+                of_device = INTERPRETED if tiny is None else (tiny,)
             for shape in of_host if measure == "host" else of_device:
                 operands = functools.partial(_of_pair, pair, shape)
                 yield Case(name, name, "fused", _label(shape), dtype, operands, measure, pair=pair)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tritonite import fused
+from tritonite.bench import attention
 from tritonite.ops.normalization import kept_dtype
 
 Make = Callable[..., torch.Tensor]
@@ -22,11 +23,15 @@ _HEAD, _GROUP = 128, 4
 
 @dataclass(frozen=True)
 class Pair:
-    """A fused operator and ATen's composition, of tensors made of a function of shapes and a shape of rows."""
+    """A fused operator and ATen's composition, of tensors made of a function of shapes and a shape of rows.
+
+    `shapes` are those it has of its own, and the ones to measure the host and in the interpreter.
+    """
 
     composition: Callable[..., Any]
     fused: Callable[..., Any]
     operands: Callable[[Make, Shape], Sequence[torch.Tensor]]
+    shapes: tuple[tuple[Shape, ...], Shape, Shape] | None = None
 
 
 def _layer_norm(x, residual, weight, bias):
@@ -105,7 +110,34 @@ def _norm_gradients(parameters: int, make: Make, shape: Shape) -> list[torch.Ten
     return [*rows, *_statistics(make, shape[0], parameters), *(make(shape[1]) for _ in range(parameters))]
 
 
+# Of decoding: sequences, heads, heads of key and value, keys of each, elements of a head, tokens in a block.
+_PAGED = tuple(
+    (heads.batch, heads.heads, heads.shared, heads.length, heads.size, page)
+    for heads in attention.DECODING
+    if heads.queries == 1
+    for page in (16, 256)
+)
+
+
+def _paged(make: Make, shape: Shape) -> list[torch.Tensor]:
+    """One token of each sequence, whose blocks lie one after the other, so that they are a plain cache as well."""
+    sequences, heads, shared, length, size, page = shape
+    blocks = length // page
+    query, caches = make(sequences, heads, size), [make(sequences * blocks, page, shared, size) for _ in range(2)]
+    table = torch.arange(sequences * blocks, dtype=torch.int32, device=query.device).view(sequences, blocks)
+    return [query, *caches, table, torch.full((sequences,), length, dtype=torch.int32, device=query.device)]
+
+
+def _over_plain_caches(query, key_cache, value_cache, table, lengths):
+    """Decoding over the same memory, as (sequences, heads, keys, elements)."""
+    plain = [each.view(len(table), -1, *each.shape[2:]).transpose(1, 2) for each in (key_cache, value_cache)]
+    return functional.scaled_dot_product_attention(query.unsqueeze(2), *plain, enable_gqa=True).squeeze(2)
+
+
 PAIRS: dict[str, Pair] = {
+    "paged_attention": Pair(
+        _over_plain_caches, fused.paged_attention, _paged, (_PAGED, (1, 4, 2, 64, 64, 16), (2, 4, 2, 32, 16, 16))
+    ),
     "skip_layer_norm": Pair(
         _layer_norm,
         fused.skip_layer_norm,

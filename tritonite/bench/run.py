@@ -29,7 +29,7 @@ from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
 from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
-from tritonite.testing.judge import cancelling, judge, terms, to_reference
+from tritonite.testing.judge import cancelling, judge, rounded_terms, terms, to_reference
 from tritonite.testing.samples import NOT_REACHED, RANDOM, REFERENCES, Sample, compares_zero_sign
 
 
@@ -216,7 +216,7 @@ def _disagreement(
             exact = None if reference is None else reference[i]
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
             zero_sign = case.pair is None and compares_zero_sign(name)
-            cancels = "backward" in name and cancelling(name)
+            cancels = rounded_terms(name) or ("backward" in name and cancelling(name))
             verdict = judge(own, aten, exact, zero_sign, tritonite.device, roundoff, cancels)
             if verdict.failure:
                 return f"{each.name} gives another answer than ATen: {verdict.failure}", declined

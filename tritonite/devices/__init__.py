@@ -111,6 +111,14 @@ def has_wgmma(device: torch.device) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+def has_float8(device: torch.device) -> bool:
+    """Whether Triton converts float8_e4m3fn there: NVIDIA's from sm_89 on, and in the interpreter."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
     """The kind of its multiprocessors, such as sm_90; "" of what is no NVIDIA GPU."""
     if device.type != "cuda" or torch.version.hip is not None:

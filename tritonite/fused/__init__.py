@@ -7,12 +7,15 @@ from tritonite import catalog
 from tritonite.dispatch import library
 from tritonite.fused.gated import gelu_and_mul, silu_and_mul
 from tritonite.fused.norm import skip_layer_norm, skip_rms_norm
+from tritonite.fused.paged import paged_attention, reshape_and_cache
 from tritonite.fused.rotary import rotary_embedding, rotary_embedding_
 
 library.register(catalog.declarations)
 
 __all__ = [
     "gelu_and_mul",
+    "paged_attention",
+    "reshape_and_cache",
     "rotary_embedding",
     "rotary_embedding_",
     "silu_and_mul",

@@ -36,6 +36,14 @@ def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle
     return type(builder).cast_impl(builder, source, type_)
 
 
+def to_float8(builder: object, source: TensorHandle, type_: tl.dtype, rounding: object) -> TensorHandle:
+    """The interpreter's conversion of and to float8, of float32 to nearest even and with nan; its own loses both."""
+    if source.dtype.scalar != tl.float32 or type_.scalar not in _FLOAT8:
+        return type(builder).create_fp_to_fp(builder, source, type_, rounding)
+    wide = torch.from_numpy(np.ascontiguousarray(source.data))
+    return TensorHandle(wide.to(_FLOAT8[type_.scalar]).view(torch.uint8).numpy(), type_.scalar)
+
+
 def dot(
     builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
 ) -> TensorHandle:

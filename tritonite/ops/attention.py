@@ -9,6 +9,7 @@ from tritonite.catalog import operator
 from tritonite.dispatch.call import empty, empty_strided, zero_or_one
 from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.backward import attention_backward
+from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.iteration import broadcast_shape, common_device, contiguous_strides, strides_after_conversion
@@ -75,7 +76,7 @@ def _attended(problem, strides, logsumexp, empty_rows):
     """The result, of these strides; `logsumexp` is written too."""
     query, size = problem.query, problem.value.shape[3]
     out = empty_strided((*query.shape[:3], size), strides, query.dtype, query.device)
-    attention(problem, out, logsumexp, empty_rows)
+    (decode if decodes(problem) else attention)(problem, out, logsumexp, empty_rows)
     return out
 
 

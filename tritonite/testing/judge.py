@@ -94,7 +94,7 @@ def terms(
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
-    if packet in _family("matmul") | _family("attention"):
+    if packet in _family("matmul") or rounded_terms(packet):
         floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
         sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
         longest = max((size for x in tensors for size in x.shape), default=1)
@@ -128,7 +128,7 @@ def cancelling(packet: str | None) -> bool:
 
 def rounded_terms(packet: str | None) -> bool:
     """Whether terms are rounded to a half type before they are added up, as attention's probabilities are."""
-    return packet in _family("attention")
+    return packet == "paged_attention" or packet in _family("attention")
 
 
 @functools.lru_cache(maxsize=4)

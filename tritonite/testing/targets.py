@@ -260,7 +260,48 @@ def in_order(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             yield f"{name} in one order", specialization, names if full else ("sm_90",)
 
 
-_GROUPS = {"tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings, "in_order": in_order}
+def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Attention of few queries over long caches, in rows and in pages, by one split and by several."""
+    ops, halves = catalog.overloads(), (torch.float16, torch.bfloat16)
+    calls: list[tuple[str, catalog.Op, tuple[Any, ...]]] = []
+    sizes = (80, 256) if full else (128,)
+    for dtype, size, queries in itertools.product((*halves, torch.float32), sizes, (1, 4, 16)):
+        # Without memory behind most of it: nothing is launched.
+        query, key = torch.empty(1, 8, queries, size, dtype=dtype), torch.empty(1, 2, 8192, size, dtype=dtype)
+        cpu = ops["_scaled_dot_product_flash_attention_for_cpu"]
+        calls += [(f"{dtype} of {queries}x{size}", cpu, (query, key, key, 0.0, queries == 4))]
+        calls += [(f"{dtype} of {queries}x{size} biased", cpu, (query[:, :2], key, key, 0.0, False, key[0, 0, :1, :1]))]
+    paged, write = [library.registered()[f"tritonite::{name}"] for name in ("paged_attention", "reshape_and_cache")]
+    of_scales = (torch.ones(2), torch.ones(2))
+    for dtype, size, page, tokens in itertools.product((*halves, torch.float32), sizes, (16, 48, 256), (8, 4096)):
+        query, slots = torch.empty(tokens, 8, size, dtype=dtype), torch.empty(tokens, dtype=torch.int64)
+        table, lengths = torch.empty(8, 64, dtype=torch.int32), torch.empty(8, dtype=torch.int32)
+        starts = None if tokens == 8 else torch.empty(9, dtype=torch.int32)
+        for cached in (dtype,) if dtype is torch.float32 else (dtype, torch.float8_e4m3fn):
+            cache = torch.empty(64, page, 2, size, dtype=cached)
+            scales = (None, None) if cached is dtype else of_scales
+            given = (query, cache, cache, table, lengths, starts, *scales, 0.1)
+            label = f"{dtype} of {tokens}x{size} in pages of {page} {cached}"
+            calls += [(label, paged, (*given, 30.0, 1000) if page == 48 else given)]
+            calls += [(label, write, (query[:, :2], query[:, :2], cache, cache, slots, *scales))]
+    for (label, op, given), (kind, names) in itertools.product(calls, _KINDS.items()):
+        # Older devices, and AMD's, do not have float8_e4m3fn.
+        wanted = [name for name in names if "float8" not in label or name in ("sm_90", "sm_100")]
+        record = dataclasses.replace(devices.current, kind=kind)
+        with _noting() as found, mock.patch.object(devices, "current", record):
+            op(*given)
+        for specialization in found if full or kind == "nvidia" else ():
+            yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])
+
+
+_GROUPS = {
+    "decoding": decoding,
+    "tiles": tiles,
+    "rows": long_rows,
+    "fused": fused_rows,
+    "rings": rings,
+    "in_order": in_order,
+}
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -292,9 +333,9 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "tiles" stands for products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen,
-    "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all
-    targets of a compiler is compiled for one of them.
+    "decoding" stands for attention of few queries over many keys, "tiles" for products by all tables of tiles, "rows"
+    for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for rows whose bits
+    are their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

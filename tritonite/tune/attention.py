@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 # The bytes of keys and values that a second-level cache keeps for programs that read the same.
@@ -69,3 +70,52 @@ def tiles(kind: str, size: int, head: int, shared: int) -> Tiles:
     """
     table = (_SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind])[size]
     return table[min(most for most in table if head <= most)]
+
+
+# Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.
+FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
+# The rows of the smallest tile, which tensor cores take.
+FEW = 16
+# The keys that a program has at least where several share a head's: below, starting one takes longer than its keys.
+LEAST = 256
+# Programs of a multiprocessor whose tiles are on their way at once, each of so many bytes of keys, and of values.
+_RESIDENT, _TILE_BYTES = 2, 16 * 1024
+# A program's beginning and end, in blocks of keys.
+_OVERHEAD = 2
+# The rows of a tile from which on multiplying takes time, and keys that all rows see are not compared.
+APART = 64
+COMBINING_WARPS = 4
+
+
+def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
+    """The tile for `rows` of elements of `size` bytes and heads of `head`, a power of two, over many keys.
+
+    Where rows are few all time is that of reading keys and values: blocks of them are on their way while one is
+    multiplied, so that two programs of a multiprocessor have 64 KiB each under way.
+    """
+    if kind == "interpreter":
+        return Tile(max(FEW, 1 << max(0, min(rows, 64) - 1).bit_length()), 128)
+    stages = 1 if kind == "amd" else 2 if shared < 2**17 else 3 if shared < _LARGE else 4
+    # float8 is converted in registers, as if it were wider; products of float32 take many.
+    keys = max(16, min(128, _TILE_BYTES // (1 if stages > 2 else 2) // (max(2, size) * max(16, head))))
+    most = 32 if size == 4 else 128 if stages > 2 else 64
+    queries = next(queries for queries in (FEW, 32, 64, 128) if rows <= queries or queries == most)
+    # Of many rows products take time as well, and so several programs are wanted more than deep copies.
+    return Tile(queries, keys, 8 if queries == 128 else 4, min(stages, 3) if queries >= APART else stages)
+
+
+@functools.lru_cache(maxsize=1024)
+def share(programs: int, keys: int, block: int, multiprocessors: int) -> int:
+    """The keys that a program takes, in whole blocks, where so many programs would take all of them.
+
+    The fewest rounds of the device by the time of each, of which a beginning and an end are a part. Where there are
+    two rounds, programs that end make room for others, and nothing is shared: what splits leave takes memory.
+    """
+    slots, blocks = _RESIDENT * multiprocessors, max(1, -(-keys // block))
+    most = max(1, min(blocks * block // LEAST, 2 * slots // max(1, programs)))
+
+    def time(each: int) -> int:
+        return -(-programs * -(-blocks // each) // slots) * (each + _OVERHEAD)
+
+    # The largest of those that take as long.
+    return block * min([-(-blocks // splits) for splits in range(1, most + 1)], key=time)

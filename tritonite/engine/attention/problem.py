@@ -39,6 +39,12 @@ class Facts:
     empty: str = "inf"
 
 
+def products(precision: str, query: torch.Tensor) -> str:
+    """How products are computed: as gemm has them, by parts of bfloat16 where tensor cores are fast."""
+    exact = precision == "ieee" and query.dtype is torch.float32
+    return "bf16x6" if exact and devices.has_tma(query.device) and not devices.current.interpreted else precision
+
+
 class Problem(NamedTuple):
     """Attention over (batch, heads, rows, elements), whose elements are next to each other.
 
@@ -91,17 +97,9 @@ class Problem(NamedTuple):
         """What a kernel is compiled for that also reads and writes these tensors."""
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
-        index = offset_type(*given)
+        exact, index = products(self.precision, self.query), offset_type(*given)
         blocks = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
-        return Facts(
-            *(self.causal, self._exact(), index, self.ratio, head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty)
-        )
-
-    def _exact(self) -> str:
-        """How products are computed: as gemm has them, by parts of bfloat16 where tensor cores are fast."""
-        exact = self.precision == "ieee" and self.query.dtype is torch.float32
-        split = exact and devices.has_tma(self.query.device) and not devices.current.interpreted
-        return "bf16x6" if split else self.precision
+        return Facts(*(self.causal, exact, index, self.ratio, head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty))
 
     @property
     def bias_strides(self) -> tuple[int, ...]:

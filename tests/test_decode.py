@@ -1,0 +1,206 @@
+"""Attention of few queries over many keys, whose splits programs share, against its definition in float64."""
+
+import math
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices
+from tritonite.dispatch import call
+from tritonite.engine.attention import decode
+from tritonite.engine.attention.problem import Problem
+from tritonite.tune import attention as table
+from tritonite.tune.attention import Tile
+
+_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has this overload on CPUs alone")
+
+
+@pytest.fixture(params=["one split", "splits"])
+def small_tiles(request, monkeypatch):
+    """Tiles of which small operands have several, in one split and in many, of which programs combine 16 at a time."""
+    share = 2**20 if request.param == "one split" else 16
+    monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(16, 16))
+    monkeypatch.setattr(decode.table, "share", lambda *_: share)
+    monkeypatch.setattr(decode.table, "LEAST", 16)
+
+
+def _drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=tritonite.device).to(dtype)
+
+
+def _operands(B=2, H=4, shared=2, S=1, T=300, D=16, V=None, dtype=torch.float32):
+    shapes = ((B, H, S, D), (B, shared, T, D), (B, shared, T, V or D))
+    return [_drawn(*shape, dtype=dtype) for shape in shapes]
+
+
+def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, padded=0, far=1e-5):
+    """Results and logarithms, in memory that was nan."""
+    work = Problem(query, key, value, bias, scale, causal, diagonal, "ieee")
+    queries = query.shape[2]
+    out = query.new_full((*query.shape[:3], value.shape[3]), math.nan)
+    logsumexp = torch.full((*query.shape[:2], max(queries, padded)), math.nan, device=query.device)
+    decode.decode(work, out, logsumexp, "0")
+    ratio = query.shape[1] // key.shape[1]
+    wide, key, value = query.double(), *[x.double().repeat_interleave(ratio, 1) for x in (key, value)]
+    scores = wide @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    seen = torch.ones(scores.shape, dtype=torch.bool, device=query.device)
+    seen = seen.tril(diagonal) if causal else seen
+    if bias is not None and bias.dtype is torch.bool:
+        seen = seen & bias
+    elif bias is not None:
+        scores = scores + bias.double()
+    shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+    logarithms = scores.masked_fill(~seen, -math.inf).logsumexp(-1)
+    torch.testing.assert_close(out.double(), shares @ value, atol=far, rtol=far)
+    logarithms = logarithms.masked_fill(logarithms == -math.inf, 0)
+    torch.testing.assert_close(logsumexp[:, :, :queries].double(), logarithms, atol=1e-5, rtol=1e-5)
+    assert logsumexp[:, :, queries:].eq(math.inf).all()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("H", "shared"), [(4, 4), (8, 2), (6, 2), (20, 1)])
+def test_heads_that_share_keys(small_tiles, dtype, H, shared):
+    far = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    _check(*_operands(H=H, shared=shared, dtype=dtype), far=far)
+
+
+@pytest.mark.parametrize("S", [2, 5, 16])
+@pytest.mark.parametrize("diagonal", [None, 284, 40, 0, -3])
+def test_several_queries(small_tiles, S, diagonal):
+    """All of which see all keys, or each one more, or none for the first ones."""
+    _check(*_operands(B=1, H=6, S=S), causal=diagonal is not None, diagonal=diagonal or 0)
+
+
+@pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (1, 3), (130, 256)])
+def test_sizes_of_heads(small_tiles, D, V):
+    _check(*_operands(B=1, S=3, T=70, D=D, V=V))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 300), (2, 1, 1, 300), (1, 4, 3, 1)])
+@pytest.mark.parametrize("mask", [False, True])
+def test_bias(small_tiles, shape, mask):
+    bias = _drawn(*shape)
+    bias = (bias > 0) if mask else bias
+    _check(*_operands(S=3), bias=bias.expand(2, 4, 3, 300), causal=True, diagonal=290)
+
+
+def test_masks_of_which_splits_and_rows_see_nothing(small_tiles):
+    """What a mask leaves of a cache that is not full, and rows that it leaves nothing of."""
+    mask = torch.zeros(2, 1, 3, 300, dtype=torch.bool, device=tritonite.device)
+    mask[0, :, 0, :20] = True
+    mask[:, :, 1, 100:120] = True
+    out = _check(*_operands(S=3), bias=mask.expand(2, 4, 3, 300))
+    assert out[:, :, 2].eq(0).all()
+    _check(*_operands(S=3), bias=(mask.float() * 30 - 30).expand(2, 4, 3, 300))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+def test_scale(small_tiles, scale):
+    _check(*_operands(S=2), scale=scale)
+
+
+def test_logarithms_are_padded(small_tiles):
+    _check(*_operands(H=6, S=3, T=70), padded=32)
+
+
+def test_layouts(small_tiles):
+    """Heads side by side, a cache with room for more, and a query that is a part of something wider."""
+    query, key, value = [_drawn(2, rows, 4, 40).transpose(1, 2)[..., 8:24] for rows in (3, 90, 90)]
+    _check(query, key[:, :2, :70], value[:, :2, :70], causal=True, diagonal=67)
+
+
+@pytest.mark.parametrize("T", [0, 1, 15, 16, 17])
+def test_few_keys(small_tiles, T):
+    _check(*_operands(T=T))
+
+
+def test_tiles_of_the_table():
+    _check(*_operands(H=8, shared=1, S=16, T=400), causal=True, diagonal=384)
+    _check(*_operands(T=500, dtype=torch.float16), far=4e-3)
+
+
+def test_same_bits_each_time(small_tiles):
+    operands = _operands(S=3)
+    assert torch.equal(_check(*operands), _check(*operands))
+
+
+@only_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_through_the_dispatcher(path, monkeypatch, dtype):
+    """Recorded and repeated with another scale, and its gradients, which the usual kernels give."""
+    monkeypatch.setattr(decode.table, "share", lambda *_: 128)
+    launched = []
+    run = decode._run
+    monkeypatch.setattr(decode, "_run", lambda *args, **others: (launched.append(args), run(*args, **others)))
+    query, key, value = [x.requires_grad_() for x in _operands(S=3, dtype=dtype)]
+    mask = _drawn(3, 300).to(dtype)
+    far = 1e-5 if dtype is torch.float32 else 3e-2
+    for scale in (0.25, 0.5):
+        with tritonite.use_gems(include=[_CPU, f"{_CPU}_backward"]):
+            own = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, 0.0, False, attn_mask=mask, scale=scale
+            )
+            grads = torch.autograd.grad(own[0].float().square().sum(), (query, key, value))
+        expected = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, False, attn_mask=mask, scale=scale
+        )
+        others = torch.autograd.grad(expected[0].float().square().sum(), (query, key, value))
+        for each, other in zip((*own, *grads), (*expected, *others), strict=True):
+            torch.testing.assert_close(each, other, atol=far, rtol=far)
+            assert each.stride() == other.stride()
+    counts = tritonite.stats()[_CPU]
+    assert not counts.unrecordable and not counts.declined
+    assert (counts.launched, counts.replayed) == ((1, 1) if path == "native" else (2, 0))
+    assert len(launched) == counts.launched
+
+
+@only_cpu
+@pytest.mark.parametrize(
+    ("S", "T", "H", "serves"),
+    [(1, 256, 4, True), (16, 600, 16, True), (17, 600, 4, False), (1, 200, 4, False), (16, 600, 20, False)],
+)
+def test_what_it_serves(S, T, H, serves):
+    """Few queries of many keys; not where bits must not depend on how many others there are."""
+    query, key, value = _operands(S=S, T=T, H=H)
+    work = Problem(query, key, value, None, None, False, 0, "ieee")
+    assert decode.decodes(work) == serves
+    assert not decode.decodes(work._replace(causal=True))
+    assert decode.decodes(work._replace(causal=True, diagonal=T - S)) == serves
+    with call.under(call.settings_of(invariant=True)):
+        assert not decode.decodes(work)
+
+
+def test_operators_of_cuda():
+    """Each reaches it, with the logarithms that ATen's leaves."""
+    ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
+    name = "_scaled_dot_product_{}_attention"
+    query, key, value = halves
+    wide = [x.double() for x in (query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1))]
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide)
+    for own in (
+        ops[name.format("flash")](query, key, value)[0],
+        ops[name.format("cudnn")](query, key, value, None, True)[0],
+        ops[name.format("efficient")](query, *[x.repeat_interleave(2, 1) for x in (key, value)], None, True)[0],
+    ):
+        torch.testing.assert_close(own.double(), expected, atol=2e-3, rtol=2e-3)
+    logsumexp = ops[name.format("efficient")](query, *[x.repeat_interleave(2, 1) for x in (key, value)], None, True)[1]
+    scores = wide[0] @ wide[1].mT / 4
+    torch.testing.assert_close(logsumexp[:, :, :3].double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
+    assert logsumexp.shape == (2, 4, 32) and logsumexp[:, :, 3:].eq(math.inf).all()
+
+
+@pytest.mark.parametrize("programs", [1, 8, 100, 264, 300, 512, 4000])
+@pytest.mark.parametrize("keys", [100, 256, 2048, 8192, 131072])
+def test_how_keys_are_shared(programs, keys):
+    """In whole blocks, none too small, and never with more time than one split takes, by rounds of the device."""
+    share = table.share(programs, keys, 64, 132)
+    splits = -(-keys // share)
+    assert share % 64 == 0 and (share >= table.LEAST or splits == 1)
+    assert -(-programs * splits // 264) * share <= 1.25 * -(-programs // 264) * (-(-keys // 64) * 64 + 128)
+    if programs == 8 and keys >= 8192:
+        assert 200 <= programs * splits <= 264
+    if programs >= 4000:
+        assert splits == 1 or share >= 2048
