@@ -39,7 +39,7 @@ _NVIDIA = {
     4: {
         64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
         128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
-        256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 8, 1), Tile(16, 32, 8, 1)),
+        256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 4, 1), Tile(16, 32, 8, 1)),
     },
 }
 # For 64 KiB of shared memory, as AMD's multiprocessors have.

@@ -305,8 +305,8 @@ def attend_to_keys(
 ):
     """A program computes the gradients of a block of a head's keys and values, over all queries that see them.
 
-    `strides` are those of query, key, value, bias, the result's gradient, the logarithms, the gradients of key and value,
-    and `delta`. `heads` are those of the key. The first keys, which most queries see, are begun first.
+    `strides` are those of query, key, value, bias, the result's gradient, the logarithms, the gradients of key and
+    value, and `delta`. `heads` are those of the key. The first keys, which most queries see, are begun first.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n

@@ -31,7 +31,7 @@ def place(blocks, heads, batch_heads, group):
 
 @triton.jit
 def sequence(query_starts, key_starts, batch, queries, keys, diagonal, FACTS: tl.constexpr):
-    """(queries, keys, diagonal, first query, first key) of a sequence, which differ from the others' where it is packed."""
+    """(queries, keys, diagonal, first query, first key) of a sequence; packed ones differ."""
     first, first_key = batch * 0, batch * 0
     if query_starts is not None:
         first, first_key = tl.load(query_starts + batch).to(tl.int64), tl.load(key_starts + batch).to(tl.int64)
@@ -186,8 +186,8 @@ def attend(
     """A program takes a block of a head's queries over all keys that they see.
 
     `strides` are those of query, key, value, the result, the bias and the logarithms of the sums, whose last one is
-    that of a packed sequence's first row. Rows that see nothing are 0; rows of the logarithms from the last query on, to
-    `padded`, are infinite.
+    that of a packed sequence's first row. Rows that see nothing are 0; rows of the logarithms from the last query on,
+    to `padded`, are infinite.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n

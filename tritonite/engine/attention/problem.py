@@ -13,8 +13,9 @@ from tritonite.dispatch.call import Number
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune import attention as table
 
-# Tensor cores take as many elements of a product's inner dimension at least.
-_LEAST = 16
+# Tensor cores take as many elements of a product's inner dimension at least. Beside a size of over _NARROW two groups
+# of warps may share a result's columns, and Triton's products of 8 columns on Hopper are wrong or end the program.
+_LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Problem(NamedTuple):
         """What a kernel is compiled for that also reads and writes these tensors."""
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
-        index = offset_type(*given)
+        index, least = offset_type(*given), _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
         return Facts(
             causal=self.causal,
             last=self.packed is not None and self.packed.last,
@@ -145,8 +146,8 @@ class Problem(NamedTuple):
             ratio=self.ratio,
             head_size=head,
             value_size=value,
-            block_d=max(_LEAST, power_of_2(head)),
-            block_v=max(_LEAST, power_of_2(value)),
+            block_d=max(least, power_of_2(head)),
+            block_v=max(least, power_of_2(value)),
             block_m=tile.BLOCK_M,
             block_n=tile.BLOCK_N,
             empty=empty,

@@ -259,14 +259,14 @@ def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
 def _attended_rows(
     query: Any, key: Any, value: Any, bias: Any, query_starts: Any, key_starts: Any, causal: Any, last: bool, scale: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result of (batch, rows, heads, elements), and the logarithms of the sums of each packed sequence or of all."""
+    """The result of (batch, rows, heads, elements), and the logarithms of the sums of each sequence or of all."""
     query, key, value = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     starts = [(0, 0), (query.shape[2], key.shape[2])]
     if query_starts is not None:
         starts = [(int(i), int(j)) for i, j in zip(query_starts.tolist(), key_starts.tolist(), strict=True)]
     found = [
-        _attended(query[:, :, i:j], key[:, :, k:l], value[:, :, k:l], bias, bool(causal), last, scale)
-        for (i, k), (j, l) in itertools.pairwise(starts)
+        _attended(query[:, :, i:j], key[:, :, m:n], value[:, :, m:n], bias, bool(causal), last, scale)
+        for (i, m), (j, n) in itertools.pairwise(starts)
     ]
     return torch.cat([out for out, _ in found], 2).transpose(1, 2), [logarithms for _, logarithms in found]
 
