@@ -93,8 +93,8 @@ def _grouped(tensors: facts.Tensors) -> dict[str, Any] | None:
 def _grouped_halves(tensors: facts.Tensors) -> dict[str, Any] | None:
     """cuDNN has logarithms of one element a row."""
     halves = _of_halves(tensors)
-    given = halves and _operands(halves, 2, biased=True)
-    if not given:
+    given = None if halves is None else _operands(halves, 2, biased=True)
+    if given is None:
         return None
     bias = given["attn_bias"]
     contiguous = None if bias is None else bias.contiguous()
@@ -104,7 +104,7 @@ def _grouped_halves(tensors: facts.Tensors) -> dict[str, Any] | None:
 @facts.arguments(_FLASH, f"{_FLASH}_backward")
 def _without_bias(tensors: facts.Tensors) -> dict[str, Any] | None:
     halves = _of_halves(tensors)
-    return halves and _operands(halves, 2, biased=False, last=True)
+    return None if halves is None else _operands(halves, 2, biased=False, last=True)
 
 
 @facts.arguments(_EFFICIENT, f"{_EFFICIENT}_backward")
@@ -133,12 +133,19 @@ def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, An
         _heads(each, batch, heads, rows, 16).transpose(1, 2)
         for each, heads, rows in ((x, 4, queries), (y, shared, keys), (x, shared, keys))
     ]
-    starts = [torch.tensor(each, dtype=torch.int32, device=x.device) for each in (_QUERY_STARTS, _KEY_STARTS)]
-    starts = starts if packed else [None, None]
-    out, logarithms = _attended_rows(
-        *[each.double() for each in (query, key, value)], None, *starts, causal, last, _SCALE
-    )
-    given = {"query": query, "key": key, "value": value, "dropout_p": 0.0, "scale": _SCALE, "is_causal": causal}
+    starts: list[Any] = [None, None]
+    if packed:
+        starts = [torch.tensor(each, dtype=torch.int32, device=x.device) for each in (_QUERY_STARTS, _KEY_STARTS)]
+    wide = [each.double() for each in (query, key, value)]
+    out, logarithms = _attended_rows(wide, starts, causal, last, _SCALE)
+    given: dict[str, Any] = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "dropout_p": 0.0,
+        "scale": _SCALE,
+        "is_causal": causal,
+    }
     given |= {"out": out.to(x.dtype), "grad_out": query, "grad_out_": query, "logsumexp": logarithms, "bias": None}
     given |= dict.fromkeys(("cum_seq_q", "cu_seqlens_q"), starts[0]) | dict.fromkeys(
         ("cum_seq_k", "cu_seqlens_k"), starts[1]
@@ -155,8 +162,8 @@ def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, An
 def _flash_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Packed sequences have no batch, and nor have their logarithms."""
     halves = _of_halves(tensors)
-    given = halves and _rows_first(halves, 2, last=True)
-    if not given:
+    given = None if halves is None else _rows_first(halves, 2, last=True)
+    if halves is None or given is None:
         return None
     logarithms = torch.cat(given["logsumexp"], 2).float()
     state = torch.zeros(2, dtype=torch.uint64, device=halves[0].device)
@@ -246,7 +253,8 @@ def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
         query, key, value = [x.detach().requires_grad_() for x in given[1:4]]
         added = given[bias] if bias else None
         asked = bool(mask and given[mask][3]) and added is not None
-        added = added.detach().requires_grad_() if asked else added
+        if added is not None and asked:
+            added = added.detach().requires_grad_()
         with torch.enable_grad():
             is_causal = causal < len(given) and given[causal]
             out, _ = _attended(query, key, value, added, is_causal, last, scale)
@@ -257,16 +265,16 @@ def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
 
 
 def _attended_rows(
-    query: Any, key: Any, value: Any, bias: Any, query_starts: Any, key_starts: Any, causal: Any, last: bool, scale: Any
+    operands: list[torch.Tensor], starts: Any, causal: Any, last: bool, scale: Any, bias: Any = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The result of (batch, rows, heads, elements), and the logarithms of the sums of each sequence or of all."""
-    query, key, value = [tensor.transpose(1, 2) for tensor in (query, key, value)]
-    starts = [(0, 0), (query.shape[2], key.shape[2])]
-    if query_starts is not None:
-        starts = [(int(i), int(j)) for i, j in zip(query_starts.tolist(), key_starts.tolist(), strict=True)]
+    query, key, value = [tensor.transpose(1, 2) for tensor in operands]
+    places = [(0, 0), (query.shape[2], key.shape[2])]
+    if starts[0] is not None:
+        places = [(int(i), int(j)) for i, j in zip(*[each.tolist() for each in starts], strict=True)]
     found = [
         _attended(query[:, :, i:j], key[:, :, m:n], value[:, :, m:n], bias, bool(causal), last, scale)
-        for (i, m), (j, n) in itertools.pairwise(starts)
+        for (i, m), (j, n) in itertools.pairwise(places)
     ]
     return torch.cat([out for out, _ in found], 2).transpose(1, 2), [logarithms for _, logarithms in found]
 
@@ -274,13 +282,13 @@ def _attended_rows(
 def _flash_rows(query: Any, key: Any, value: Any, *rest: Any, scale: Any = None, **_: Any) -> Any:
     packed = rest[0] is not None
     given = [tensor.unsqueeze(0) if packed else tensor for tensor in (query, key, value)]
-    out, logarithms = _attended_rows(*given, None, *rest[:2], rest[5], True, scale)
+    out, logarithms = _attended_rows(given, rest[:2], rest[5], True, scale)
     together = torch.cat(logarithms, 2)
     return *((out.squeeze(0), together.squeeze(0)) if packed else (out, together)), None, None, query.new_empty(0)
 
 
 def _efficient_rows(query: Any, key: Any, value: Any, *rest: Any, scale: Any = None, **_: Any) -> Any:
-    out, logarithms = _attended_rows(query, key, value, *rest[:3], rest[6], False, scale)
+    out, logarithms = _attended_rows([query, key, value], rest[1:3], rest[6], False, scale, rest[0])
     return out, torch.cat([_padded(each) for each in logarithms]), *[None] * 4
 
 
@@ -293,7 +301,7 @@ def _row_gradients(starts: int, causal: int, last: bool, results: int) -> Any:
         lacking = grad.dim() == 3
         with torch.enable_grad():
             rows = [x.unsqueeze(0) if lacking else x for x in operands]
-            out, _ = _attended_rows(*rows, None, given[starts], given[starts + 1], given[causal], last, scale)
+            out = _attended_rows(rows, given[starts : starts + 2], given[causal], last, scale)[0]
             found = torch.autograd.grad(out, operands, grad.unsqueeze(0) if lacking else grad)
         return *found, *[None] * (results - 3)
 
@@ -325,11 +333,17 @@ def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[s
     """
     given = {**given, "scale": _SCALE}
     query = given["query"]
-    fits = _fits(query, given["key"], given["value"])
-    if not fits or (dtypes and (query.dtype not in dtypes or query.shape[3] % 8)):
+    operands = query, given["key"], given["value"]
+    fits = _fits(*operands)
+    if fits and dtypes:
+        # cuDNN's kernels take what is not of the query's dtype, or on its device, for what is.
+        alike = len({(x.dtype, x.device) for x in operands}) == 1
+        fits = alike and query.dtype in dtypes and query.shape[3] % 8 == 0
+    if not fits:
         query = query if not dtypes and _fits(query, query, query) else torch.ones(1, 2, 3, 8)
         query = query.to(devices.current.type, *dtypes[:1])
-        given |= {"query": query, "key": query, "value": query, "attn_mask": None, "attn_bias": None}
+        given |= {"query": query, "key": query, "value": query}
+        given |= {name: None for name in ("attn_mask", "attn_bias") if name in given}
     for name in ("query", "key", "value", "attn_mask", "attn_bias", "grad_out", "grad_out_"):
         x = given.get(name)
         if isinstance(x, torch.Tensor) and facts.real(x) and x.is_floating_point():
@@ -384,7 +398,8 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     given |= {"return_debug_mask": False} if "return_debug_mask" in given else {}
     if "logsumexp" not in given:
         return given
-    out, logarithms = _attended(*[x.double() for x in (query, key, value)], bias, causal, not biased, given["scale"])
+    wide = query.double(), key.double(), value.double()
+    out, logarithms = _attended(*wide, bias, causal, not biased, given["scale"])
     out, logarithms = out.to(query.dtype), logarithms.float()
     logarithms = _padded(logarithms) if efficient else logarithms[..., None] if biased else logarithms
     name = "grad_out_" if efficient else "grad_out"
