@@ -93,6 +93,15 @@ def test_sizes_of_heads(D, V):
     _check(*_operands(S=17, T=19, D=D, V=V))
 
 
+@pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
+def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
+    """Two groups of warps may share their columns, of which a product on Hopper wants 16 each."""
+    query, key, value = _operands(D=D, V=V)
+    work = Problem(query, key, value, None, None, False, 0, "ieee")
+    facts = work.facts(work.tiles.key)
+    assert (facts.block_d, facts.block_v) == blocks
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_that_share_keys(small_tiles, causal):
     _check(*_operands(B=2, H=6, shared=2, S=45, T=45), causal=causal)

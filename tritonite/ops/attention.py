@@ -312,7 +312,7 @@ _LARGEST_BATCH = 2**16 - 1
 
 def _aligned(tensor, every, dims):
     """Decline rows that lie where ATen's loads of 16 bytes, of `every` elements, cannot read them."""
-    if tensor.data_ptr() % 16 or any(tensor.stride(dim) % every for dim in dims if tensor.shape[dim] > 1):
+    if tensor.data_ptr() % 16 or any(tensor.stride(dim) % every for dim in dims):
         raise Decline("rows that ATen's loads do not take")
 
 
@@ -333,7 +333,7 @@ def _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
     shape = (*query.shape[:3], key.shape[2])
     bias = _expanded(bias, query, key, (query.dtype,), lambda given: tuple(given.shape) == shape)
     if bias is not None:
-        _aligned(bias, every, (0, 1, 2))
+        _aligned(bias, every, [dim for dim in range(3) if shape[dim] > 1])
         if bias.stride(3) != 1:
             raise Decline("a bias whose elements are not next to each other")
     if (starts[0] is None) != (starts[1] is None):
@@ -382,6 +382,7 @@ def _efficient_backward(
     problem = _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
     if grad_out.dim() != 4 or out.dim() != 4:
         raise Decline("results and their gradients of other shapes than ATen's")
+    _aligned(value, 4, (1, 2))
     seen = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
     _check_results(problem, *seen)
     # ATen takes the strides of these for granted.
