@@ -1,5 +1,6 @@
 """Attention against its definition in float64, and against ATen's kernel for CPUs."""
 
+import itertools
 import math
 
 import pytest
@@ -92,6 +93,15 @@ def test_sizes_of_heads(D, V):
     _check(*_operands(S=17, T=19, D=D, V=V))
 
 
+@pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
+def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
+    """Two groups of warps may share their columns, of which a product on Hopper wants 16 each."""
+    query, key, value = _operands(D=D, V=V)
+    work = Problem(query, key, value, None, None, False, 0, "ieee")
+    facts = work.facts(work.tiles.key)
+    assert (facts.block_d, facts.block_v) == blocks
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_that_share_keys(small_tiles, causal):
     _check(*_operands(B=2, H=6, shared=2, S=45, T=45), causal=causal)
@@ -155,9 +165,7 @@ def _call(*operands, causal=False, mask=None, scale=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_as_near_as_aten(dtype, causal):
-    """Root mean square error against float64 at most 1.2 times ATen's; of float32 gradients, which differ by their
-    order of sums, 1.5 times.
-    """
+    """Root mean square error against float64 at most 1.2 times ATen's."""
     query, key, value = _operands(H=4, shared=2, S=64, T=64, D=64, dtype=dtype)
     grad = _drawn(*query.shape, dtype=dtype)
     ops = tritonite.overloads()
@@ -174,7 +182,7 @@ def test_as_near_as_aten(dtype, causal):
         found = zip((out, *grads), exacts, strict=True)
         errors.append([(own.double() - other).square().mean().sqrt().item() for own, other in found])
     for i, (aten, own) in enumerate(zip(*errors, strict=True)):
-        assert own <= (1.5 if i and dtype is torch.float32 else 1.2) * aten, i
+        assert own <= 1.2 * aten, i
 
 
 @only_cpu
@@ -223,6 +231,7 @@ def test_empty_sequences(S, T):
         assert grad.shape == operand.shape and grad.eq(0).all()
 
 
+@only_cpu
 def test_results_that_aten_misreads():
     """Its kernel for CPUs takes elements of a head to be next to each other, but those of the result's gradient."""
     op = tritonite.overloads()[f"{_CPU}_backward"]
@@ -235,6 +244,7 @@ def test_results_that_aten_misreads():
     assert all(map(torch.equal, op(apart, query, key, value, out, logsumexp, 0.0, False), expected))
 
 
+@only_cpu
 def test_declines():
     op = tritonite.overloads()[_CPU]
     query, key, value = _operands()
@@ -261,6 +271,7 @@ def test_flash(causal):
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(logsumexp.double(), logarithms, atol=1e-5, rtol=1e-5)
     assert rest[:4] == [None, None, 20, 33] and rest[6].shape == (0,)
+    assert (rest[4].shape, rest[4].dtype, rest[5].shape) == ((2,), torch.uint64, ())
     grads = ops[f"{name}_backward"](
         *(out, query, key, value, out, logsumexp, None, None, 20, 33, 0.0, causal, rest[4], rest[5])
     )
@@ -282,8 +293,133 @@ def test_efficient():
     given = (out, query, key, value, bias, out, logsumexp, seed, offset, 0.0)
     grads = ops[f"{name}_backward"](*given, [True, True, True, False])
     assert grads[3] is None and grads[2].transpose(1, 2).is_contiguous()
-    with pytest.raises(Decline, match="gradient of a bias"):
-        ops[f"{name}_backward"](*given, [True] * 4)
+    assert seed.device == offset.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("T", [50, 90])
+def test_gradient_of_a_bias(small_tiles, causal, T):
+    """Of all scores, 0 where a query does not see a key, in rows of a multiple of 16 elements."""
+    op = tritonite.overloads()["_efficient_attention_backward"]
+    query, key, value = [x.transpose(1, 2) for x in _operands(H=2, S=40, T=T)]
+    bias, grad = _drawn(1, 2, 40, 104)[..., :T], _drawn(1, 40, 2, 16)
+    forward = tritonite.overloads()["_efficient_attention_forward"]
+    out, logsumexp, *state = forward(query, key, value, bias, None, None, None, None, 0.0, int(causal), True)
+    given = (grad, query, key, value, bias, out, None, None, 40, T, logsumexp, 0.0, *state[:2], int(causal))
+    found = op(*given, True)
+    assert op(*given, False)[3] is None
+    wide = [x.double().requires_grad_() for x in (query, key, value, bias)]
+    rows = [x.transpose(1, 2) for x in wide[:3]]
+    exact, _ = _by_definition(*rows, wide[3], causal)
+    for own, expected in zip(found, torch.autograd.grad(exact.transpose(1, 2), wide, grad.double()), strict=True):
+        torch.testing.assert_close(own.double(), expected, atol=4e-5, rtol=1e-5)
+    assert found[3].shape == bias.shape and found[3].stride(2) == -(-T // 16) * 16
+
+
+LENGTHS = [(5, 7), (0, 3), (33, 36), (17, 17), (12, 0), (1, 50)]
+
+
+def _starts(lengths):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=tritonite.device)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["flash", "efficient"])
+def test_packed_sequences(small_tiles, kind, causal):
+    """Each is as it would be alone, and nothing of another's or behind the last is read or written."""
+    ops = tritonite.overloads()
+    dtype, shared, far = (torch.float16, 2, 4e-3) if kind == "flash" else (torch.float32, 4, 1e-5)
+    S, T = (sum(lengths) for lengths in zip(*LENGTHS, strict=True))
+    starts = [_starts(lengths) for lengths in zip(*LENGTHS, strict=True)]
+    query, key, value = [x.transpose(1, 2) for x in _operands(H=4, shared=shared, S=S + 3, T=T + 2, dtype=dtype)]
+    for tensor, count in ((query, S), (key, T), (value, T)):
+        tensor[:, count:] = math.nan
+    grad = _drawn(*query.shape, dtype=dtype)
+    if kind == "flash":
+        operands = [x[0] for x in (query, key, value)]
+        results = ops["_flash_attention_forward"](*operands, *starts, 33, 50, 0.0, causal, False)
+        out, logsumexp, *state = results
+        given = (grad[0], *operands, out, logsumexp, *starts, 33, 50, 0.0, causal, *state[:2])
+        grads = ops["_flash_attention_backward"](*given)
+        out, grads, logsumexp = out[None], [x[None] for x in grads], logsumexp[None]
+    else:
+        operands = (query, key, value)
+        results = ops["_efficient_attention_forward"](*operands, None, *starts, 33, 50, 0.0, int(causal), True)
+        out, logsumexp, *state = results
+        assert state[2:] == [33, 50] and logsumexp.shape == (len(LENGTHS), 4, 64)
+        given = (grad, *operands, None, out, *starts, 33, 50, logsumexp, 0.0, *state[:2], int(causal), False)
+        *grads, of_bias = ops["_efficient_attention_backward"](*given)
+        assert of_bias is None
+    empty = math.inf if kind == "flash" else 0.0
+    for i, (rows, keys) in enumerate(LENGTHS):
+        (first, first_key) = (int(each[i]) for each in starts)
+        own = [
+            x[:, begin : begin + count].double().transpose(1, 2).requires_grad_()
+            for x, begin, count in ((query, first, rows), (key, first_key, keys), (value, first_key, keys))
+        ]
+        diagonal = keys - rows if kind == "flash" else 0
+        exact, logarithms = _by_definition(*own, causal=causal, diagonal=diagonal)
+        given = grad[:, first : first + rows].double().transpose(1, 2)
+        found = (
+            out[:, first : first + rows],
+            *(
+                x[:, begin : begin + count]
+                for x, begin, count in zip(grads, (first, first_key, first_key), (rows, keys, keys), strict=True)
+            ),
+        )
+        exacts = (exact.detach(), *torch.autograd.grad(exact, own, given, allow_unused=True))
+        for actual, expected in zip(found, exacts, strict=True):
+            torch.testing.assert_close(actual.double().transpose(1, 2), expected, atol=4 * far, rtol=far)
+        logs = logsumexp[:, :, first : first + rows] if kind == "flash" else logsumexp[i : i + 1, :, :rows]
+        expected = logarithms.masked_fill(torch.tensor(keys == 0, device=logs.device), empty)
+        torch.testing.assert_close(logs.double(), expected.detach(), atol=1e-4, rtol=1e-5)
+        if kind == "efficient":
+            assert logsumexp[i, :, rows : -(-rows // 32) * 32].eq(math.inf).all()
+
+
+def _on_meta(value):
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            f"_scaled_dot_product_{kind}_attention{way}"
+            for kind in ("flash", "efficient", "cudnn")
+            for way in ("", "_backward")
+        ),
+        *("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward"),
+    ],
+)
+def test_results_lie_as_atens(name):
+    """Dtypes, shapes and strides of what ATen's fake functions give; they say of no device that it is the CPU."""
+    op, count = tritonite.overloads()[name], 0
+    for sample in samples(op, torch.float16, tritonite.device):
+        expected = getattr(torch.ops.aten, name)(*map(_on_meta, sample.args), **sample.kwargs)
+        found = op(*sample.args, **sample.kwargs)
+        for own, aten in zip(found, expected, strict=True):
+            count += isinstance(aten, torch.Tensor)
+            if isinstance(aten, torch.Tensor):
+                assert (own.dtype, own.shape) == (aten.dtype, aten.shape), sample.label
+                apart = [i for i, size in enumerate(aten.shape) if size > 1]
+                assert [own.stride(i) for i in apart] == [aten.stride(i) for i in apart], sample.label
+            else:
+                assert own == aten
+    assert count > 20
+
+
+@pytest.mark.parametrize("name", ["flash_attention_forward", "efficient_attention_forward"])
+def test_rows_decline_what_aten_has_beside_them(name):
+    """Dropout is drawn by the tiles of ATen's own kernels."""
+    op = tritonite.overloads()[f"_{name}"]
+    sample = next(iter(samples(op, torch.float16, tritonite.device)))
+    given = dict(zip(op.names, sample.args, strict=False)) | sample.kwargs
+    others = {"window_size_left": 3, "alibi_slopes": given["query"], "window_size": 4, "seqlen_k": given["query"]}
+    for argument, value in {"dropout_p": 0.5, "return_debug_mask": True, "custom_mask_type": 3, **others}.items():
+        if argument in op.names:
+            with pytest.raises(Decline):
+                op(**{**given, argument: value})
 
 
 def test_cudnn():

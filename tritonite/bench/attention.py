@@ -109,19 +109,59 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
     return Sample(sample.label, own, {})
 
 
+def _packed(packet: str, heads: Heads, make: Make) -> tuple[list[Any], dict[str, Any]]:
+    """What the operators of packed sequences take, all of one length."""
+    shapes = [(heads.batch * heads.length, each.shape[1], heads.size) for each in heads.operands(_shaped)]
+    operands = [make(*shape) for shape in shapes]
+    starts = torch.arange(heads.batch + 1, dtype=torch.int32, device=operands[0].device) * heads.length
+    lengths = heads.length, heads.length
+    if "flash" in packet:
+        return operands, {"starts": (starts, starts), "rest": (*lengths, 0.0, heads.causal)}
+    operands = [each.unsqueeze(0) for each in operands]
+    return operands, {"starts": (starts, starts), "rest": (*lengths, 0.0, int(heads.causal))}
+
+
+def _shaped(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def packed_forward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
+    """A call of a forward operator of packed sequences."""
+    operands, given = _packed(packet, heads, make)
+    first = (*operands, *(() if "flash" in packet else (None,)), *given["starts"], *given["rest"])
+    return Sample(str(heads), (*first, "flash" not in packet), {})
+
+
+def packed_backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sample:
+    """A call of its gradient, of what ATen's own forward operator gives where ATen has it."""
+    sample = packed_forward(packet, heads, make)
+    op = tritonite.overloads()[packet]
+    out, logsumexp, *others = (getattr(torch.ops.aten, packet) if op.has_place else op)(*sample.args)
+    query, key, value, *rest = sample.args
+    first = (torch.empty_like(out).copy_(make(*out.shape)), query, key, value)
+    if "flash" in packet:
+        return Sample(sample.label, (*first, out, logsumexp, *rest[:6], *others[:2]), {})
+    bias, *rest = rest
+    own = (*first, bias, out, *rest[:4], logsumexp, rest[4], *others[:2], rest[5], False)
+    return Sample(sample.label, own, {})
+
+
 def calls(
     packet: str, dtype: torch.dtype, measure: str, quick: bool, interpreted: bool
 ) -> Iterator[tuple[str, Callable[[Make], Sample], int | None]]:
     """Labels, calls and operations of one of the operators, forward or backward; decoding is forward alone."""
     name = packet.removesuffix("_backward")
     make_call, times = (forward, 2) if name == packet else (backward, 5)
+    if not name.startswith("_scaled_dot_product"):
+        name = f"{name.removesuffix('_forward')}_forward"
+        make_call, times = (packed_forward, 2) if name == packet else (packed_backward, 5)
     every: tuple[Heads, ...] = OF_FLOATS if dtype is torch.float32 else OF_HALVES
     decoding: tuple[Heads, ...] = () if dtype is torch.float32 else DECODING
     if interpreted or measure == "host":
         every, decoding = (INTERPRETED if interpreted else SMALL,), (FEW,)
     chosen = every[:: 3 if quick else 1]
     for heads in (*chosen, *decoding[:: 3 if quick else 1]) if name == packet else chosen:
-        if name == EFFICIENT and heads.heads != heads.shared:
+        if "efficient" in name and heads.heads != heads.shared:
             continue
         for biased in (False, True) if name == EFFICIENT and not heads.causal and measure != "host" else (False,):
 

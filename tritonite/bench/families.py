@@ -109,7 +109,7 @@ def _attention(random: Source) -> Call:
 
 def _is_attention(op: Op) -> bool:
     """Whether it is a forward operator of attention for this kind of device."""
-    return op.family == "attention" and op.has_place and not op.packet.endswith("_backward")
+    return op.packet.startswith("_scaled_dot_product") and op.has_place and not op.packet.endswith("_backward")
 
 
 # The families of the catalog whose operators are pointwise, but for gradients.

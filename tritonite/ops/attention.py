@@ -11,7 +11,7 @@ from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention
-from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.iteration import broadcast_shape, common_device, contiguous_strides, strides_after_conversion
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
@@ -46,20 +46,19 @@ def _check(query, key, value, dropout_p, multiple, accepts, one_size):
         raise Decline("elements of a head that are not next to each other")
 
 
-def _expanded(bias, query, key, dtypes, ranks):
-    """A bias of one of the ranks as (batch, heads, queries, keys)."""
+def _expanded(bias, query, key, dtypes, shapes):
+    """A bias of a dtype and of one of the shapes that ATen takes as (batch, heads, queries, keys)."""
     if bias is None:
         return None
-    shape = (*query.shape[:3], key.shape[2])
-    if bias.dtype not in dtypes or bias.dim() not in ranks or broadcast_shape((bias.shape, shape)) != shape:
+    if bias.dtype not in dtypes or not shapes(bias):
         raise Decline("a bias of another dtype or shape")
     if common_device((query, bias), ())[1]:
         raise Decline("a bias on another device")
-    return bias.expand(shape)
+    return bias.expand((*query.shape[:3], key.shape[2]))
 
 
-def _problem(query, key, value, bias, is_causal, scale, diagonal=0):
-    return Problem(query, key, value, bias, scale, bool(is_causal), diagonal, precision_of(query.dtype))
+def _problem(query, key, value, bias, is_causal, scale, diagonal=0, packed=None):
+    return Problem(query, key, value, bias, scale, bool(is_causal), diagonal, precision_of(query.dtype), packed)
 
 
 def _by_position(shape):
@@ -67,59 +66,71 @@ def _by_position(shape):
     return contiguous_strides(shape, (3, 1, 2, 0))
 
 
-def _alike(tensor):
-    """The strides that `torch.empty_like` gives."""
-    return strides_after_conversion(tensor.shape, tensor.stride())
+def _like(tensor):
+    """What `torch.empty_like` gives."""
+    return empty_strided(
+        tensor.shape, strides_after_conversion(tensor.shape, tensor.stride()), tensor.dtype, tensor.device
+    )
 
 
-def _attended(problem, strides, logsumexp, empty_rows):
-    """The result, of these strides; `logsumexp` is written too."""
-    query, size = problem.query, problem.value.shape[3]
-    out = empty_strided((*query.shape[:3], size), strides, query.dtype, query.device)
+def _attended(problem, out, logsumexp, empty_rows):
+    """The result; `logsumexp` is written too."""
     (decode if decodes(problem) else attention)(problem, out, logsumexp, empty_rows)
     return out
 
 
-def _gradients(problem, grad_out, out, logsumexp, strides):
-    """The gradients of query, key and value, of these strides."""
-    query, key, value = problem.query, problem.key, problem.value
+def _check_results(problem, grad_out, out, logsumexp):
+    """Decline results of the forward pass, and gradients of theirs, that it does not give."""
+    query, value = problem.query, problem.value
     shape = (*query.shape[:3], value.shape[3])
     if grad_out.dtype is not query.dtype or out.dtype is not query.dtype or logsumexp.dtype is not torch.float32:
         raise Decline("results and their gradients of other dtypes than ATen's")
     if tuple(grad_out.shape) != shape or tuple(out.shape) != shape:
         raise Decline("results and their gradients of other shapes than ATen's")
-    if tuple(logsumexp.shape[:2]) != shape[:2] or logsumexp.dim() != 3 or logsumexp.shape[2] < shape[2]:
+    packed = problem.packed is not None and problem.packed.logarithms
+    batch, rows = (1, shape[2]) if packed else (problem.batch, problem.queries)
+    if logsumexp.dim() != 3 or tuple(logsumexp.shape[:2]) != (batch, shape[1]) or logsumexp.shape[2] < rows:
         raise Decline("logarithms of another shape than ATen's")
     if common_device((query, grad_out, out, logsumexp), ())[1]:
         raise Decline("tensors on several devices")
     if out.stride(3) != 1 and out.shape[3] != 1:
         raise Decline("elements of a head that are not next to each other")
+
+
+def _gradients(problem, grad_out, out, logsumexp, grads, grad_bias=None):
+    """The gradients of query, key and value, which are written."""
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
-    tensors = zip((query, key, value), strides, strict=True)
-    grads = tuple([empty_strided(x.shape, own, x.dtype, x.device) for x, own in tensors])
-    attention_backward(problem, grad_out, out, logsumexp, grads)
+    attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
     return grads
+
+
+def _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale):
+    """What both passes of ATen's kernel for CPUs take."""
+    _check(query, key, value, dropout_p, 1, SINGLE_FLOATS, one_size=True)
+    shape = (*query.shape[:3], key.shape[2])
+    bias = _expanded(
+        *(attn_mask, query, key, (query.dtype, torch.float32)),
+        lambda mask: mask.dim() in (2, 4) and broadcast_shape((mask.shape, shape)) == shape,
+    )
+    return _problem(query, key, value, bias, is_causal, scale)
 
 
 @operator("_scaled_dot_product_flash_attention_for_cpu", accepts=SINGLE_FLOATS, pin_zero_or_one=("dropout_p",))
 def _for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
-    _check(query, key, value, dropout_p, 1, SINGLE_FLOATS, one_size=True)
-    bias = _expanded(attn_mask, query, key, (query.dtype, torch.float32), (2, 4))
-    problem = _problem(query, key, value, bias, is_causal, scale)
+    problem = _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)
     batch, heads, queries, _ = query.shape
     logsumexp = empty((batch, queries, heads), torch.float32, query.device).transpose(1, 2)
-    return _attended(problem, _alike(query), logsumexp, "0"), logsumexp
+    return _attended(problem, _like(query), logsumexp, "0"), logsumexp
 
 
 @operator("_scaled_dot_product_flash_attention_for_cpu_backward", accepts=SINGLE_FLOATS, pin_zero_or_one=("dropout_p",))
 def _for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, outs=()):
     """Probabilities computed again, as in Dao 2023."""
-    _check(query, key, value, dropout_p, 1, SINGLE_FLOATS, one_size=True)
-    bias = _expanded(attn_mask, query, key, (query.dtype, torch.float32), (2, 4))
-    problem = _problem(query, key, value, bias, is_causal, scale)
-    strides = [_by_position(tensor.shape) for tensor in (query, key, value)]
-    return _gradients(problem, grad_out, out, logsumexp, strides)
+    problem = _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    _check_results(problem, grad_out, out, logsumexp)
+    grads = tuple([empty_strided(x.shape, _by_position(x.shape), x.dtype, x.device) for x in (query, key, value)])
+    return _gradients(problem, grad_out, out, logsumexp, grads)
 
 
 def _of_cuda(name, accepts):
@@ -127,24 +138,74 @@ def _of_cuda(name, accepts):
     return operator(name, accepts=accepts, pin_zero_or_one=("dropout_p",), cuda_only=(name,))
 
 
-def _flash(query, key, value, is_causal, scale):
-    """The last query sees all keys."""
-    diagonal = key.shape[2] - query.shape[2]
-    return _problem(query, key, value, None, is_causal, scale, diagonal)
+def _starts(query_starts, key_starts, query):
+    """Decline starts of packed sequences that ATen refuses."""
+    for starts in (query_starts, key_starts):
+        if starts.dtype is not torch.int32 or starts.dim() != 1 or not starts.is_contiguous():
+            raise Decline("starts of sequences of another dtype or layout")
+    if query_starts.shape != key_starts.shape or query_starts.shape[0] < 2:
+        raise Decline("starts of several numbers of sequences")
+    if common_device((query, query_starts, key_starts), ())[1]:
+        raise Decline("tensors on several devices")
+
+
+def _heads_first(tensor):
+    """(batch, heads, rows, elements) of (batch, rows, heads, elements), or of packed sequences without a batch."""
+    if tensor.dim() not in (3, 4):
+        raise Decline("operands that are not of three or four dimensions")
+    return tensor.transpose(1, 2) if tensor.dim() == 4 else tensor.transpose(0, 1).unsqueeze(0)
+
+
+def _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale):
+    """Flash attention of (batch, rows, heads, elements), or of packed sequences. The last query sees all keys."""
+    tensors = query, key, value
+    if (starts[0] is None) != (starts[1] is None):
+        raise Decline("queries that are packed, or keys, and not both")
+    if any(tensor.dim() != (4 if starts[0] is None else 3) for tensor in tensors):
+        raise Decline("operands of another number of dimensions")
+    query, key, value = map(_heads_first, tensors)
+    _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
+    if starts[0] is None:
+        return _problem(query, key, value, None, is_causal, scale, key.shape[2] - query.shape[2])
+    _starts(*starts, query)
+    return _problem(query, key, value, None, is_causal, scale, packed=Packed(*starts, *lengths, True, True))
+
+
+def _flash_forward(query, key, value, starts, lengths, dropout_p, is_causal, debug, scale):
+    """(result, logarithms, state of the generator, unused, mask) as `_flash_attention_forward` gives them."""
+    problem, device = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale), query.device
+    if debug:
+        raise Decline("a debug mask")
+    out = _like(query)
+    batch, heads, rows, _ = problem.query.shape
+    logsumexp = empty((heads, rows) if problem.packed else (batch, heads, rows), torch.float32, device)
+    attention(problem, _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
+    # What ATen keeps of its generator with dropout, and has room for without.
+    state, unused = empty((2,), torch.uint64, device), empty((), torch.uint64, device)
+    return out, logsumexp, state, unused, empty((0,), query.dtype, device)
+
+
+def _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, scale):
+    """The gradients, in the layouts of the operands."""
+    problem = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale)
+    logsumexp = logsumexp.unsqueeze(0) if problem.packed else logsumexp
+    seen = _heads_first(grad_out), _heads_first(out), logsumexp
+    _check_results(problem, *seen)
+    grads = tuple([_like(tensor) for tensor in (query, key, value)])
+    _gradients(problem, *seen, tuple([_heads_first(grad) for grad in grads]))
+    return grads
+
+
+_DENSE = None, None
 
 
 @_of_cuda("_scaled_dot_product_flash_attention", _HALVES)
 def _flash_attention(query, key, value, dropout_p, is_causal, return_debug_mask, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
-    if return_debug_mask:
-        raise Decline("a debug mask")
-    device, queries = query.device, query.shape[2]
-    logsumexp = empty(query.shape[:3], torch.float32, device)
-    out = _attended(_flash(query, key, value, is_causal, scale), _alike(query), logsumexp, "inf")
-    # What ATen keeps of its generator with dropout, and has room for without.
-    state, unused = empty((2,), torch.uint64, device), empty((), torch.uint64, device)
-    return out, logsumexp, None, None, queries, key.shape[2], state, unused, empty((0,), query.dtype, device)
+    lengths = _rows(query, key)
+    rows_first = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    out, logsumexp, *rest = _flash_forward(*rows_first, _DENSE, lengths, dropout_p, is_causal, return_debug_mask, scale)
+    return out.transpose(1, 2), logsumexp, None, None, *lengths, *rest
 
 
 @_of_cuda("_scaled_dot_product_flash_attention_backward", _HALVES)
@@ -167,31 +228,194 @@ def _flash_attention_backward(
     outs=(),
 ):
     """Probabilities computed again, as in Dao 2023."""
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
     if cum_seq_q is not None or cum_seq_k is not None:
         raise Decline("sequences of several lengths")
-    strides = [_alike(tensor) for tensor in (query, key, value)]
-    return _gradients(_flash(query, key, value, is_causal, scale), grad_out, out, logsumexp, strides)
+    _rows(query, key)
+    grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out, query, key, value, out)]
+    grads = _flash_backward(
+        *(grad_out, query, key, value, out, logsumexp, _DENSE, (max_q, max_k), dropout_p, is_causal, scale)
+    )
+    return tuple([grad.transpose(1, 2) for grad in grads])
 
 
-def _check_efficient(query, key, value, dropout_p):
+def _rows(query, key):
+    """How many queries and keys there are of four dimensions."""
+    if query.dim() != 4 or key.dim() != 4:
+        raise Decline("operands that are not of four dimensions")
+    return query.shape[2], key.shape[2]
+
+
+def _without_options(*values):
+    """Decline what flash attention has beside the operands."""
+    if any(value is not None for value in values):
+        raise Decline("windows, slopes, used lengths or pages")
+
+
+@_of_cuda("_flash_attention_forward", _HALVES)
+def _flash_attention_of_rows(
+    query,
+    key,
+    value,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    return_debug_mask,
+    scale,
+    window_size_left=None,
+    window_size_right=None,
+    seqused_k=None,
+    alibi_slopes=None,
+    block_table=None,
+    num_splits=None,
+    outs=(),
+):
+    """Online softmax, of packed sequences too: Milakov and Gimelshein 2018, Dao et al. 2022."""
+    _without_options(window_size_left, window_size_right, seqused_k, alibi_slopes, block_table)
+    starts = cum_seq_q, cum_seq_k
+    return _flash_forward(query, key, value, starts, (max_q, max_k), dropout_p, is_causal, return_debug_mask, scale)
+
+
+@_of_cuda("_flash_attention_backward", _HALVES)
+def _flash_attention_of_rows_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    rng_state,
+    unused,
+    scale,
+    window_size_left=None,
+    window_size_right=None,
+    outs=(),
+):
+    """Probabilities computed again, as in Dao 2023, of packed sequences too."""
+    _without_options(window_size_left, window_size_right)
+    starts, lengths = (cum_seq_q, cum_seq_k), (max_q, max_k)
+    return _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, scale)
+
+
+# Which keys efficient attention shows its queries: all, or those before them, counted from the first or the last.
+_ALL, _FROM_FIRST, _FROM_LAST = range(3)
+# The largest batch that ATen computes in one launch.
+_LARGEST_BATCH = 2**16 - 1
+
+
+def _aligned(tensor, every, dims):
+    """Decline rows that lie where ATen's loads of 16 bytes, of `every` elements, cannot read them."""
+    if tensor.data_ptr() % 16 or any(tensor.stride(dim) % every for dim in dims):
+        raise Decline("rows that ATen's loads do not take")
+
+
+def _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale):
+    """Efficient attention of (batch, rows, heads, elements), or of packed sequences in a batch of 1."""
+    tensors = query, key, value
+    if any(tensor.dim() != 4 for tensor in tensors):
+        raise Decline("operands that are not of four dimensions")
+    query, key, value = [tensor.transpose(1, 2) for tensor in tensors]
     _check(query, key, value, dropout_p, 8, SINGLE_FLOATS, one_size=False)
     if query.shape[1] != key.shape[1]:
         raise Decline("another number of heads of the query than of the key")
+    if query.shape[0] > _LARGEST_BATCH:
+        raise Decline("a batch that ATen takes in parts")
+    every = 16 // query.dtype.itemsize
+    for tensor in (query, key):
+        _aligned(tensor, every, (1, 2))
+    shape = (*query.shape[:3], key.shape[2])
+    bias = _expanded(bias, query, key, (query.dtype,), lambda given: tuple(given.shape) == shape)
+    if bias is not None:
+        _aligned(bias, every, [dim for dim in range(3) if shape[dim] > 1])
+        if bias.stride(3) != 1:
+            raise Decline("a bias whose elements are not next to each other")
+    if (starts[0] is None) != (starts[1] is None):
+        raise Decline("queries that are packed, or keys, and not both")
+    if mask not in (_ALL, _FROM_FIRST, _FROM_LAST):
+        raise Decline("a mask of another kind")
+    diagonal = shape[3] - shape[2] if mask == _FROM_LAST else 0
+    if starts[0] is None:
+        if diagonal < 0:
+            raise Decline("queries before the first key")
+        return _problem(query, key, value, bias, mask != _ALL, scale, diagonal)
+    _starts(*starts, query)
+    if query.shape[0] != 1 or bias is not None or mask == _FROM_LAST:
+        raise Decline("packed sequences with a batch, a bias or a mask from the last query")
+    if None in lengths:
+        lengths = [key.shape[2] if length is None else length for length in lengths]
+    return _problem(query, key, value, None, mask != _ALL, scale, packed=Packed(*starts, *lengths, False, False))
+
+
+def _efficient_forward(query, key, value, bias, starts, lengths, dropout_p, mask, logarithms, scale):
+    """(result, logarithms) as `_efficient_attention_forward` gives them."""
+    problem = _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
+    batch, rows, heads, _ = query.shape
+    out = empty((batch, rows, heads, value.shape[3]), query.dtype, query.device)
+    padded = -(-problem.queries // _PADDED) * _PADDED if logarithms else 0
+    logsumexp = empty((problem.batch, heads, padded), torch.float32, query.device)
+    attention(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
+    return out, logsumexp
+
+
+def _undrawn():
+    """The state of a generator that nothing was drawn from, which ATen has on the CPU."""
+    return [empty((), torch.int64, torch.device("cpu")) for _ in range(2)]
+
+
+def _bias_gradient(bias):
+    """What ATen allocates for it: rows of a multiple of 16 elements."""
+    padded = -(-bias.shape[3] // 16) * 16
+    return empty((*bias.shape[:3], padded), bias.dtype, bias.device)[..., : bias.shape[3]]
+
+
+def _efficient_backward(
+    grad_out, query, key, value, bias, out, starts, lengths, logsumexp, dropout_p, mask, of_bias, shared, scale
+):
+    """The gradients, of (batch, rows, heads, elements), and that of the bias."""
+    problem = _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
+    if grad_out.dim() != 4 or out.dim() != 4:
+        raise Decline("results and their gradients of other shapes than ATen's")
+    _aligned(value, 4, (1, 2))
+    seen = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
+    _check_results(problem, *seen)
+    # ATen takes the strides of these for granted.
+    heads, size = out.shape[2:]
+    if (out.shape[1] > 1 and out.stride(1) != heads * size) or out.data_ptr() % 16:
+        raise Decline("a result that does not lie as ATen's does")
+    apart = any(logsumexp.stride(dim) % 8 for dim in (0, 1) if logsumexp.shape[dim] > 1)
+    if apart or (logsumexp.shape[2] > 1 and logsumexp.stride(2) != 1):
+        raise Decline("logarithms that do not lie as ATen's do")
+    shape, device = tuple(query.shape), query.device
+    if shared and (shape != tuple(key.shape) or shape != tuple(value.shape)):
+        raise Decline("gradients side by side of several shapes")
+    if shared:
+        together = empty((*shape[:2], 3, *shape[2:]), query.dtype, device)
+        grads = tuple([together.select(2, i) for i in range(3)])
+    else:
+        grads = tuple([empty(tensor.shape, tensor.dtype, device) for tensor in (query, key, value)])
+    grad_bias = _bias_gradient(bias) if of_bias and bias is not None else None
+    _gradients(problem, *seen, tuple([grad.transpose(1, 2) for grad in grads]), grad_bias)
+    return *grads, grad_bias
 
 
 @_of_cuda("_scaled_dot_product_efficient_attention", SINGLE_FLOATS)
 def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, outs=()):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
-    _check_efficient(query, key, value, dropout_p)
-    bias = _expanded(attn_bias, query, key, (query.dtype,), (4,))
-    device, (batch, heads, queries, _) = query.device, query.shape
-    rows = -(-queries // _PADDED) * _PADDED if compute_log_sumexp else 0
-    logsumexp = empty((batch, heads, rows), torch.float32, device)
-    problem = _problem(query, key, value, bias, is_causal, scale)
-    strides = _by_position((*query.shape[:3], value.shape[3]))
-    out = _attended(problem, strides, logsumexp if rows else None, "inf")
-    return out, logsumexp, empty((), torch.int64, device), empty((), torch.int64, device)
+    lengths = _rows(query, key)
+    rows_first = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    mask = _FROM_FIRST if is_causal else _ALL
+    out, logsumexp = _efficient_forward(
+        *(*rows_first, attn_bias, _DENSE, lengths, dropout_p, mask, compute_log_sumexp, scale)
+    )
+    return out.transpose(1, 2), logsumexp, *_undrawn()
 
 
 @_of_cuda("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
@@ -212,21 +436,105 @@ def _efficient_attention_backward(
     outs=(),
 ):
     """Probabilities computed again, as in Dao 2023."""
-    _check_efficient(query, key, value, dropout_p)
-    bias = _expanded(attn_bias, query, key, (query.dtype,), (4,))
-    if bias is not None and grad_input_mask[3]:
-        raise Decline("the gradient of a bias")
-    problem = _problem(query, key, value, bias, is_causal, scale)
-    strides = [_by_position(tensor.shape) for tensor in (query, key, value)]
-    return *_gradients(problem, grad_out_, out, logsumexp, strides), None
+    lengths = _rows(query, key)
+    grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out_, query, key, value, out)]
+    mask = _FROM_FIRST if is_causal else _ALL
+    grads = _efficient_backward(
+        *(grad_out, query, key, value, attn_bias, out, _DENSE, lengths, logsumexp, dropout_p, mask),
+        *(grad_input_mask[3], False, scale),
+    )
+    return *[grad.transpose(1, 2) for grad in grads[:3]], grads[3]
+
+
+@_of_cuda("_efficient_attention_forward", SINGLE_FLOATS)
+def _efficient_attention_of_rows(
+    query,
+    key,
+    value,
+    bias,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p,
+    custom_mask_type,
+    compute_log_sumexp,
+    scale,
+    seqlen_k=None,
+    window_size=None,
+    outs=(),
+):
+    """Online softmax, of packed sequences too: Milakov and Gimelshein 2018, Dao et al. 2022."""
+    if seqlen_k is not None or window_size is not None:
+        raise Decline("windows or used lengths")
+    if cu_seqlens_q is not None and max_seqlen_q is None:
+        raise Decline("packed sequences without the longest one's length")
+    starts, lengths = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    out, logsumexp = _efficient_forward(
+        *(query, key, value, bias, starts, lengths, dropout_p, custom_mask_type, compute_log_sumexp, scale)
+    )
+    # Of packed keys ATen says 0 where it was not told.
+    longest = (query.shape[1], key.shape[1]) if cu_seqlens_q is None else (max_seqlen_q, 0)
+    return out, logsumexp, *_undrawn(), longest[0], longest[1] if max_seqlen_k is None else max_seqlen_k
+
+
+@_of_cuda("_efficient_attention_backward", SINGLE_FLOATS)
+def _efficient_attention_of_rows_backward(
+    grad_out_,
+    query,
+    key,
+    value,
+    bias,
+    out,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    logsumexp,
+    dropout_p,
+    philox_seed,
+    philox_offset,
+    custom_mask_type,
+    bias_requires_grad,
+    scale,
+    num_splits_key=None,
+    window_size=None,
+    shared_storage_dqdkdv=False,
+    outs=(),
+):
+    """Probabilities computed again, as in Dao 2023, of packed sequences too."""
+    if window_size is not None or (num_splits_key is not None and num_splits_key > 1):
+        raise Decline("windows, or keys in parts")
+    if cu_seqlens_q is not None and not (0 < max_seqlen_q <= query.shape[1] and 0 < max_seqlen_k <= key.shape[1]):
+        raise Decline("longest sequences that there are not")
+    return _efficient_backward(
+        *(grad_out_, query, key, value, bias, out, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)),
+        *(logsumexp, dropout_p, custom_mask_type, bias_requires_grad, shared_storage_dqdkdv, scale),
+    )
 
 
 def _laid_like(query, shape):
     """The strides of a result whose dimensions lie in the order of the query's."""
     if tuple(query.shape) == tuple(shape):
-        return _alike(query)
-    order = sorted(range(4), key=lambda d: query.stride(d), reverse=True)
-    return contiguous_strides(shape, order[::-1])
+        return strides_after_conversion(shape, query.stride())
+    return contiguous_strides(shape, sorted(range(4), key=query.stride))
+
+
+def _cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale):
+    """Attention as cuDNN's."""
+    _check(query, key, value, dropout_p, 8, _HALVES, one_size=False)
+    shape = (*query.shape[:3], key.shape[2])
+
+    bias = _expanded(
+        *(attn_bias, query, key, (query.dtype,)),
+        # Of three dimensions the first has to expand to one head.
+        lambda bias: (
+            bias.dim() in (2, 3, 4)
+            and broadcast_shape((bias.shape, shape)) == shape
+            and (bias.dim() != 3 or bias.shape[0] == 1)
+        ),
+    )
+    return _problem(query, key, value, bias, is_causal, scale)
 
 
 @_of_cuda("_scaled_dot_product_cudnn_attention", _HALVES)
@@ -234,16 +542,14 @@ def _cudnn_attention(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale, outs=()
 ):
     """Online softmax: Milakov and Gimelshein 2018, Dao et al. 2022."""
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=False)
+    problem = _cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale)
     if return_debug_mask:
         raise Decline("a debug mask")
-    bias = _expanded(attn_bias, query, key, (query.dtype,), (2, 3, 4))
     device, queries = query.device, query.shape[2]
     shape = (*query.shape[:3], value.shape[3])
     logsumexp = empty((*shape[:3], 1), torch.float32, device) if compute_log_sumexp else None
-    problem = _problem(query, key, value, bias, is_causal, scale)
-    rows = None if logsumexp is None else logsumexp.squeeze(3)
-    out = _attended(problem, _laid_like(query, shape), rows, "inf")
+    out = empty_strided(shape, _laid_like(query, shape), query.dtype, device)
+    attention(problem, out, None if logsumexp is None else logsumexp.squeeze(3), "inf")
     seed, offset = empty((), torch.int64, device), empty((), torch.int64, device)
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
@@ -269,10 +575,11 @@ def _cudnn_attention_backward(
     outs=(),
 ):
     """Probabilities computed again, as in Dao 2023."""
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=False)
     if cum_seq_q is not None or cum_seq_k is not None:
         raise Decline("sequences of several lengths")
-    bias = _expanded(attn_bias, query, key, (query.dtype,), (2, 3, 4))
-    rows = logsumexp.squeeze(3) if logsumexp.dim() == 4 and logsumexp.shape[3] == 1 else logsumexp
-    problem = _problem(query, key, value, bias, is_causal, scale)
-    return _gradients(problem, grad_out, out, rows, [_alike(tensor) for tensor in (query, key, value)])
+    problem = _cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    if logsumexp.dim() != 4 or logsumexp.shape[3] != 1:
+        raise Decline("logarithms of another shape than ATen's")
+    rows = logsumexp.squeeze(3)
+    _check_results(problem, grad_out, out, rows)
+    return _gradients(problem, grad_out, out, rows, tuple([_like(tensor) for tensor in (query, key, value)]))

@@ -30,17 +30,17 @@ class Tiles(NamedTuple):
     key: Tile
 
 
-# By the bytes of an element, and by the largest head that they are for.
+# By the bytes of an element, and by the largest head that they are for. Registers hold those of half types on sm_90.
 _NVIDIA = {
     2: {
         64: Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-        128: Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-        256: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 8, 2)),
+        128: Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(32, 128, 8, 2)),
+        256: Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     },
     4: {
         64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
         128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
-        256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 8, 1), Tile(16, 32, 8, 1)),
+        256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 4, 1), Tile(16, 32, 8, 1)),
     },
 }
 # For 64 KiB of shared memory, as AMD's multiprocessors have.
@@ -63,13 +63,17 @@ _TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _IN
 _LARGE = 220 * 1024
 
 
-def tiles(kind: str, size: int, head: int, shared: int) -> Tiles:
+def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     """Those for elements of `size` bytes and heads of at most `head` elements, a power of two to 256.
 
-    `shared` are the bytes of shared memory that a program may have.
+    `shared` are the bytes of shared memory that a program may have. A bias has registers of its own, which the forward
+    pass of half types takes from half of the keys.
     """
-    table = (_SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind])[size]
-    return table[min(most for most in table if head <= most)]
+    table = _SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind]
+    found = table[size][min(most for most in table[size] if head <= most)]
+    if biased and table is _NVIDIA and size == 2:
+        return found._replace(forward=found.forward._replace(BLOCK_N=found.forward.BLOCK_N // 2))
+    return found
 
 
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.

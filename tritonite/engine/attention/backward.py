@@ -11,31 +11,52 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention.forward import LOG2E, biased, key_range, load_rows, place, seen, store_rows
+from tritonite.engine.attention.forward import (
+    LOG2E,
+    biased,
+    exponential,
+    key_range,
+    load_rows,
+    place,
+    score_factor,
+    seen,
+    sequence,
+    store_rows,
+)
 from tritonite.engine.attention.problem import Problem
 from tritonite.launch import libentry
 
 
 @triton.jit
-def _logarithms(pointer, rows, stride, queries):
-    """The logarithms to base 2 of the sums of rows; infinite where there is no row, and where a row sees nothing."""
+def _logarithms(pointer, rows, stride, queries, NATURAL: tl.constexpr):
+    """The logarithms of the sums of rows, to the base of scores; infinite where there is no row or it sees nothing."""
     found = tl.load(pointer + rows * stride, mask=rows < queries, other=float("inf"))
-    return tl.where(found == float("-inf"), float("inf"), found) * LOG2E
+    found = tl.where(found == float("-inf"), float("inf"), found)
+    if not NATURAL:
+        found *= LOG2E
+    return found
 
 
 @triton.jit
 def _probabilities(
-    scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, CAUSAL: tl.constexpr
+    scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, FACTS: tl.constexpr
 ):
     """The probabilities that products of queries and keys stand for, and which of them there are."""
     scores *= factor
-    exists = seen(rows, columns, span, CAUSAL)
+    exists = seen(rows, columns, span, FACTS.causal)
     if bias is not None:
-        scores = biased(scores, bias, strides, rows, columns, exists)
-    probability = tl.exp2(scores - logarithms)
+        scores = biased(scores, bias, strides, rows, columns, exists, FACTS.natural)
+    probability = exponential(scores - logarithms, FACTS.natural)
     if MASKED:
         probability = tl.where(exists, probability, 0.0)
     return probability, exists
+
+
+@triton.jit
+def _store_scores(pointer, tile, strides, rows, columns, span):
+    """Write a tile of what there is for each score."""
+    pointers = pointer + (rows * strides[2])[:, None] + (columns * strides[3])[None, :]
+    tl.store(pointers, tile.to(pointer.dtype.element_ty), mask=(rows < span[0])[:, None] & (columns < span[1])[None, :])
 
 
 @triton.jit
@@ -46,6 +67,7 @@ def _take_keys(
     key,
     value,
     bias,
+    grad_bias,
     of_rows,
     strides,
     rows,
@@ -55,7 +77,10 @@ def _take_keys(
     MASKED: tl.constexpr,
     FACTS: tl.constexpr,
 ):
-    """The gradient of queries and what a block of keys adds to it. `of_rows` are the logarithms and `delta`."""
+    """The gradient of queries and what a block of keys adds to it, and its scores' own where a bias' is asked for.
+
+    `of_rows` are the logarithms and `delta`.
+    """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
     BLOCK_D: tl.constexpr = FACTS.block_d
@@ -75,11 +100,13 @@ def _take_keys(
         span,
         factor,
         MASKED,
-        FACTS.causal,
+        FACTS,
     )
     grad_scores = probability * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
+    if grad_bias is not None:
+        _store_scores(grad_bias, grad_scores, strides[8], rows, columns, span)
     return tl.dot(grad_scores.to(k.dtype), k, total, input_precision=PRECISION)
 
 
@@ -94,7 +121,10 @@ def attend_to_queries(
     out,
     logsumexp,
     grad_query,
+    grad_bias,
     delta,
+    query_starts,
+    key_starts,
     strides,
     heads,
     batch_heads,
@@ -108,8 +138,9 @@ def attend_to_queries(
 ):
     """A program computes the gradient of a block of a head's queries, and leaves the products of rows in `delta`.
 
-    `strides` are those of query, key, value, bias, the result's gradient, the result, the logarithms and the query's
-    gradient. `delta`, (batch, heads, queries), gets the sums over a value's elements of the result and its gradient.
+    `strides` are those of query, key, value, bias, the result's gradient, the result, the logarithms and the gradients
+    of query and bias. `delta`, of all heads' queries, gets the sums over a value's elements of the result and its
+    gradient: its strides come last, of the batch and of heads.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
@@ -119,24 +150,33 @@ def attend_to_queries(
     VALUE: tl.constexpr = FACTS.value_size
     block, batch, head = place(blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
+    queries, keys, diagonal, first, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
-    query += batch * strides[0][0] + head * strides[0][1]
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
+    query += batch * strides[0][0] + head * strides[0][1] + first * strides[0][2]
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
     if bias is not None:
         bias += batch * strides[3][0] + head * strides[3][1]
-    grad_out += batch * strides[4][0] + head * strides[4][1]
-    out += batch * strides[5][0] + head * strides[5][1]
-    logsumexp += batch * strides[6][0] + head * strides[6][1]
-    grad_query += batch * strides[7][0] + head * strides[7][1]
+    grad_out += batch * strides[4][0] + head * strides[4][1] + first * strides[4][2]
+    out += batch * strides[5][0] + head * strides[5][1] + first * strides[5][2]
+    logsumexp += batch * strides[6][0] + head * strides[6][1] + first * strides[6][3]
+    grad_query += batch * strides[7][0] + head * strides[7][1] + first * strides[7][2]
+    if grad_bias is not None:
+        grad_bias += batch * strides[8][0] + head * strides[8][1]
+    delta += batch * strides[9][0] + head * strides[9][1] + first
+    if query_starts is not None:
+        # A block beyond a sequence that is shorter than the longest.
+        keys = tl.where(block * BLOCK_M < queries, keys, 0)
     q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
     grad = load_rows(grad_out, rows, strides[4][2], queries, VALUE, BLOCK_V, True)
     result = load_rows(out, rows, strides[5][2], queries, VALUE, BLOCK_V, True)
     products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
-    tl.store(delta + (batch * heads + head) * queries + rows, products, mask=rows < queries)
-    logarithms = _logarithms(logsumexp, rows, strides[6][2], queries)
+    tl.store(delta + rows, products, mask=rows < queries)
+    logarithms = _logarithms(logsumexp, rows, strides[6][2], queries, FACTS.natural)
     number = tl.full((), scale, tl.float64)
-    factor = (number * LOG2E).to(tl.float32)
+    factor = score_factor(number, FACTS.natural)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     span = (queries, keys, diagonal)
@@ -144,12 +184,44 @@ def attend_to_queries(
     of_rows = (logarithms, products)
     for start in range(0, whole, BLOCK_N):
         total = _take_keys(
-            total, q, grad, key, value, bias, of_rows, strides, rows, start + lanes, span, factor, False, FACTS
+            total,
+            q,
+            grad,
+            key,
+            value,
+            bias,
+            grad_bias,
+            of_rows,
+            strides,
+            rows,
+            start + lanes,
+            span,
+            factor,
+            False,
+            FACTS,
         )
     for start in range(whole, end, BLOCK_N):
         total = _take_keys(
-            total, q, grad, key, value, bias, of_rows, strides, rows, start + lanes, span, factor, True, FACTS
+            total,
+            q,
+            grad,
+            key,
+            value,
+            bias,
+            grad_bias,
+            of_rows,
+            strides,
+            rows,
+            start + lanes,
+            span,
+            factor,
+            True,
+            FACTS,
         )
+    if grad_bias is not None:
+        nothing = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in range(whole + tl.cdiv(tl.maximum(end - whole, 0), BLOCK_N) * BLOCK_N, keys, BLOCK_N):
+            _store_scores(grad_bias, nothing, strides[8], rows, start + lanes, span)
     store_rows(grad_query, rows, strides[7][2], queries, total * number.to(tl.float32), HEAD, BLOCK_D)
 
 
@@ -186,7 +258,7 @@ def _take_queries(
         bias += shift
     q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
-    logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0])
+    logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
     products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     probability, exists = _probabilities(
@@ -199,7 +271,7 @@ def _take_queries(
         span,
         factor,
         MASKED,
-        FACTS.causal,
+        FACTS,
     )
     of_value = tl.dot(probability.to(grad.dtype), grad, of_value, input_precision=PRECISION)
     grad_scores = probability * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - products[None, :])
@@ -220,6 +292,8 @@ def attend_to_keys(
     delta,
     grad_key,
     grad_value,
+    query_starts,
+    key_starts,
     strides,
     heads,
     blocks,
@@ -231,8 +305,8 @@ def attend_to_keys(
 ):
     """A program computes the gradients of a block of a head's keys and values, over all queries that see them.
 
-    `strides` are those of query, key, value, bias, the result's gradient, the logarithms and the gradients of key and
-    value. `heads` are those of the key. The first keys, which most queries see, are begun first.
+    `strides` are those of query, key, value, bias, the result's gradient, the logarithms, the gradients of key and
+    value, and `delta`. `heads` are those of the key. The first keys, which most queries see, are begun first.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
@@ -244,15 +318,21 @@ def attend_to_keys(
     block = tl.program_id(0) % blocks
     batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
     shared = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    queries, keys, diagonal, first_query, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     columns = block * BLOCK_N + tl.arange(0, BLOCK_N).to(FACTS.index)
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
-    grad_key += batch * strides[6][0] + shared * strides[6][1]
-    grad_value += batch * strides[7][0] + shared * strides[7][1]
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
+    grad_key += batch * strides[6][0] + shared * strides[6][1] + first_key * strides[6][2]
+    grad_value += batch * strides[7][0] + shared * strides[7][1] + first_key * strides[7][2]
+    if query_starts is not None:
+        # A block beyond a sequence that is shorter than the longest.
+        queries = tl.where(block * BLOCK_N < keys, queries, 0)
     k = load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True)
     v = load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True)
     number = tl.full((), scale, tl.float64)
-    factor = (number * LOG2E).to(tl.float32)
+    factor = score_factor(number, FACTS.natural)
     # Queries from `whole` on see all keys. Masked are blocks before that, and the last where it is not full.
     first, whole, last = 0, 0, queries // BLOCK_M * BLOCK_M
     if FACTS.causal:
@@ -267,11 +347,11 @@ def attend_to_keys(
     lanes = tl.arange(0, BLOCK_M).to(FACTS.index)
     for member in range(RATIO):
         head = shared * RATIO + member
-        own_query = query + batch * strides[0][0] + head * strides[0][1]
+        own_query = query + batch * strides[0][0] + head * strides[0][1] + first_query * strides[0][2]
         shift = batch * strides[3][0] + head * strides[3][1]
-        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1]
-        own = logsumexp + batch * strides[5][0] + head * strides[5][1]
-        sums = delta + (batch * heads * RATIO + head) * queries
+        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
+        own = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
+        sums = delta + batch * strides[8][0] + head * strides[8][1] + first_query
         for i in range(0, edges + tl.cdiv(queries - last, BLOCK_M)):
             rows = tl.where(i < edges, first + i * BLOCK_M, last) + lanes
             totals = (of_key, of_value)
@@ -324,26 +404,33 @@ def attention_backward(
     out: torch.Tensor,
     logsumexp: torch.Tensor,
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_bias: torch.Tensor | None = None,
 ) -> None:
     """Write the gradients of query, key and value, from the result's and what the forward pass has left.
 
     `logsumexp` is (batch, heads, rows) of float32, of as many rows as queries or more; the others are (batch, heads,
-    rows, elements), with elements next to each other.
+    rows, elements), with elements next to each other. The gradient of a bias is one of all scores.
     """
-    batch, heads, queries, _ = problem.query.shape
+    heads = problem.query.shape[1]
     grad_query, grad_key, grad_value = grads
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
-    read = (query.stride(), key.stride(), value.stride(), problem.bias_strides, grad_out.stride())
-    numbers = {"queries": queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
-    delta, tensors = empty((batch, heads, queries), torch.float32, query.device), (grad_out, out, logsumexp, *grads)
+    delta = empty(query.shape[:3], torch.float32, query.device)
+    tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
+    operands = *[problem.strides(tensor) for tensor in (query, key, value)], problem.bias_strides
+    read = (*operands, problem.strides(grad_out))
+    logarithms, sums = problem.logarithm_strides(logsumexp), problem.strides(delta)
+    numbers = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
     tile = problem.tiles.query
-    blocks = -(-queries // tile.BLOCK_M)
-    if blocks * batch * heads:
-        attend_to_queries[(blocks * batch * heads,)](
-            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, delta),
-            strides=(*read, out.stride(), logsumexp.stride(), grad_query.stride()),
+    blocks = -(-problem.queries // tile.BLOCK_M)
+    if blocks * problem.batch * heads:
+        attend_to_queries[(blocks * problem.batch * heads,)](
+            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, grad_bias, delta, *problem.starts),
+            strides=(
+                *(*read, problem.strides(out), logarithms, problem.strides(grad_query)),
+                *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), sums),
+            ),
             heads=heads,
-            batch_heads=batch * heads,
+            batch_heads=problem.batch * heads,
             group=problem.group,
             blocks=blocks,
             **numbers,
@@ -353,10 +440,10 @@ def attention_backward(
         )
     tile = problem.tiles.key
     blocks, shared = -(-problem.keys // tile.BLOCK_N), key.shape[1]
-    if blocks * batch * shared:
-        attend_to_keys[(blocks * batch * shared,)](
-            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value),
-            strides=(*read, logsumexp.stride(), grad_key.stride(), grad_value.stride()),
+    if blocks * problem.batch * shared:
+        attend_to_keys[(blocks * problem.batch * shared,)](
+            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value, *problem.starts),
+            strides=(*read, logarithms, problem.strides(grad_key), problem.strides(grad_value), sums),
             heads=shared,
             blocks=blocks,
             **numbers,

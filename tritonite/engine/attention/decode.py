@@ -194,7 +194,7 @@ def _take(
         if bias is not None:
             there = visible & (rows >= 0)[:, None]
             steps = (0, 0, of_bias[0], of_bias[1])
-            scores = biased(scores, bias, steps, rows[:, None], columns[None, :], there)
+            scores = biased(scores, bias, steps, rows[:, None], columns[None, :], there, False)
         scores = tl.where(visible, scores, float("-inf"))
     most = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(most == float("-inf"), 0.0, most)
@@ -569,7 +569,8 @@ def decodes(problem: Problem) -> bool:
     """Whether there are few queries, and keys enough that reading them is what takes time."""
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
     # How keys are cut depends on how many other rows there are.
-    return few and _seen(problem) >= table.MANY_KEYS and not settings().invariant
+    plain = problem.packed is None and not settings().invariant
+    return plain and few and _seen(problem) >= table.MANY_KEYS
 
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
@@ -621,6 +622,9 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
     facts = DecodeFacts(
         causal=ragged or work.window is not None,
+        last=True,
+        natural=False,
+        empty="inf",
         precision=products(work.precision, query),
         index=tl.int64 if wide else tl.int32,
         ratio=ratio,

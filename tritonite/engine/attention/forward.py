@@ -30,6 +30,38 @@ def place(blocks, heads, batch_heads, group):
 
 
 @triton.jit
+def sequence(query_starts, key_starts, batch, queries, keys, diagonal, FACTS: tl.constexpr):
+    """(queries, keys, diagonal, first query, first key) of a sequence; packed ones differ."""
+    first, first_key = batch * 0, batch * 0
+    if query_starts is not None:
+        first, first_key = tl.load(query_starts + batch).to(tl.int64), tl.load(key_starts + batch).to(tl.int64)
+        queries = (tl.load(query_starts + batch + 1) - first).to(tl.int32)
+        keys = (tl.load(key_starts + batch + 1) - first_key).to(tl.int32)
+        diagonal = queries * 0
+        if FACTS.last:
+            diagonal = keys - queries
+    return queries, keys, diagonal, first, first_key
+
+
+@triton.jit
+def exponential(x, NATURAL: tl.constexpr):
+    """e or 2 to the power of x."""
+    if NATURAL:
+        result = tl.exp(x)
+    else:
+        result = tl.exp2(x)
+    return result
+
+
+@triton.jit
+def score_factor(number, NATURAL: tl.constexpr):
+    """What products are multiplied by, so that `exponential` is of their base."""
+    if not NATURAL:
+        number *= LOG2E
+    return number.to(tl.float32)
+
+
+@triton.jit
 def load_rows(pointer, rows, stride, count, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """A tile of rows of SIZE elements next to each other, in blocks of BLOCK; with MASKED 0 from row `count` on."""
     columns = tl.arange(0, BLOCK)
@@ -80,11 +112,13 @@ def key_range(block, keys, diagonal, FACTS: tl.constexpr):
 
 
 @triton.jit
-def biased(scores, bias, strides, rows, columns, exists):
-    """Scores, to base 2, with a bias added to them; of a mask those are -inf for which it is false."""
+def biased(scores, bias, strides, rows, columns, exists, NATURAL: tl.constexpr):
+    """Scores with a bias added to them; of a mask those are -inf for which it is false."""
     added = tl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
     if bias.dtype.element_ty == tl.int1:
         scores = tl.where(added != 0, scores, float("-inf"))
+    elif NATURAL:
+        scores += added.to(tl.float32)
     else:
         scores += added.to(tl.float32) * LOG2E
     return scores
@@ -101,6 +135,7 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
     BLOCK_D: tl.constexpr = FACTS.block_d
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
+    NATURAL: tl.constexpr = FACTS.natural
     total, largest, denominator = state
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -108,17 +143,17 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
         scores *= factor
         exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
         if bias is not None:
-            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], exists)
+            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], exists, NATURAL)
         if MASKED:
             scores = tl.where(exists, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
         base = tl.where(most == float("-inf"), 0.0, most)
-        exponentials = tl.exp2(scores - base[:, None])
+        exponentials = exponential(scores - base[:, None], NATURAL)
     else:
         most = tl.maximum(largest, tl.max(scores, 1) * factor)
         base = tl.where(most == float("-inf"), 0.0, most)
-        exponentials = tl.exp2(scores * factor - base[:, None])
-    kept = tl.exp2(largest - base)
+        exponentials = exponential(scores * factor - base[:, None], NATURAL)
+    kept = exponential(largest - base, NATURAL)
     denominator = denominator * kept + tl.sum(exponentials, 1)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     total = tl.dot(exponentials.to(v.dtype), v, total * kept[:, None], input_precision=PRECISION)
@@ -134,6 +169,8 @@ def attend(
     bias,
     out,
     logsumexp,
+    query_starts,
+    key_starts,
     strides,
     heads,
     batch_heads,
@@ -148,8 +185,9 @@ def attend(
 ):
     """A program takes a block of a head's queries over all keys that they see.
 
-    `strides` are those of query, key, value, the result, the bias and the logarithms of the sums. Rows that see nothing
-    are 0; rows of the logarithms from the last query on, to `padded`, are infinite.
+    `strides` are those of query, key, value, the result, the bias and the logarithms of the sums, whose last one is
+    that of a packed sequence's first row. Rows that see nothing are 0; rows of the logarithms from the last query on,
+    to `padded`, are infinite.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
@@ -158,20 +196,27 @@ def attend(
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
     EMPTY: tl.constexpr = FACTS.empty
+    NATURAL: tl.constexpr = FACTS.natural
     block, batch, head = place(blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
+    queries, keys, diagonal, first, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
-    query += batch * strides[0][0] + head * strides[0][1]
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
-    out += batch * strides[3][0] + head * strides[3][1]
+    query += batch * strides[0][0] + head * strides[0][1] + first * strides[0][2]
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
+    out += batch * strides[3][0] + head * strides[3][1] + first * strides[3][2]
     if bias is not None:
         bias += batch * strides[4][0] + head * strides[4][1]
+    if query_starts is not None:
+        # A block beyond a sequence that is shorter than the longest.
+        keys = tl.where(block * BLOCK_M < queries, keys, 0)
     q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
     # What is largest is so after scaling by a positive number.
     number = tl.full((), scale, tl.float64)
     q = tl.where(number < 0, -q, q)
-    factor = (tl.abs(number) * LOG2E).to(tl.float32)
+    factor = score_factor(tl.abs(number), NATURAL)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -192,10 +237,14 @@ def attend(
     denominator = tl.where(nothing, 1.0, denominator)
     store_rows(out, rows, strides[3][2], queries, total / denominator[:, None], VALUE, BLOCK_V)
     if logsumexp is not None:
-        logarithm = tl.where(nothing, float(EMPTY), (largest + tl.log2(denominator)) * _LN2)
+        if NATURAL:
+            logarithm = largest + tl.log(denominator)
+        else:
+            logarithm = (largest + tl.log2(denominator)) * _LN2
+        logarithm = tl.where(nothing, float(EMPTY), logarithm)
         logarithm = tl.where(rows < queries, logarithm, float("inf"))
-        pointers = logsumexp + batch * strides[5][0] + head * strides[5][1] + rows * strides[5][2]
-        tl.store(pointers, logarithm, mask=rows < padded)
+        logsumexp += batch * strides[5][0] + head * strides[5][1] + first * strides[5][3]
+        tl.store(logsumexp + rows * strides[5][2], logarithm, mask=rows < tl.maximum(queries, padded))
 
 
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
@@ -204,28 +253,30 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     Args:
         problem: the operands.
         out: (batch, heads, queries, elements of a value).
-        logsumexp: (batch, heads, rows) of float32, of as many rows as there are queries, or up to 31 more.
+        logsumexp: (batch, heads, rows) of float32, of as many rows as there are queries, or up to 31 more. Of packed
+            sequences it is (1, heads, all rows) where these are packed, too.
         empty: of rows that see no key, "0" or "inf".
     """
-    batch, heads, queries, _ = problem.query.shape
-    if not batch * heads * queries:
+    heads, queries = problem.query.shape[1], problem.queries
+    if not problem.batch * heads * queries:
         return
     tile = problem.tiles.forward
     blocks = -(-queries // tile.BLOCK_M)
-    attend[(blocks * batch * heads,)](
-        *(problem.query, problem.key, problem.value, problem.bias, out, logsumexp),
+    operands = problem.query, problem.key, problem.value
+    attend[(blocks * problem.batch * heads,)](
+        *(*operands, problem.bias, out, logsumexp, *problem.starts),
         strides=(
-            *(problem.query.stride(), problem.key.stride(), problem.value.stride(), out.stride()),
-            *(problem.bias_strides, (0, 0, 0) if logsumexp is None else logsumexp.stride()),
+            *[problem.strides(tensor) for tensor in (*operands, out)],
+            *(problem.bias_strides, problem.logarithm_strides(logsumexp)),
         ),
         heads=heads,
-        batch_heads=batch * heads,
+        batch_heads=problem.batch * heads,
         group=problem.group,
         blocks=blocks,
         queries=queries,
         keys=problem.keys,
         diagonal=problem.diagonal,
-        padded=0 if logsumexp is None else logsumexp.shape[2],
+        padded=0 if logsumexp is None or (problem.packed and problem.packed.logarithms) else logsumexp.shape[2],
         scale=problem.factor,
         FACTS=problem.facts(tile, out, empty=empty),
         **tile.options,

@@ -13,8 +13,9 @@ from tritonite.dispatch.call import Number
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune import attention as table
 
-# Tensor cores take as many elements of a product's inner dimension at least.
-_LEAST = 16
+# Tensor cores take as many elements of a product's inner dimension at least. Beside a size of over _NARROW two groups
+# of warps may share a result's columns, and Triton's products of 8 columns on Hopper are wrong or end the program.
+_LEAST, _NARROW, _LEAST_SHARED = 16, 64, 32
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class Facts:
 
     `ratio` is how many heads of the query share one of key and value, `head_size` and `value_size` the elements of
     theirs, and `block_d` and `block_v` the powers of two that hold these. `block_m` queries and `block_n` keys are
-    taken at a time. `empty` is the logarithm of the sum over no keys, "0" or "inf".
+    taken at a time. Exponentials are `natural` in float32, where the logarithm of e would cost an error of its own, and
+    otherwise powers of two. `empty` is the logarithm of the sum over no keys, "0" or "inf". With `last` the last query
+    of a sequence sees all of its keys.
     """
 
     causal: bool
+    last: bool
     precision: str
+    natural: bool
     index: Any
     ratio: int
     head_size: int
@@ -36,7 +41,23 @@ class Facts:
     block_v: int
     block_m: int
     block_n: int
-    empty: str = "inf"
+    empty: str
+
+
+class Packed(NamedTuple):
+    """Sequences of several lengths one after the other: where each begins and the last ends, and the longest.
+
+    The starts are of int32, one more than there are sequences. Of causal attention the `last` query of a sequence sees
+    all of its keys, or the first query the first key alone. `logarithms` of their sums lie one after the other too, or
+    else a sequence's in a row of its own.
+    """
+
+    query_starts: torch.Tensor
+    key_starts: torch.Tensor
+    queries: int
+    keys: int
+    last: bool
+    logarithms: bool
 
 
 def products(precision: str, query: torch.Tensor) -> str:
@@ -49,7 +70,8 @@ class Problem(NamedTuple):
     """Attention over (batch, heads, rows, elements), whose elements are next to each other.
 
     The bias is None, or of (batch, heads, queries, keys): added to scores, or a mask of bools that is false where
-    there is nothing to see. With `causal` the query i sees keys to i + `diagonal`.
+    there is nothing to see. With `causal` the query i sees keys to i + `diagonal`. Rows of `packed` sequences are those
+    of all, in a batch of 1, without a bias.
     """
 
     query: torch.Tensor
@@ -60,20 +82,43 @@ class Problem(NamedTuple):
     causal: bool
     diagonal: int
     precision: str
+    packed: Packed | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.query.shape[0] if self.packed is None else self.packed.query_starts.shape[0] - 1
 
     @property
     def queries(self) -> int:
-        return self.query.shape[2]
+        """Those of a sequence, or of the longest."""
+        return self.query.shape[2] if self.packed is None else self.packed.queries
 
     @property
     def keys(self) -> int:
-        return self.key.shape[2]
+        """Those of a sequence, or of the longest."""
+        return self.key.shape[2] if self.packed is None else self.packed.keys
+
+    @property
+    def starts(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Where packed sequences of queries and of keys begin."""
+        return (None, None) if self.packed is None else (self.packed.query_starts, self.packed.key_starts)
+
+    def strides(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Those of an operand or a result: packed sequences are told apart by where they begin."""
+        return tensor.stride() if self.packed is None else (0, *tensor.stride()[1:])
+
+    def logarithm_strides(self, logsumexp: torch.Tensor | None) -> tuple[int, ...]:
+        """Those of the batch, heads and rows, and of the place where a packed sequence begins."""
+        if logsumexp is None:
+            return 0, 0, 0, 0
+        batch, head, row = logsumexp.stride()
+        return (0, head, row, row) if self.packed is not None and self.packed.logarithms else (batch, head, row, 0)
 
     @property
     def tiles(self) -> table.Tiles:
         size = power_of_2(max(self.query.shape[3], self.value.shape[3]))
         shared = devices.shared_memory(self.query.device)
-        return table.tiles(devices.current.kind, self.query.dtype.itemsize, size, shared)
+        return table.tiles(devices.current.kind, self.query.dtype.itemsize, size, shared, self.bias is not None)
 
     @property
     def factor(self) -> float | Number:
@@ -97,9 +142,22 @@ class Problem(NamedTuple):
         """What a kernel is compiled for that also reads and writes these tensors."""
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
-        exact, index = products(self.precision, self.query), offset_type(*given)
-        blocks = max(_LEAST, power_of_2(head)), max(_LEAST, power_of_2(value))
-        return Facts(*(self.causal, exact, index, self.ratio, head, value, *blocks, tile.BLOCK_M, tile.BLOCK_N, empty))
+        index, least = offset_type(*given), _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
+        return Facts(
+            causal=self.causal,
+            last=self.packed is not None and self.packed.last,
+            precision=products(self.precision, self.query),
+            natural=self.query.dtype is torch.float32,
+            index=index,
+            ratio=self.ratio,
+            head_size=head,
+            value_size=value,
+            block_d=max(least, power_of_2(head)),
+            block_v=max(least, power_of_2(value)),
+            block_m=tile.BLOCK_M,
+            block_n=tile.BLOCK_N,
+            empty=empty,
+        )
 
     @property
     def bias_strides(self) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.testing.samples import facts
 
 # So that scores are of a few units, whose exponentials keep most of a score's precision.
@@ -55,28 +57,135 @@ def _operands(tensors: facts.Tensors, shared: int, biased: bool, last: bool = Fa
     given |= {"out": out, "logsumexp": scores.logsumexp(-1).float(), "grad_out": query, "grad_out_": query}
     given |= {"cum_seq_q": None, "cum_seq_k": None, "max_q": 20, "max_k": 24}
     given |= dict.fromkeys(("philox_seed", "philox_offset"), torch.zeros((), dtype=torch.int64, device=x.device))
-    return given | {"grad_input_mask": [True, True, True, False]}
+    return given | {"grad_input_mask": [True, True, True, bias is not None]}
+
+
+def _of_halves(tensors: facts.Tensors) -> facts.Tensors | None:
+    """Tensors of a half type for an operator that has no kernel for others.
+
+    cuDNN's reads the memory of any dtype as float16, beyond its end too.
+    """
+    if not all(x.is_floating_point() for x in tensors):
+        return None
+    return [x if x.dtype in (torch.float16, torch.bfloat16) else x.half() for x in tensors]
+
+
+def _padded(logarithms: torch.Tensor) -> torch.Tensor:
+    """As efficient attention has them: of a multiple of 32 rows."""
+    return torch.nn.functional.pad(logarithms, (0, -logarithms.shape[2] % 32), value=math.inf)
+
+
+def _heads_side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """Laid out as results of efficient attention, which its gradient takes for granted."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 _CPU, _FLASH = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
 _EFFICIENT, _CUDNN = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"
 
 
-@facts.arguments(_CPU, f"{_CPU}_backward", _CUDNN, f"{_CUDNN}_backward")
+@facts.arguments(_CPU, f"{_CPU}_backward")
 def _grouped(tensors: facts.Tensors) -> dict[str, Any] | None:
     return _operands(tensors, 2, biased=True)
 
 
+@facts.arguments(_CUDNN, f"{_CUDNN}_backward")
+def _grouped_halves(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """cuDNN has logarithms of one element a row."""
+    halves = _of_halves(tensors)
+    given = None if halves is None else _operands(halves, 2, biased=True)
+    if given is None:
+        return None
+    bias = given["attn_bias"]
+    contiguous = None if bias is None else bias.contiguous()
+    return given | {"attn_bias": contiguous, "logsumexp": given["logsumexp"].unsqueeze(3)}
+
+
 @facts.arguments(_FLASH, f"{_FLASH}_backward")
 def _without_bias(tensors: facts.Tensors) -> dict[str, Any] | None:
-    return _operands(tensors, 2, biased=False, last=True)
+    halves = _of_halves(tensors)
+    return None if halves is None else _operands(halves, 2, biased=False, last=True)
 
 
 @facts.arguments(_EFFICIENT, f"{_EFFICIENT}_backward")
 def _of_all_heads(tensors: facts.Tensors) -> dict[str, Any] | None:
-    return _operands(tensors, 4, biased=True)
+    """The state of the generator is on the CPU, but while a graph is captured."""
+    given = _operands(tensors, 4, biased=True)
+    if given is None:
+        return None
+    state = dict.fromkeys(("philox_seed", "philox_offset"), torch.zeros((), dtype=torch.int64))
+    return given | state | {"out": _heads_side_by_side(given["out"]), "logsumexp": _padded(given["logsumexp"])}
 
 
+# Of packed sequences: where those of queries and of keys begin and end.
+_QUERY_STARTS, _KEY_STARTS = (0, 13, 40), (0, 20, 48)
+_FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
+
+
+def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, Any] | None:
+    """Of (batch, rows, heads, elements), and where the first tensor is a matrix of packed sequences."""
+    x, y = tensors[:2]
+    if not (x.numel() and y.numel()):
+        return None
+    packed, causal = x.dim() == 2, x.is_contiguous()
+    batch, queries, keys = (1, 40, 48) if packed else (2, 20, 24)
+    query, key, value = [
+        _heads(each, batch, heads, rows, 16).transpose(1, 2)
+        for each, heads, rows in ((x, 4, queries), (y, shared, keys), (x, shared, keys))
+    ]
+    starts: list[Any] = [None, None]
+    if packed:
+        starts = [torch.tensor(each, dtype=torch.int32, device=x.device) for each in (_QUERY_STARTS, _KEY_STARTS)]
+    wide = [each.double() for each in (query, key, value)]
+    out, logarithms = _attended_rows(wide, starts, causal, last, _SCALE)
+    given: dict[str, Any] = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "dropout_p": 0.0,
+        "scale": _SCALE,
+        "is_causal": causal,
+    }
+    given |= {"out": out.to(x.dtype), "grad_out": query, "grad_out_": query, "logsumexp": logarithms, "bias": None}
+    given |= dict.fromkeys(("cum_seq_q", "cu_seqlens_q"), starts[0]) | dict.fromkeys(
+        ("cum_seq_k", "cu_seqlens_k"), starts[1]
+    )
+    given |= dict.fromkeys(("max_q", "max_seqlen_q"), 27 if packed else queries)
+    given |= dict.fromkeys(("max_k", "max_seqlen_k"), 28 if packed else keys)
+    given |= {"return_debug_mask": False, "custom_mask_type": int(causal), "compute_log_sumexp": True}
+    given |= {"bias_requires_grad": False, "num_splits_key": None, "window_size": None, "shared_storage_dqdkdv": False}
+    given |= dict.fromkeys(("window_size_left", "window_size_right", "seqused_k", "alibi_slopes"))
+    return given | dict.fromkeys(("block_table", "num_splits", "seqlen_k"))
+
+
+@facts.arguments(f"{_FLASH_ROWS}_forward", f"{_FLASH_ROWS}_backward")
+def _flash_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Packed sequences have no batch, and nor have their logarithms."""
+    halves = _of_halves(tensors)
+    given = None if halves is None else _rows_first(halves, 2, last=True)
+    if halves is None or given is None:
+        return None
+    logarithms = torch.cat(given["logsumexp"], 2).float()
+    state = torch.zeros(2, dtype=torch.uint64, device=halves[0].device)
+    given |= {"logsumexp": logarithms, "rng_state": state, "unused": state[0]}
+    if given["cum_seq_q"] is None:
+        return given
+    packed = ("query", "key", "value", "out", "grad_out", "logsumexp")
+    return given | {name: given[name].squeeze(0) for name in packed}
+
+
+@facts.arguments(f"{_EFFICIENT_ROWS}_forward", f"{_EFFICIENT_ROWS}_backward")
+def _efficient_of_rows(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Every sequence has logarithms of its own."""
+    given = _rows_first(tensors, 4, last=False)
+    if given is None:
+        return None
+    state = dict.fromkeys(("philox_seed", "philox_offset"), torch.zeros((), dtype=torch.int64))
+    padded = torch.cat([_padded(each) for each in given["logsumexp"]]).float()
+    return given | state | {"out": given["out"].contiguous(), "logsumexp": padded}
+
+
+facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_FLASH_ROWS, _EFFICIENT_ROWS)}
 facts.ZERO_SIGN_OF_ROUNDOFF |= {f"{name}_backward" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN)}
 
 
@@ -89,75 +198,167 @@ def _fits(*tensors: Any) -> bool:
 
 
 def _attended(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, causal: bool, last: bool, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, causal: bool, last: bool, scale: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and the logarithms of the sums."""
-    scores = _scores(query, key, bias, causal, last, scale)
+    scores = _scores(query, key, bias, causal, last, query.shape[3] ** -0.5 if scale is None else scale)
     return scores.softmax(-1) @ value.repeat_interleave(query.shape[1] // key.shape[1], 1), scores.logsumexp(-1)
 
 
-def _flash(query: Any, key: Any, value: Any, dropout_p: float, causal: bool, debug: bool, *, scale: float) -> Any:
+def _flash(
+    query: Any, key: Any, value: Any, dropout_p: float = 0, causal: bool = False, *_: Any, scale: Any = None
+) -> Any:
     results = _attended(query, key, value, None, causal, True, scale)
     return *results, *[None] * 6, query.new_empty(0)
 
 
 def _efficient(
-    query: Any, key: Any, value: Any, bias: Any, log: bool, dropout_p: float, causal: bool, *, scale: float
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    log: bool,
+    dropout_p: float = 0,
+    causal: bool = False,
+    *,
+    scale: Any = None,
 ) -> Any:
     out, logarithms = _attended(query, key, value, bias, causal, False, scale)
-    return out, torch.nn.functional.pad(logarithms, (0, -query.shape[2] % 32), value=torch.inf), None, None
+    return out, _padded(logarithms) if log else logarithms[:, :, :0], None, None
 
 
 def _cudnn(
-    query: Any, key: Any, value: Any, bias: Any, log: bool, dropout_p: float, causal: bool, *_: Any, scale: float
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    log: bool,
+    dropout_p: float = 0,
+    causal: bool = False,
+    *_: Any,
+    scale: Any = None,
 ) -> Any:
     out, logarithms = _attended(query, key, value, bias, causal, False, scale)
-    return out, logarithms[..., None], *[None] * 7
+    return out, logarithms[..., None] if log else None, *[None] * 7
 
 
-def _gradients(bias: int, causal: int, last: bool, results: int) -> Any:
-    """Of an operator whose bias, if it has one, and whether it is causal are arguments at these places."""
+def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
+    """Of an operator whose bias, whether it is causal, and which gradients are asked for are arguments at these places.
 
-    def reference(grad: torch.Tensor, *arguments: Any, scale: float) -> Any:
+    At 0 is none of them.
+    """
+
+    def reference(grad: torch.Tensor, *arguments: Any, scale: Any = None) -> Any:
         given = (grad, *arguments)
         query, key, value = [x.detach().requires_grad_() for x in given[1:4]]
+        added = given[bias] if bias else None
+        asked = bool(mask and given[mask][3]) and added is not None
+        if added is not None and asked:
+            added = added.detach().requires_grad_()
         with torch.enable_grad():
-            added = given[bias] if bias else None
-            out, _ = _attended(query, key, value, added, given[causal], last, scale)
-            found = torch.autograd.grad(out, (query, key, value), grad)
+            is_causal = causal < len(given) and given[causal]
+            out, _ = _attended(query, key, value, added, is_causal, last, scale)
+            found = torch.autograd.grad(out, (query, key, value, *([added] if asked else [])), grad)
+        return found if asked or not mask else (*found, None)
+
+    return reference
+
+
+def _attended_rows(
+    operands: list[torch.Tensor], starts: Any, causal: Any, last: bool, scale: Any, bias: Any = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The result of (batch, rows, heads, elements), and the logarithms of the sums of each sequence or of all."""
+    query, key, value = [tensor.transpose(1, 2) for tensor in operands]
+    places = [(0, 0), (query.shape[2], key.shape[2])]
+    if starts[0] is not None:
+        places = [(int(i), int(j)) for i, j in zip(*[each.tolist() for each in starts], strict=True)]
+    found = [
+        _attended(query[:, :, i:j], key[:, :, m:n], value[:, :, m:n], bias, bool(causal), last, scale)
+        for (i, m), (j, n) in itertools.pairwise(places)
+    ]
+    return torch.cat([out for out, _ in found], 2).transpose(1, 2), [logarithms for _, logarithms in found]
+
+
+def _flash_rows(query: Any, key: Any, value: Any, *rest: Any, scale: Any = None, **_: Any) -> Any:
+    packed = rest[0] is not None
+    given = [tensor.unsqueeze(0) if packed else tensor for tensor in (query, key, value)]
+    out, logarithms = _attended_rows(given, rest[:2], rest[5], True, scale)
+    together = torch.cat(logarithms, 2)
+    return *((out.squeeze(0), together.squeeze(0)) if packed else (out, together)), None, None, query.new_empty(0)
+
+
+def _efficient_rows(query: Any, key: Any, value: Any, *rest: Any, scale: Any = None, **_: Any) -> Any:
+    out, logarithms = _attended_rows([query, key, value], rest[1:3], rest[6], False, scale, rest[0])
+    return out, torch.cat([_padded(each) for each in logarithms]), *[None] * 4
+
+
+def _row_gradients(starts: int, causal: int, last: bool, results: int) -> Any:
+    """Of an operator where the starts of packed sequences, and whether it is causal, are arguments at these places."""
+
+    def reference(grad: torch.Tensor, *arguments: Any, scale: Any = None, **_: Any) -> Any:
+        given = (grad, *arguments)
+        operands = [x.detach().requires_grad_() for x in given[1:4]]
+        lacking = grad.dim() == 3
+        with torch.enable_grad():
+            rows = [x.unsqueeze(0) if lacking else x for x in operands]
+            out = _attended_rows(rows, given[starts : starts + 2], given[causal], last, scale)[0]
+            found = torch.autograd.grad(out, operands, grad.unsqueeze(0) if lacking else grad)
         return *found, *[None] * (results - 3)
 
     return reference
 
 
+facts.REFERENCES |= {f"{_FLASH_ROWS}_forward": _flash_rows, f"{_EFFICIENT_ROWS}_forward": _efficient_rows}
+facts.REFERENCES |= {
+    f"{_FLASH_ROWS}_backward": _row_gradients(6, 11, True, 3),
+    f"{_EFFICIENT_ROWS}_backward": _row_gradients(6, 14, False, 4),
+}
+facts.UNWRITTEN |= {f"{_FLASH_ROWS}_forward": (2, 3), f"{_EFFICIENT_ROWS}_forward": (2, 3)}
 # ATen has no float64 on GPUs.
 facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
 facts.REFERENCES |= {
-    f"{_FLASH}_backward": _gradients(0, 11, True, 3),
-    f"{_EFFICIENT}_backward": _gradients(4, 11, False, 4),
-    f"{_CUDNN}_backward": _gradients(8, 14, False, 3),
+    f"{_FLASH}_backward": _gradients(0, 11, True),
+    f"{_EFFICIENT}_backward": _gradients(4, 11, False, mask=10),
+    f"{_CUDNN}_backward": _gradients(8, 14, False),
 }
 # The state of a generator that nothing is drawn from.
 facts.UNWRITTEN |= {_FLASH: (6, 7), _EFFICIENT: (2, 3), _CUDNN: (6, 7)}
 
 
-@facts.drawn(_CPU, f"{_CPU}_backward")
-def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Operands that fit, scores of a few units, and for gradients what the forward pass gives of them.
+def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
+    """Operands that fit, of values whose scores are of a few units.
 
-    ATen's kernel for CPUs looks at few shapes, and reads or writes beyond those that do not fit, or ends the process
-    where there are no rows. It masks before it scales, so that causal scores are nan where the scale is not positive.
-    What overflows half types depends on the order of products.
+    ATen's kernels for CPUs look at few shapes, and read or write beyond those that do not fit, as cuDNN's do of other
+    dtypes. They end the process where there are no rows.
     """
-    given: dict[str, Any] = {**arguments, "scale": _SCALE}
+    given = {**given, "scale": _SCALE}
     query = given["query"]
-    if not _fits(query, given["key"], given["value"]):
-        query = query if _fits(query, query, query) else torch.ones(1, 2, 3, 8)
-        given |= {"query": query, "key": query, "value": query, "attn_mask": None}
-    for name in ("query", "key", "value", "attn_mask", "grad_out"):
+    operands = query, given["key"], given["value"]
+    fits = _fits(*operands)
+    if fits and dtypes:
+        # cuDNN's kernels take what is not of the query's dtype, or on its device, for what is.
+        alike = len({(x.dtype, x.device) for x in operands}) == 1
+        fits = alike and query.dtype in dtypes and query.shape[3] % 8 == 0
+    if not fits:
+        query = query if not dtypes and _fits(query, query, query) else torch.ones(1, 2, 3, 8)
+        query = query.to(devices.current.type, *dtypes[:1])
+        given |= {"query": query, "key": query, "value": query}
+        given |= {name: None for name in ("attn_mask", "attn_bias") if name in given}
+    for name in ("query", "key", "value", "attn_mask", "attn_bias", "grad_out", "grad_out_"):
         x = given.get(name)
         if isinstance(x, torch.Tensor) and facts.real(x) and x.is_floating_point():
             given[name] = x.nan_to_num(1, 1, 1).clamp(-3, 3)
+    return given
+
+
+@facts.drawn(_CPU, f"{_CPU}_backward")
+def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Operands that fit, and for gradients what the forward pass gives of them.
+
+    It masks before it scales, so that causal scores are nan where the scale is not positive. What overflows half types
+    depends on the order of products.
+    """
+    given = _tame(arguments)
     if "logsumexp" not in given:
         return given
     query, key, value = given["query"], given["key"], given["value"]
@@ -170,3 +371,56 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given["grad_out"], torch.Tensor) or given["grad_out"].shape != out.shape:
         given["grad_out"] = out
     return given | {"out": out, "logsumexp": scores.logsumexp(-1).float()}
+
+
+_OF_CUDA = (_FLASH, _EFFICIENT, _CUDNN)
+
+
+@facts.drawn(*_OF_CUDA, *[f"{name}_backward" for name in _OF_CUDA])
+def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same of what ATen has on CUDA, whose operators are told apart by their arguments, without dropout."""
+    efficient = "grad_input_mask" in arguments or ("attn_bias" in arguments and "return_debug_mask" not in arguments)
+    efficient = efficient and "cum_seq_q" not in arguments
+    biased = "attn_bias" in arguments
+    dtypes = (torch.float16, torch.bfloat16, *([torch.float32] if efficient else []))
+    given = _tame(arguments, dtypes)
+    query, key, value = [given[name].contiguous() for name in ("query", "key", "value")]
+    if efficient and query.shape[1] != key.shape[1]:
+        key, value = query, query
+    causal = bool(given["is_causal"]) and query.shape[2] <= key.shape[2]
+    # Of the rows that lie as ATen's loads want them.
+    shape = (*query.shape[:3], key.shape[2])
+    bias = given.get("attn_bias")
+    if not (isinstance(bias, torch.Tensor) and bias.shape == shape and bias.dtype == query.dtype and shape[3] % 8 == 0):
+        bias = None
+    given |= {"query": query, "key": key, "value": value, "is_causal": causal, "dropout_p": 0.0}
+    given |= {"attn_bias": bias.contiguous() if bias is not None else None} if biased else {}
+    given |= {"return_debug_mask": False} if "return_debug_mask" in given else {}
+    if "logsumexp" not in given:
+        return given
+    wide = query.double(), key.double(), value.double()
+    out, logarithms = _attended(*wide, bias, causal, not biased, given["scale"])
+    out, logarithms = out.to(query.dtype), logarithms.float()
+    logarithms = _padded(logarithms) if efficient else logarithms[..., None] if biased else logarithms
+    name = "grad_out_" if efficient else "grad_out"
+    grad = given[name]
+    if not isinstance(grad, torch.Tensor) or grad.shape != out.shape or grad.dtype != out.dtype:
+        grad = out
+    given |= {name: grad, "out": _heads_side_by_side(out) if efficient else out, "logsumexp": logarithms}
+    state = torch.zeros((), dtype=torch.int64, device="cpu" if efficient else query.device)
+    given |= {"philox_seed": state, "philox_offset": state}
+    if efficient:
+        return given | {"grad_input_mask": [True, True, True, bias is not None]}
+    return given | {"cum_seq_q": None, "cum_seq_k": None, "max_q": query.shape[2], "max_k": key.shape[2]}
+
+
+@facts.drawn(*[f"{name}_{way}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for way in ("forward", "backward")])
+def _consistent_rows(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of samples: ATen looks at few shapes and no starts, and reads and writes where they say."""
+    make = _flash_of_rows if "cum_seq_q" in arguments else _efficient_of_rows
+    query = arguments["query"]
+    wide = isinstance(query, torch.Tensor) and query.dim() == 4
+    x = torch.linspace(-3, 3, 60, dtype=torch.float16, device=devices.current.type)
+    given = make([x.view(3, 4, 5), x.flip(0)] if wide else [x.view(6, 10), x.flip(0)])
+    assert given is not None
+    return {name: given.get(name, value) for name, value in arguments.items()}
