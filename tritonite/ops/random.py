@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.catalog import exclude, scalar_kernel
 from tritonite.catalog import operator as any_operator
-from tritonite.dispatch.call import Limits, empty, empty_strided, limit, limits_of, zero_or_one
+from tritonite.dispatch.call import Limits, empty, empty_strided, limit, limits_of, number_type, zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import (
     broadcast_shape,
@@ -39,6 +40,7 @@ from tritonite.ops.activation import leaky_relu_backward
 from tritonite.ops.arithmetic import add, mul
 from tritonite.ops.creation import alike, fresh
 
+_ON_CPU = devices.current.type == "cpu"
 operator = functools.partial(any_operator, tensors_only=True)
 _DRAWN = (*FLOATS, *COMPLEX)
 _INTEGRAL = (*ALL, *UNSIGNED)
@@ -601,6 +603,9 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
 
 @operator("native_dropout", accepts=FLOATS, pin_zero_or_one=("p",))
 def native_dropout(input, p, train, outs=()):
+    if _ON_CPU and not input.numel():
+        raise Decline("no elements")
+    limit(p, _PROBABILITY)
     if train is not False and zero_or_one(p) != 1:
         return _dropped(_DROPOUT, input, p, torch.bool, None, outs)
     if input.dtype not in FLOATS:
@@ -645,15 +650,23 @@ def _slope_of_both(self, lower, upper):
     return tl.where(self > 0, self, self * ((lower + upper) / 2).to(self.dtype))
 
 
-def _leaked(self, noise, lower, upper, training, generator, outs):
+def _check_slopes(*slopes):
+    if any(number_type(slope) not in (int, float) for slope in slopes):
+        raise Decline("slopes that are no numbers")
+
+
+def _leaked(self, noise, lower, upper, training, generator, outs, strides=None):
     """Elements of 0 and below times random slopes, which are the noise, and else slope 1."""
-    if self.dtype not in FLOATS or (training and (noise.dtype is not self.dtype or noise.shape != self.shape)):
+    if self.dtype not in FLOATS or noise.dtype is not self.dtype or noise.shape != self.shape:
         raise Decline("a dtype, or noise of another dtype or shape")
-    inplace = bool(outs) and outs[0] is self
+    if _ON_CPU and training and self.dtype is torch.float16:
+        raise Decline(f"dtype {self.dtype}, which ATen has not on CPUs")
+    _check_slopes(lower, upper)
+    inplace, strides = bool(outs) and outs[0] is self, _contiguous(self) if strides is None else strides
     if not training:
-        out = result(() if inplace else (self,), self.shape, self.dtype, outs, _contiguous(self))
+        out = result(() if inplace else (self,), self.shape, self.dtype, outs, strides)
         return _slope_of_both.run((self, lower, upper), (out,))
-    out = result((noise,) if inplace else (self, noise), self.shape, self.dtype, outs, _contiguous(self))
+    out = result((noise,) if inplace else (self, noise), self.shape, self.dtype, outs, strides)
     if may_overlap(noise, self):
         raise Decline("noise that overlaps the input")
     drawn = out if out.is_contiguous() else empty(out.shape, out.dtype, out.device)
@@ -676,15 +689,16 @@ def rrelu_with_noise_functional(self, noise, lower, upper, training, generator=N
     copied = result((noise,), noise.shape, noise.dtype, (), strides_like(noise, None))
     if not (training and noise.is_contiguous()):
         move(noise, copied)
-    return *_leaked(self, copied, lower, upper, training, generator, ()), copied
+    return *_leaked(self, copied, lower, upper, training, generator, (), strides_like(self, None)), copied
 
 
 @operator("rrelu_with_noise_backward", accepts=FLOATS, pin=("lower", "upper"))
 def rrelu_with_noise_backward(grad_output, self, noise, lower, upper, training, self_is_result, outs=()):
     if grad_output.dtype not in FLOATS:
         raise Decline(f"dtype {grad_output.dtype}")
-    if training and upper - lower > 1e-6:
-        return mul.run((grad_output, noise), outs)
+    _check_slopes(lower, upper)
+    if training:
+        return mul.run((noise, grad_output), outs)
     slope = (float(lower) + float(upper)) / 2
     if self_is_result and slope < 0:
         raise Decline("negative slope with the result kept")

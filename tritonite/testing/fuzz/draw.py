@@ -264,6 +264,8 @@ class Drawer:
             return [None if self._chance(0.3) else self._tensor() for _ in range(self._pick((1, 1, 2, 3)))]
         if kind == "List[number]":
             return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
+        if kind == "Generator":
+            return torch.Generator(self.device).manual_seed(self.random.randrange(2**32))
         raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")
 
     def _from_sample(self) -> Call | None:

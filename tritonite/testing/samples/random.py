@@ -57,3 +57,35 @@ def _of_the_outputs_size(op: Op, tensors: facts.Tensors, choice: Any) -> facts.T
 @facts.operands("_masked_scale")
 def _mask(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
     return [tensors[0], (tensors[0] > 0).to(torch.uint8)]
+
+
+facts.may_decline(
+    ("native_dropout", "native_dropout.out"),
+    ("empty",),
+    "*no elements",
+    "of an input without elements ATen's function for CPUs returns the input and a mask of its dtype",
+    device="cpu",
+)
+for _packet, _device in (("native_dropout", ""), ("_fused_dropout", "cuda")):
+    facts.may_decline(
+        (_packet, f"{_packet}.out"),
+        ("misaligned",),
+        "an address that is no multiple of 16",
+        "how wide ATen's vectors are there, by which its threads take elements, no plan knows",
+        device=_device,
+    )
+
+
+@facts.drawn("randperm")
+def _of_a_few(arguments: dict[str, Any]) -> dict[str, Any]:
+    """No more numbers than fit in memory many times over."""
+    return arguments | {"n": min(arguments["n"], 6000)}
+
+
+@facts.drawn("rrelu_with_noise", "rrelu_with_noise_functional")
+def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen raises on a CPU where they are not, and has an answer on a GPU."""
+    ends: list[Any] = [arguments.get(name) for name in ("lower", "upper")]
+    if any(not isinstance(end, (int, float)) or end != end or abs(end) > 1e30 for end in ends):
+        ends = [0.125, 0.375]
+    return arguments | dict(zip(("lower", "upper"), sorted(ends), strict=True))
