@@ -50,6 +50,7 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "segment",
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")

@@ -37,6 +37,7 @@ _UNCHECKED = (
     "_cum",
     "_logcumsumexp",
     "_native_batch",
+    "_segment_reduce_backward",
     "_weight_norm",
     "batch_norm",
     "native_batch",

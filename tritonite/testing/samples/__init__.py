@@ -47,6 +47,7 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "segment",
     "softmax",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")
