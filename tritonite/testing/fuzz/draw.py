@@ -35,6 +35,7 @@ SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction
 _UNCHECKED = (
     "_batch_norm",
     "_cum",
+    "_embedding_bag",
     "_logcumsumexp",
     "_native_batch",
     "_segment_reduce_backward",

@@ -33,6 +33,7 @@ for _family in (
     "cross",
     "elementary",
     "embedding",
+    "embedding_bag",
     "gamma",
     "indexing",
     "jagged",
