@@ -116,7 +116,7 @@ def new_ones(self, size, dtype=None, layout=None, device=None, pin_memory=None, 
 
 
 @scalar_kernel(exact=("start", "step"), static=("narrow",), index=("position",), accepts=NUMBERS)
-def _ascending(start, step, position, narrow):
+def ascending(start, step, position, narrow):
     if narrow:
         reached = start.to(tl.float32) + step.to(tl.float32) * position
     else:
@@ -141,7 +141,7 @@ def _ascend(shape, dtype, start, step, placement, outs):
     else:
         start, step = float(start), float(step)
     narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and not _ON_CPU
-    _ascending.run((start, step, 0, narrow), (out,))
+    ascending.run((start, step, 0, narrow), (out,))
     return (out,)
 
 

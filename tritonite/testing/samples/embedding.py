@@ -41,3 +41,12 @@ def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
     if not weight.numel():
         return None
     return {"self": weight, "indices": places((3,), min(2, len(weight)), weight, 1), "max_norm": 1.5, "norm_type": 2.0}
+
+
+@facts.drawn("embedding_renorm")
+def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
+    """On a GPU ATen reads and writes rows that there are not."""
+    indices, weight = arguments["indices"], arguments["self"]
+    if not facts.real(indices) or indices.device.type == "cpu" or not (weight.dim() and weight.shape[0]):
+        return arguments
+    return arguments | {"indices": indices.clamp(0, weight.shape[0] - 1)}
