@@ -128,6 +128,13 @@ def test_an_index_into_no_elements_is_atens(name, device):
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize("name", ["scatter_add", "scatter"])
+def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device):
+    x, index, source = torch.tensor(-1, device=device), torch.tensor(0, device=device), torch.zeros(0, device=device)
+    with pytest.raises(tritonite.errors.Decline, match="longer than the source"):
+        tritonite.overloads()[f"{name}.src" if name == "scatter" else name](x, 0, index, source.long())
+
+
 @pytest.fixture
 def deterministic():
     torch.use_deterministic_algorithms(True)
@@ -178,7 +185,9 @@ def test_complex_numbers_are_added_up(dtype, device, path):
         lambda: x.index_add(0, rows, source),
         lambda: x.index_add(0, rows, source, alpha=3),
         lambda: x.t().contiguous().t().index_add(0, rows, source),
+        lambda: x[0, 0].index_add(0, rows[:1] * 0, source[0, 0]),
         lambda: x.scatter_add(0, columns, source),
+        lambda: x[0, 0].scatter_add(0, rows[0] * 0, source[0, 0]),
         lambda: x.index_put((rows,), source, accumulate=True),
         lambda: x.index_put((columns - 4, torch.arange(6, device=device)), source, accumulate=True),
     )
@@ -188,7 +197,7 @@ def test_complex_numbers_are_added_up(dtype, device, path):
             for _ in range(2):
                 result = call()
                 assert torch.equal(result, wanted) and result.stride() == wanted.stride()
-    assert [_served(name) for name in ("index_add", "scatter_add", "index_put")] == [6, 2, 4]
+    assert [_served(name) for name in ("index_add", "scatter_add", "index_put")] == [8, 4, 4]
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

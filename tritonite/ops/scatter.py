@@ -91,7 +91,7 @@ def _check_source(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor)
         return
     if max(source.dim(), 1) != max(index.dim(), 1):
         raise Decline("a source of another number of dimensions")
-    if any(size > own for size, own in zip(index.shape, source.shape or (1,), strict=False)):
+    if any(size > own for size, own in zip(index.shape or (1,), source.shape or (1,), strict=False)):
         raise Decline("an index that is longer than the source")
 
 
@@ -191,6 +191,10 @@ def scatter_value_with(self, dim, index, value, reduce, outs=()):
 def _add(out, source, places, row_dims):
     """Add a source to places of a tensor: in no order, or in theirs where torch was asked for it."""
     if out.is_complex():
+        if not out.dim():
+            # A tensor of parts has a dimension, along which no index counts.
+            out, source, places = out.view(1), source.reshape(1), Places(places.index.reshape(1), 0, (1,), (1,))
+            row_dims = (0,)
         out, source, places = torch.view_as_real(out), torch.view_as_real(source), places.of_parts()
     if torch.are_deterministic_algorithms_enabled() and places.shape:
         places.add_in_order(out, source, row_dims)
