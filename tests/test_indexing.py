@@ -135,6 +135,22 @@ def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device
         tritonite.overloads()[f"{name}.src" if name == "scatter" else name](x, 0, index, source.long())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex128], ids=str)
+def test_indices_of_columns_are_shared_by_rows(dtype, device, path):
+    """Several programs, of several rows each, some of whose columns are not there."""
+    x = torch.randint(-9, 9, (11, 300), device=device).to(dtype)
+    for index in (
+        torch.randint(0, 300, (417,), device=device),
+        torch.randint(0, 300, (834,), device=device)[::2].int(),
+    ):
+        places, one = index.long().unique()[:100], x[:, :1].expand(11, 100)
+        expected = x.index_select(1, index), x.index_copy(1, places, one)
+        with tritonite.use_gems(include=["index_select", "index_copy"]):
+            found = x.index_select(1, index), x.index_copy(1, places, one)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert _served("index_select") == _served("index_copy") == 2
+
+
 @pytest.fixture
 def deterministic():
     torch.use_deterministic_algorithms(True)
@@ -153,7 +169,11 @@ def test_what_is_asked_to_be_deterministic_is_added_up_in_order(dtype, device, p
     def drawn(*shape):
         return torch.randint(0, 3, shape, device=device).to(dtype)
 
-    x, rows, columns = drawn(5, 7), torch.randint(0, 5, (300,), device=device), torch.randint(0, 5, (40, 7), device=device)
+    x, rows, columns = (
+        drawn(5, 7),
+        torch.randint(0, 5, (300,), device=device),
+        torch.randint(0, 5, (40, 7), device=device),
+    )
     source, elements = drawn(300, 7), drawn(40, 7)
     alpha = True if dtype is torch.bool else 2
     expected = [x.index_add(0, rows, source, alpha=alpha), x.scatter_add(0, columns, elements)]

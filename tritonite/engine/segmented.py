@@ -42,21 +42,21 @@ class _Facts:
 
 
 class Segments(NamedTuple):
-    """Contiguous data of (outer, size, inner) elements, of which `bounds` tell `count` segments of each outer row."""
+    """Contiguous data of (outer, size, inner) elements, of which `bounds` tell `n` segments of each outer row."""
 
     bounds: torch.Tensor
     cumulated: bool
     outer: int
     size: int
     inner: int
-    count: int
+    n: int
 
     def launch(self, kernel: Any, tensors: Any, initial: Any, reduction: str) -> None:
         """Launch a kernel on operands of which the data comes last."""
         device, data = devices.current, tensors[-1]
         columns = min(256, power_of_2(self.inner))
-        rows = min(_ELEMENTS // columns, power_of_2(-(-self.size // max(self.count, 1))))
-        reach = max(self.outer * self.size * self.inner, self.outer * self.count * self.inner)
+        rows = min(_ELEMENTS // columns, power_of_2(-(-self.size // max(self.n, 1))))
+        reach = max(self.outer * self.size * self.inner, self.outer * self.n * self.inner)
         facts = _Facts(
             reduction,
             rows=rows,
@@ -66,11 +66,11 @@ class Segments(NamedTuple):
             cumulated=self.cumulated,
             initial=initial is not None,
         )
-        grid = (self.outer * self.count * -(-self.inner // columns),)
+        grid = (self.outer * self.n * -(-self.inner // columns),)
         number = IDENTITIES[reduction] if initial is None else initial
         if all(grid):
             kernel[grid](
-                *(*tensors, self.bounds, number, self.size, self.inner, self.count),
+                *(*tensors, self.bounds, number, self.size, self.inner, self.n),
                 FACTS=facts,
                 num_warps=4 if device.interpreted else max(1, min(4, rows * columns // 256)),
                 **ASSERTING,

@@ -123,6 +123,114 @@ def _conj_physical(self: torch.Tensor) -> torch.Tensor: ...
 def _conj_physical(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def _cummax_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
 def _cummin_helper(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None: ...
+@overload
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_dense_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_dense_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_forward_only(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_forward_only(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_per_sample_weights_backward(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_per_sample_weights_backward(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 def _fused_rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -293,6 +401,9 @@ def _native_batch_norm_legit_no_training(
 def _neg_view_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _neg_view_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+def _padded_dense_to_jagged_forward(
+    dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None
+) -> torch.Tensor: ...
 def _prelu_kernel(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel_backward(
     grad_output: torch.Tensor, self: torch.Tensor, weight: torch.Tensor
@@ -457,6 +568,31 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
     *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _segment_reduce_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    initial: _Number | None = None,
+) -> torch.Tensor: ...
+@overload
+def _segment_reduce_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    initial: _Number | None = None,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
@@ -656,6 +792,12 @@ def addr(
 ) -> torch.Tensor: ...
 def addr_(
     self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
+) -> torch.Tensor: ...
+@overload
+def affine_grid_generator(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor: ...
+@overload
+def affine_grid_generator(
+    theta: torch.Tensor, size: Sequence[int], align_corners: bool, *, out: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
 def alias_copy(self: torch.Tensor) -> torch.Tensor: ...
@@ -3075,6 +3217,31 @@ def scatter_reduce_(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor: ...
 @overload
+def segment_reduce(
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: _Number | None = None,
+) -> torch.Tensor: ...
+@overload
+def segment_reduce(
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: _Number | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def select_backward(grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, index: int) -> torch.Tensor: ...
 @overload
 def select_backward(
@@ -3648,10 +3815,36 @@ def tril(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 def tril(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 def tril_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 @overload
+def tril_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: torch.dtype | None = 4,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def tril_indices(row: int, col: int, offset: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 @overload
 def triu(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 def triu_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
+def triu_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: torch.dtype | None = 4,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def triu_indices(row: int, col: int, offset: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def trunc(self: torch.Tensor) -> torch.Tensor: ...
 @overload

@@ -18,7 +18,6 @@ from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
 
-
 _ON_CPU = devices.current.type == "cpu"
 
 

@@ -112,7 +112,6 @@ class Places(NamedTuple):
         indices = [index_along(self.index, self.strides, target, self.dim)]
         write_at(target, self.shape, without_dimension(target, self.dim, self.shape), indices, *values, **how)
 
-
     def add_in_order(self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int]) -> None:
         """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order."""
         shape, rank = self.shape, len(self.shape)

@@ -54,14 +54,12 @@ def _segments(data, told, axis, cumulated):
 
 
 @operator("segment_reduce", accepts=FLOATS)
-def segment_reduce(
-    data, reduce, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None, outs=()
-):
+def segment_reduce(data, reduce, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None, outs=()):
     if indices is not None or (offsets is None and not unsafe):
         raise Decline("lengths whose sum the host checks")
     told, axis = _check(data, reduce, lengths, offsets, axis, initial)
     segments = _segments(data, told, axis, offsets is None)
-    shape = (*data.shape[:axis], segments.count, *data.shape[axis + 1 :])
+    shape = (*data.shape[:axis], segments.n, *data.shape[axis + 1 :])
     outs = outputs((data,), [shape], [data.dtype], outs)
     direct = outs[0].is_contiguous()
     out = outs[0] if direct else empty(shape, data.dtype, data.device)
@@ -72,12 +70,10 @@ def segment_reduce(
 
 
 @operator("_segment_reduce_backward", accepts=FLOATS)
-def segment_reduce_backward(
-    grad, output, data, reduce, lengths=None, offsets=None, axis=0, initial=None, outs=()
-):
+def segment_reduce_backward(grad, output, data, reduce, lengths=None, offsets=None, axis=0, initial=None, outs=()):
     told, axis = _check(data, reduce, lengths, offsets, axis, initial, grad, output)
     segments = _segments(data, told, axis, offsets is None)
-    shape = (*data.shape[:axis], segments.count, *data.shape[axis + 1 :])
+    shape = (*data.shape[:axis], segments.n, *data.shape[axis + 1 :])
     if tuple(grad.shape) != shape or tuple(output.shape) != shape:
         raise Decline("gradients of another shape")
     outs = outputs((grad, output, data), [data.shape] * len(outs), [data.dtype] * len(outs), outs) if outs else ()

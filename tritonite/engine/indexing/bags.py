@@ -88,6 +88,8 @@ def _combine_bags(
     bag = (tl.program_id(0) // blocks).to(tl.int64)
     column = (tl.program_id(0) % blocks) * FACTS.columns + tl.arange(0, FACTS.columns)
     inside = column < n_columns
+    # Of the programs of a bag the first tells of it.
+    first = tl.program_id(0) % blocks == 0
     begin = tl.load(offsets + bag, mask=bag > 0, other=0).to(tl.int64)
     end = tl.load(offsets + bag + 1, mask=bag < n_bags - 1, other=n).to(tl.int64)
     tl.device_assert((begin >= 0) & (begin <= end) & (end <= n), "offsets of bags that are not in order")
@@ -124,12 +126,11 @@ def _combine_bags(
                 total = tl.where(counts, total + rows[i] * scales[i], total)
             else:
                 total = tl.where(counts, total + rows[i], total)
-            size += counts.to(tl.int64)
+            size += tl.where(counts, 1, 0)
         if FACTS.tells:
-            if tl.program_id(0) % blocks == 0:
-                several = start + tl.arange(0, ROWS)
-                told = tl.full((ROWS,), 0, tl.int64) + bag
-                tl.store(bags + several, told.to(bags.dtype.element_ty), mask=several < end)
+            several = start + tl.arange(0, ROWS)
+            told = tl.full((ROWS,), 0, tl.int64) + bag
+            tl.store(bags + several, told.to(bags.dtype.element_ty), mask=(several < end) & first)
     if FACTS.mode == "mean":
         total = total / tl.maximum(size, 1).to(FACTS.compute)
     near = bag * n_columns + column
@@ -137,8 +138,7 @@ def _combine_bags(
     if FACTS.mode == "max":
         tl.store(largest + near, word.to(largest.dtype.element_ty), mask=inside)
     if FACTS.sizes:
-        if tl.program_id(0) % blocks == 0:
-            tl.store(sizes + bag, size.to(sizes.dtype.element_ty))
+        tl.store(sizes + bag, size.to(sizes.dtype.element_ty), mask=first)
 
 
 def combine_bags(
@@ -216,9 +216,7 @@ def add_to_largest(
 
 @libentry()
 @triton.jit(do_not_specialize=["n", "n_bags", "n_rows", "padding"])
-def _weigh(
-    out, grad, weight, indices, bags, strides, n, n_bags, n_rows, n_columns, padding, FACTS: tl.constexpr
-):
+def _weigh(out, grad, weight, indices, bags, strides, n, n_bags, n_rows, n_columns, padding, FACTS: tl.constexpr):
     """A program multiplies a row of the table with the gradient of the bag that an index is in."""
     place = tl.program_id(0).to(tl.int64)
     number = tl.load(indices + place).to(tl.int64)
