@@ -43,16 +43,19 @@ def _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized):
 def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs, sized):
     _check(weight, indices, offsets, factors=factors, mode=mode)
     count = len(offsets) - last
-    if outs or count < 0 or not weight.numel() or not count:
-        raise Decline("outputs, whose sizes ATen decides, or no bags")
+    if not weight.numel() or count <= 0:
+        raise Decline("no bags, or no table")
     device, dtype = weight.device, indices.dtype
     tells, n_sizes, counts = True, len(offsets), True
     if _ON_CPU:
         tells, n_sizes, counts = _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized)
-    out = empty((count, weight.shape[1]), weight.dtype, device)
-    bags = empty((len(indices) if tells else 0,), dtype, device)
-    sizes = empty((n_sizes,), dtype, device)
-    largest = empty((count, weight.shape[1]) if mode == 2 else (n_sizes if _ON_CPU else 0,), dtype, device)
+    shape = (count, weight.shape[1])
+    shapes = [shape, (len(indices) * tells,), (n_sizes,), shape if mode == 2 else (n_sizes if _ON_CPU else 0,)]
+    if outs:
+        inputs = (weight, indices, offsets, *(() if factors is None else (factors,)))
+        outs = outputs(inputs, shapes, [weight.dtype, dtype, dtype, dtype], outs, accepts=_ACCEPTED)
+    out = empty(shape, weight.dtype, device)
+    bags, sizes, largest = [empty(told, dtype, device) for told in shapes[1:]]
     combine_bags(
         _MODES[mode],
         out,
@@ -70,7 +73,10 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
         fill_zero(sizes)
     if _ON_CPU and mode != 2:
         move(sizes, largest)
-    return out, bags, sizes, largest
+    results = (out, bags, sizes, largest)
+    for given, found in zip(outs, results, strict=False):
+        move(found, given)
+    return outs or results
 
 
 @operator("_embedding_bag", accepts=FLOATS)

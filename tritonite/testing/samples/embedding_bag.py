@@ -10,12 +10,6 @@ from tritonite.testing.samples import facts
 from tritonite.testing.samples.indexing import matrix, places
 
 facts.DEVICE_DEFINED |= {"_embedding_bag", "_embedding_bag_forward_only"}
-facts.may_decline(
-    ("_embedding_bag.out", "_embedding_bag_forward_only.out"),
-    ("*",),
-    "*outputs, whose sizes ATen decides*",
-    "ATen resizes the outputs, some to nothing",
-)
 
 
 def _offsets(n: int, like: torch.Tensor, last: bool = False) -> torch.Tensor:
