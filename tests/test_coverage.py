@@ -44,3 +44,22 @@ def test_a_declaration_is_short():
     """Beyond its formula an operator costs its author at most eight fields."""
     for declaration in catalog.declarations:
         assert len(declaration.packets) <= 6, declaration.packets
+
+
+# Of core ATen what computes nothing: views, sizes, memory without contents, and numbers that the host reads.
+_NO_COMPUTE = {
+    *("_local_scalar_dense", "alias", "as_strided", "diagonal", "empty.memory_format", "empty_strided", "expand"),
+    *("permute", "select.int", "slice.Tensor", "split_with_sizes", "squeeze.dim", "squeeze.dims", "unsqueeze", "view"),
+    *("sym_numel", "sym_size.int", "sym_storage_offset", "sym_stride.int"),
+}
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="other operators are of the core")
+def test_most_of_what_core_aten_computes_is_served():
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    every = [getattr(p, name) for p in packets if hasattr(p, "overloads") for name in p.overloads()]
+    core = {str(overload)[5:].removesuffix(".default") for overload in every if torch.Tag.core in overload.tags}
+    assert core >= _NO_COMPUTE
+    computing = core - _NO_COMPUTE
+    served = computing & tritonite.overloads().keys()
+    assert len(computing) <= 171 and len(served) >= 145, sorted(computing - served)

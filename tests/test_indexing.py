@@ -135,3 +135,167 @@ def test_a_source_too_small_for_its_mask_raises_as_atens(device):
         with pytest.raises(RuntimeError):
             torch.ops.aten.masked_scatter_backward(grad, mask, [5])
         assert torch.equal(torch.ops.aten.masked_scatter_backward(grad, mask, [20]), torch.ones(20, device=device))
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "scatter"])
+def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device):
+    x, index, source = torch.tensor(-1, device=device), torch.tensor(0, device=device), torch.zeros(0, device=device)
+    with pytest.raises(tritonite.errors.Decline, match="longer than the source"):
+        tritonite.overloads()[f"{name}.src" if name == "scatter" else name](x, 0, index, source.long())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex128], ids=str)
+def test_indices_of_columns_are_shared_by_rows(dtype, device, path):
+    """Several programs, of several rows each, some of whose columns are not there."""
+    x = torch.randint(-9, 9, (11, 300), device=device).to(dtype)
+    for index in (
+        torch.randint(0, 300, (417,), device=device),
+        torch.randint(0, 300, (834,), device=device)[::2].int(),
+    ):
+        places, one = index.long().unique()[:100], x[:, :1].expand(11, 100)
+        expected = x.index_select(1, index), x.index_copy(1, places, one)
+        with tritonite.use_gems(include=["index_select", "index_copy"]):
+            found = x.index_select(1, index), x.index_copy(1, places, one)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert _served("index_select") == _served("index_copy") == 2
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _served(name):
+    counts = tritonite.stats()[name]
+    assert not counts.declined and not counts.unrecordable, counts
+    return counts.launched + counts.replayed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_what_is_asked_to_be_deterministic_is_added_up_in_order(dtype, device, path, small_sorts, deterministic):
+    def drawn(*shape):
+        return torch.randint(0, 3, shape, device=device).to(dtype)
+
+    x, rows, columns = (
+        drawn(5, 7),
+        torch.randint(0, 5, (300,), device=device),
+        torch.randint(0, 5, (40, 7), device=device),
+    )
+    source, elements = drawn(300, 7), drawn(40, 7)
+    alpha = True if dtype is torch.bool else 2
+    expected = [x.index_add(0, rows, source, alpha=alpha), x.scatter_add(0, columns, elements)]
+    with tritonite.use_gems(include=["index_add", "scatter_add"]):
+        for _ in range(2):
+            found = [x.index_add(0, rows, source, alpha=alpha), x.scatter_add(0, columns, elements)]
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert _served("index_add") == _served("scatter_add") == 2
+
+
+def test_sums_in_order_have_the_same_bits(device, small_sorts, deterministic):
+    x, rows = torch.zeros(3, 5, device=device), torch.randint(0, 3, (400,), device=device)
+    source = torch.randn(400, 5, device=device)
+    with tritonite.use_gems(include=["index_add", "scatter_add"]):
+        sums = [x.index_add(0, rows, source) for _ in range(3)]
+        added = [x.scatter_add(0, rows[:, None].expand(400, 5), source) for _ in range(3)]
+    for results in (sums, added):
+        assert all(torch.equal(result, results[0]) for result in results)
+        torch.testing.assert_close(results[0], x.double().index_add(0, rows, source.double()).float())
+    assert _served("index_add") == _served("scatter_add") == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_numbers_are_added_up(dtype, device, path):
+    x = torch.randint(-5, 5, (4, 6), device=device).to(dtype) * (1 + 2j)
+    source = torch.randint(-5, 5, (9, 6), device=device).to(dtype) * (2 - 1j)
+    rows, columns = torch.randint(0, 4, (9,), device=device), torch.randint(0, 4, (9, 6), device=device)
+    calls = (
+        lambda: x.index_add(0, rows, source),
+        lambda: x.index_add(0, rows, source, alpha=3),
+        lambda: x.t().contiguous().t().index_add(0, rows, source),
+        lambda: x[0, 0].index_add(0, rows[:1] * 0, source[0, 0]),
+        lambda: x.scatter_add(0, columns, source),
+        lambda: x[0, 0].scatter_add(0, rows[0] * 0, source[0, 0]),
+        lambda: x.index_put((rows,), source, accumulate=True),
+        lambda: x.index_put((columns - 4, torch.arange(6, device=device)), source, accumulate=True),
+    )
+    expected = [call() for call in calls]
+    with tritonite.use_gems(include=["index_add", "scatter_add", "index_put"]):
+        for call, wanted in zip(calls, expected, strict=True):
+            for _ in range(2):
+                result = call()
+                assert torch.equal(result, wanted) and result.stride() == wanted.stride()
+    assert [_served(name) for name in ("index_add", "scatter_add", "index_put")] == [8, 4, 4]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True], ids=["offsets", "offsets with the last"])
+@pytest.mark.parametrize("width", [3, 700])
+def test_bags_of_many_rows(mode, last, width, device, path):
+    weight = torch.randn(30, width, device=device)
+    ids, offsets = torch.randint(0, 30, (50,), device=device), [0, 0, 1, 9, 36] + [50] * last
+    offsets = torch.tensor(offsets, device=device)
+    factors = torch.randn(50, device=device) if mode == "sum" else None
+
+    def embed(table, weights):
+        return torch.nn.functional.embedding_bag(
+            ids, table, offsets, mode=mode, padding_idx=4, per_sample_weights=weights, include_last_offset=last
+        )
+
+    def gradients():
+        leaves = [x.clone().requires_grad_() for x in (weight, *([factors] if factors is not None else []))]
+        result = embed(leaves[0], leaves[1] if factors is not None else None)
+        return [result.detach(), *torch.autograd.grad((result * result.detach()).sum(), leaves)]
+
+    expected = gradients()
+    with tritonite.use_gems(include=["_embedding_bag*"]):
+        for _ in range(2):
+            for found, wanted in zip(gradients(), expected, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert _served("_embedding_bag") == _served("_embedding_bag_dense_backward") == 2
+    assert mode != "sum" or _served("_embedding_bag_per_sample_weights_backward") == 2
+
+
+def test_the_largest_rows_of_a_bag_begin_with_its_first(device):
+    """A nan is the largest where it is the first, and else is not."""
+    nan = float("nan")
+    weight = torch.tensor([[1.0, nan], [nan, 2.0], [0.5, 3.0]], device=device)
+    ids, offsets = torch.tensor([0, 1, 2, 1, 0], device=device), torch.tensor([0, 3], device=device)
+    expected = torch.nn.functional.embedding_bag(ids, weight, offsets, mode="max")
+    with tritonite.use_gems(include=["_embedding_bag*"]):
+        result = torch.nn.functional.embedding_bag(ids, weight, offsets, mode="max")
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+    assert _served("_embedding_bag_forward_only") == 1
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min"])
+@pytest.mark.parametrize("shape", [(3000,), (70, 300), (2, 90, 5)], ids=str)
+def test_segments_take_several_blocks(reduce, shape, device, path):
+    axis = len(shape) - 2 if len(shape) == 3 else 0
+    x = torch.randint(-2, 3, shape, device=device).float().div(2).requires_grad_()
+    size = shape[axis]
+    ends = torch.tensor([0, 1, size // 2, size // 2, size], device=device).expand(*shape[:axis], 5).contiguous()
+
+    def gradients(**told):
+        result = torch.segment_reduce(x, reduce, axis=axis, unsafe=True, initial=1.0, **told)
+        return result.detach(), *torch.autograd.grad((result * 2).sum(), x)
+
+    tell = ({"offsets": ends}, {"lengths": ends.diff(dim=-1)})
+    expected = [gradients(**told) for told in tell]
+    with tritonite.use_gems(include=["*segment_reduce*"]):
+        for told, wanted in zip(tell, expected, strict=True):
+            for _ in range(2):
+                torch.testing.assert_close(gradients(**told), wanted, equal_nan=True)
+    assert _served("segment_reduce") == _served("_segment_reduce_backward") == 4
+
+
+def test_sequences_are_put_end_to_end(device, path):
+    dense = torch.randn(5, 9, 40, device=device)
+    for lengths in ([0, 9, 3, 0, 1], [9] * 5, [0, 0, 0, 0, 1]):
+        ends = torch.tensor([0, *lengths], device=device).cumsum(0)
+        expected = torch.cat([rows[:n] for rows, n in zip(dense, lengths, strict=True)])
+        with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]):
+            result = torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], sum(lengths))
+        assert torch.equal(result, expected)
+    assert _served("_padded_dense_to_jagged_forward") == 3

@@ -222,3 +222,46 @@ def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
     torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=expected)
     serves("im2col.out", lambda: torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=found), declined=True)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
+def test_indices_of_triangles_are_atens(name, device, path):
+    """Of every shape of trapezoids and rectangles, of many rows, and of a thousand rows."""
+    function = getattr(torch, name)
+    sizes = [(row, col, offset) for row in (0, 1, 4) for col in (0, 1, 3, 6) for offset in range(-6, 8, 2)]
+    sizes += (
+        [(2**30, 3, 3 - 2**30), (9, 2**31 - 9, -2)]
+        if name == "tril_indices"
+        else [(2**30, 3, 0), (2, 10**9, 10**9 - 4)]
+    )
+    sizes += [(1500, 1400, 3)]
+    expected = [function(*size, device=device) for size in sizes]
+    with tritonite.use_gems(include=[name]):
+        for size, wanted in zip(sizes, expected, strict=True):
+            result = function(*size, device=device)
+            assert torch.equal(result, wanted) and result.dtype is wanted.dtype, size
+    counts = tritonite.stats()[name]
+    assert not counts.declined and counts.launched + counts.replayed == len(sizes)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(2, 3, 5, 7), (2, 1, 4, 1), (1, 2, 3, 4, 5)], ids=str)
+def test_affine_grids_are_exact(size, corners, device, path):
+    rank = len(size) - 2
+    theta = torch.randn(size[0], rank, rank + 1, device=device)
+    exact = torch.nn.functional.affine_grid(theta.double(), size, align_corners=corners)
+    with tritonite.use_gems(include=["affine_grid_generator"]):
+        result = torch.nn.functional.affine_grid(theta, size, align_corners=corners)
+    torch.testing.assert_close(result, exact.float(), rtol=1e-6, atol=1e-6)
+    assert result.is_contiguous() and tritonite.stats()["affine_grid_generator"].launched == 1
+
+
+@pytest.mark.parametrize("kernel,stride", [((3, 3), 1), ((3, 2), 2), ((5, 5), 1), ((2, 3), (3, 1))], ids=str)
+def test_windows_are_put_together(kernel, stride, device, path):
+    images = torch.randn(2, 3, 14, 13, dtype=torch.float64, device=device)
+    columns = torch.nn.functional.unfold(images, kernel, padding=1, stride=stride)
+    expected = torch.nn.functional.fold(columns, (14, 13), kernel, padding=1, stride=stride)
+    with tritonite.use_gems(include=["col2im"]):
+        result = torch.nn.functional.fold(columns, (14, 13), kernel, padding=1, stride=stride)
+    torch.testing.assert_close(result, expected)
+    assert tritonite.stats()["col2im"].launched == 1

@@ -35,6 +35,7 @@ for _family in (
     "distance",
     "elementary",
     "embedding",
+    "embedding_bag",
     "gamma",
     "indexing",
     "jagged",
@@ -51,11 +52,12 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "segment",
     "softmax",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-for _name in ("embedding", "random", "scatter", "softmax"):
+for _name in ("embedding", "embedding_bag", "random", "scatter", "softmax"):
     delattr(sys.modules[__name__], _name)
 
 

@@ -163,6 +163,114 @@ def _efficient_attention_forward(
     seqlen_k: torch.Tensor | None = None,
     window_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]: ...
+@overload
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_dense_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_dense_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_forward_only(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_forward_only(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _embedding_bag_per_sample_weights_backward(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> torch.Tensor: ...
+@overload
+def _embedding_bag_per_sample_weights_backward(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
 def _flash_attention_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
@@ -408,6 +516,9 @@ def _native_batch_norm_legit_no_training(
 def _neg_view_copy(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def _neg_view_copy(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+def _padded_dense_to_jagged_forward(
+    dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None
+) -> torch.Tensor: ...
 def _prelu_kernel(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 def _prelu_kernel_backward(
     grad_output: torch.Tensor, self: torch.Tensor, weight: torch.Tensor
@@ -572,6 +683,31 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
     *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def _segment_reduce_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    initial: _Number | None = None,
+) -> torch.Tensor: ...
+@overload
+def _segment_reduce_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    initial: _Number | None = None,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
@@ -771,6 +907,12 @@ def addr(
 ) -> torch.Tensor: ...
 def addr_(
     self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, *, beta: _Number = 1, alpha: _Number = 1
+) -> torch.Tensor: ...
+@overload
+def affine_grid_generator(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor: ...
+@overload
+def affine_grid_generator(
+    theta: torch.Tensor, size: Sequence[int], align_corners: bool, *, out: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
 def alias_copy(self: torch.Tensor) -> torch.Tensor: ...
@@ -3703,6 +3845,31 @@ def scatter_reduce_(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor: ...
 @overload
+def segment_reduce(
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: _Number | None = None,
+) -> torch.Tensor: ...
+@overload
+def segment_reduce(
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: _Number | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def select_backward(grad_output: torch.Tensor, input_sizes: Sequence[int], dim: int, index: int) -> torch.Tensor: ...
 @overload
 def select_backward(
@@ -4276,10 +4443,36 @@ def tril(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 def tril(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 def tril_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 @overload
+def tril_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def tril_indices(row: int, col: int, offset: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
 @overload
 def triu(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 def triu_(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor: ...
+@overload
+def triu_indices(
+    row: int,
+    col: int,
+    offset: int = 0,
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor: ...
+@overload
+def triu_indices(row: int, col: int, offset: int = 0, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def trunc(self: torch.Tensor) -> torch.Tensor: ...
 @overload

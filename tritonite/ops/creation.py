@@ -6,6 +6,7 @@ import functools
 import math
 
 import torch
+import triton
 import triton.language as tl
 
 from tritonite import devices
@@ -13,6 +14,7 @@ from tritonite.catalog import exclude, scalar_kernel
 from tritonite.catalog import operator as any_operator
 from tritonite.dispatch.call import number_type
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
+from tritonite.engine.indexing.places import INDEX_DTYPES
 from tritonite.engine.movement import check_placement, fill, result, strides_like, words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -114,7 +116,7 @@ def new_ones(self, size, dtype=None, layout=None, device=None, pin_memory=None, 
 
 
 @scalar_kernel(exact=("start", "step"), static=("narrow",), index=("position",), accepts=NUMBERS)
-def _ascending(start, step, position, narrow):
+def ascending(start, step, position, narrow):
     if narrow:
         reached = start.to(tl.float32) + step.to(tl.float32) * position
     else:
@@ -139,7 +141,7 @@ def _ascend(shape, dtype, start, step, placement, outs):
     else:
         start, step = float(start), float(step)
     narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and not _ON_CPU
-    _ascending.run((start, step, 0, narrow), (out,))
+    ascending.run((start, step, 0, narrow), (out,))
     return (out,)
 
 
@@ -380,3 +382,97 @@ def fft_fftfreq(n, d, dtype=None, layout=None, device=None, pin_memory=None, out
 @operator("fft_rfftfreq", accepts=FLOATS)
 def fft_rfftfreq(n, d, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     return _frequency(n, d, True, (dtype, layout, device, pin_memory), outs)
+
+
+@scalar_kernel(
+    integers=("first", "width", "slanted", "slant", "columns", "last", "corner"),
+    static=("mirrored",),
+    index=("position",),
+    accepts=INDEX_DTYPES,
+    output_dtypes=(None, None),
+)
+def _triangle_indices(first, width, slanted, slant, columns, last, corner, position, mirrored):
+    """The row and column of an element, counted row by row, in rows that grow by one from `width` to all `columns`.
+
+    The rows that grow are `slant` many, with `slanted` elements. What is above a diagonal is what is below another,
+    counted from the end.
+    """
+    at = position.to(tl.int64)
+    at = last - at if mirrored else at
+    twice = 2 * width - 1
+    root = libdevice.sqrt((twice * twice + 8 * tl.minimum(at, slanted)).to(tl.float64))
+    row = ((root - twice.to(tl.float64)) * 0.5).to(tl.int64)
+    # The root is rounded.
+    row = tl.where(row * width + row * (row - 1) // 2 > at, row - 1, row)
+    row = tl.where((row + 1) * width + row * (row + 1) // 2 <= at, row + 1, row)
+    column = at - row * width - row * (row - 1) // 2
+    rest = at - slanted
+    row = first + tl.where(rest < 0, row, slant + rest // columns)
+    column = tl.where(rest < 0, column, rest % columns)
+    return (corner - row, columns - 1 - column) if mirrored else (row, column)
+
+
+def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
+    dtype, *others = placement
+    # The schema's default is the number of a dtype.
+    dtype = outs[0].dtype if outs else dtype if isinstance(dtype, torch.dtype) else torch.int64
+    if row < 0 or col < 0 or dtype not in INDEX_DTYPES or max(row, col, abs(offset)) >= 2**31:
+        raise Decline(f"a negative size, or dtype {dtype}")
+    below = col - row - offset if mirrored else offset
+    first = max(0, -below)
+    rows = max(0, row - first) if col else 0
+    width = min(col, first + below + 1)
+    slant = min(rows, col - width)
+    slanted = slant * width + slant * (slant - 1) // 2
+    count = slanted + (rows - slant) * col
+    out = _fresh((2, count), dtype, *others, outs)
+    numbers = (first, width, slanted, slant, col, count - 1, row - 1)
+    _triangle_indices.run((*numbers, 0, mirrored), (out[0], out[1]))
+    return (out,)
+
+
+@operator("tril_indices", accepts=INDEX_DTYPES)
+def tril_indices(row, col, offset=0, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
+    return _indices_of_triangle(row, col, offset, False, (dtype, layout, device, pin_memory), outs)
+
+
+@operator("triu_indices", accepts=INDEX_DTYPES)
+def triu_indices(row, col, offset=0, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
+    return _indices_of_triangle(row, col, offset, True, (dtype, layout, device, pin_memory), outs)
+
+
+@triton.jit
+def _centred(position, size, dtype: tl.constexpr, CORNERS: tl.constexpr):
+    """Where an element is between -1 and 1, which are the centres of the first and the last, or their outer edges."""
+    if CORNERS:
+        place = (2 * position - size + 1).to(dtype) / tl.maximum(size - 1, 1).to(dtype)
+    else:
+        place = (2 * position - size + 1).to(dtype) / size.to(dtype)
+    return place
+
+
+@scalar_kernel(integers=("sizes",), static=("corners",), index=("at",), accepts=FLOATS)
+def _transformed(x, y, z, shift, sizes, at, corners):
+    """A row of a matrix times the coordinates of an element, of two or three dimensions, the last first."""
+    result = shift + x * _centred(at[0], sizes[0], shift.dtype, corners)
+    result += y * _centred(at[1], sizes[1], shift.dtype, corners)
+    if len(sizes) == 3:
+        result += z * _centred(at[2], sizes[2], shift.dtype, corners)
+    return result
+
+
+@operator("affine_grid_generator", accepts=FLOATS)
+def affine_grid_generator(theta, size, align_corners, outs=()):
+    rank = len(size) - 2
+    if rank not in (2, 3) or tuple(theta.shape) != (size[0], rank, rank + 1) or theta.dtype not in FLOATS:
+        raise Decline("other sizes than those of images or volumes, or a matrix that does not fit them")
+    if any(extent <= 0 for extent in size):
+        raise Decline("a size that is not positive")
+    if theta.dtype.itemsize == 2 and 1 in size[2:]:
+        raise Decline("a half type and an extent of 1, which ATen refuses")
+    out = result((theta,), (size[0], *size[2:], rank), theta.dtype, outs)
+    columns = [theta[(slice(None), *[None] * rank, slice(None), k)].expand(out.shape) for k in range(rank + 1)]
+    x, y, z = (*columns[:rank], columns[0])[:3]
+    dims = tuple(range(rank, 0, -1))
+    _transformed.run((x, y, z, columns[rank], tuple(size[:1:-1]), dims, align_corners), (out,))
+    return (out,)

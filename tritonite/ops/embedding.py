@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.catalog import operator
 from tritonite.dispatch.call import zeros
 from tritonite.dtypes import ALL, BITS, FLOATS, TRITON_DTYPES, opmath
@@ -16,6 +17,8 @@ from tritonite.errors import Decline
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
+
+_ON_CPU = devices.current.type == "cpu"
 
 
 @operator("embedding", accepts=BITS)
@@ -100,6 +103,8 @@ def embedding_renorm(self, indices, max_norm, norm_type, outs=()):
     check_index(indices)
     if self.dim() != 2 or norm_type not in (1.0, 2.0) or self.dtype not in FLOATS:
         raise Decline("no matrix, or another norm than those of 1 and 2")
+    if not _ON_CPU and (not indices.numel() or self.stride() != (self.shape[1], 1)):
+        raise Decline("no index, which ATen's launch is refused for, or rows that are apart, whose stride it reads")
     out = destination(self, (indices,), outs, ALL, like=True)
     if not indices.numel() or not self.numel():
         raise Decline("no indices, or an index into no elements, which ATen refuses on GPUs")

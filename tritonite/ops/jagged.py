@@ -86,3 +86,75 @@ def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs
         **ASSERTING,
     )
     return (result,)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n_sequences", "longest"])
+def _take_apart(
+    out,
+    dense,
+    offsets,
+    n_rows,
+    n_sequences,
+    longest,
+    n_columns,
+    strides,
+    CHECKS: tl.constexpr,
+    STEPS: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program writes a block of rows, whose sequences it finds by bisection; zeros beyond the padded length."""
+    blocks = tl.cdiv(n_columns, COLUMNS)
+    row = (tl.program_id(0) // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % blocks).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = row < n_rows
+    sequence = tl.zeros((ROWS,), tl.int32)
+    for i in tl.static_range(STEPS):
+        further = sequence + (1 << (STEPS - 1 - i))
+        inside = mask & (further < n_sequences)
+        begin = tl.load(offsets + further, mask=inside, other=0).to(tl.int64)
+        sequence = tl.where(inside & (begin <= row), further, sequence)
+    place = row.to(tl.int64) - tl.load(offsets + sequence, mask=mask, other=0).to(tl.int64)
+    if CHECKS:
+        end = tl.load(offsets + sequence + 1, mask=mask, other=0).to(tl.int64)
+        total = tl.load(offsets + n_sequences).to(tl.int64)
+        fits = (place >= 0) & (place < longest) & (row < end) & (total == n_rows)
+        tl.device_assert((mask == 0) | fits, "sequences that are longer than the padded ones, or of another length")
+    exists = mask & (place >= 0) & (place < longest)
+    begins = sequence.to(INDEX) * strides[0] + tl.where(exists, place, 0).to(INDEX) * strides[1]
+    whole = (column < n_columns)[None, :]
+    value = tl.load(dense + begins[:, None] + (column * strides[2])[None, :], mask=exists[:, None] & whole, other=0)
+    tl.store(out + (row * n_columns)[:, None] + column[None, :], value, mask=mask[:, None] & whole)
+
+
+@operator("_padded_dense_to_jagged_forward", accepts=FLOATS)
+def padded_dense_to_jagged(dense, offsets, total_L=None, outs=()):
+    if len(offsets) != 1 or dense.dim() != 3 or dense.dtype not in FLOATS or not dense.numel():
+        raise Decline("sequences of sequences, or another dtype")
+    (ends,) = offsets
+    check_index(ends)
+    if ends.dim() != 1 or len(ends) != len(dense) + 1 or not ends.is_contiguous():
+        raise Decline("other sequences than those that are padded")
+    if total_L is None or total_L < 0:
+        raise Decline("a length that the host reads from the device, or a negative one")
+    outputs((dense, ends), [], [], (), accepts=FLOATS + INTS)
+    n_columns = dense.shape[2]
+    result = empty((total_L, n_columns), dense.dtype, dense.device)
+    if not total_L:
+        return (result,)
+    elements = devices.current.row_elements
+    columns = min(elements, power_of_2(n_columns))
+    rows = min(max(1, elements // columns), power_of_2(total_L))
+    _take_apart[(-(-total_L // rows) * -(-n_columns // columns),)](
+        *(result, dense, ends, total_L, len(dense), dense.shape[1], n_columns, dense.stride()),
+        CHECKS=_ON_CPU,
+        STEPS=max(1, (len(dense) - 1).bit_length()),
+        INDEX=offset_type(result, dense),
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=4,
+        **ASSERTING,
+    )
+    return (result,)

@@ -24,6 +24,8 @@ from tritonite.language.places import read_at
 operator = functools.partial(any_operator, tensors_only=True)
 _ON_CPU = devices.current.type == "cpu"
 _USUAL = (*ALL, *COMPLEX)
+# The elements of windows for each size of which a kernel is compiled, which has all of them on their way at once.
+_UNROLLED = 16
 _EXTENDED = (*FLOATS, *COMPLEX)
 
 
@@ -452,25 +454,41 @@ def im2col(self, kernel_size, dilation, padding, stride, outs=()):
     return (out,)
 
 
+@triton.jit
+def _shown_in_window(columns, within, windows, strides, dilations, pads, at, UNIT: tl.constexpr):
+    """What the window has of an element that shows it at a place; 0 where none does. UNIT strides need no division."""
+    places, inside = within, at[0] >= 0
+    for d in tl.static_range(2):
+        start = at[d] + pads[d] - within[d] * dilations[d]
+        window = start if UNIT else start // strides[d]
+        places = places + (window,)
+        inside = inside & (start >= 0) & (window < windows[d])
+        if not UNIT:
+            inside = inside & (window * strides[d] == start)
+    return read_at(columns, places, inside, 0.0)
+
+
 @scalar_kernel(
     pointer=("columns",),
     integers=("kernel_size", "windows", "strides", "dilations", "pads"),
+    static=("height", "width", "unit"),
     index=("at",),
     accepts=FLOATS,
 )
-def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at):
-    """The sum of what all windows have of an element."""
+def _sum_of_windows(columns, kernel_size, windows, strides, dilations, pads, at, height, width, unit):
+    """The sum of what all windows have of an element; of small ones, of `height` and `width`, all are read at once."""
     element = columns[0].dtype.element_ty
     total = tl.zeros(columns[0].shape, tl.float64 if element == tl.float64 else tl.float32)
-    for n in range(kernel_size[0] * kernel_size[1]):
-        within = (n // kernel_size[1], n % kernel_size[1])
-        places, inside = within, at[0] >= 0
-        for d in tl.static_range(2):
-            start = at[d] + pads[d] - within[d] * dilations[d]
-            window = start // strides[d]
-            places = places + (window,)
-            inside = inside & (start >= 0) & (start % strides[d] == 0) & (window < windows[d])
-        total += read_at(columns, places, inside, 0.0).to(total.dtype)
+    if height > 0:
+        for y in tl.static_range(height):
+            for x in tl.static_range(width):
+                value = _shown_in_window(columns, (y, x), windows, strides, dilations, pads, at, unit)
+                total += value.to(total.dtype)
+    else:
+        for n in range(kernel_size[0] * kernel_size[1]):
+            within = (n // kernel_size[1], n % kernel_size[1])
+            value = _shown_in_window(columns, within, windows, strides, dilations, pads, at, unit)
+            total += value.to(total.dtype)
     return total
 
 
@@ -484,12 +502,16 @@ def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
     elements = math.prod(kernel_size)
     if columns.shape[1] % elements or columns.shape[2] != math.prod(windows):
         raise Decline("columns of other windows")
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output that is not contiguous, which ATen writes to as if it were")
     shape = (columns.shape[0], columns.shape[1] // elements, *output_size)
     out = result((self,), shape if self.dim() == 3 else shape[1:], self.dtype, outs)
     written = (out if self.dim() == 3 else out.unsqueeze(0)).unsqueeze(-1).unsqueeze(-1)
     source = columns.unflatten(-1, windows).unflatten(1, (shape[1], *kernel_size))
     numbers = map(tuple, (kernel_size, windows, stride, dilation, padding))
-    _sum_of_windows.run((Placed(source, (2, 3, 4, 5)), *numbers, (2, 3)), (written,))
+    height, width = kernel_size if elements <= _UNROLLED else (0, 0)
+    unit = all(step == 1 for step in stride)
+    _sum_of_windows.run((Placed(source, (2, 3, 4, 5)), *numbers, (2, 3), height, width, unit), (written,))
     return (out,)
 
 

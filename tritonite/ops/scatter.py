@@ -3,6 +3,8 @@
 An index out of range stops the program, as in ATen's kernels, and nothing is written there.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +14,13 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
-from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, zeros
-from tritonite.dtypes import ALL, BITS, WITH_COMPLEX
+from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
+from tritonite.dtypes import ALL, BITS, FLOATS, WITH_COMPLEX
 from tritonite.engine.indexing.places import (
+    IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,
+    Index,
     index_along,
     linear_index,
 )
@@ -27,6 +31,7 @@ from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.ops.conditional import masked_fill_kernel
+from tritonite.ops.creation import ascending
 from tritonite.ops.indexing import (
     Indexed,
     check_gathered,
@@ -86,7 +91,7 @@ def _check_source(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor)
         return
     if max(source.dim(), 1) != max(index.dim(), 1):
         raise Decline("a source of another number of dimensions")
-    if any(size > own for size, own in zip(index.shape, source.shape or (1,), strict=False)):
+    if any(size > own for size, own in zip(index.shape or (1,), source.shape or (1,), strict=False)):
         raise Decline("an index that is longer than the source")
 
 
@@ -98,16 +103,38 @@ class Places(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def of_parts(self) -> Places:
+        """The same of a tensor whose complex elements are pairs of their parts."""
+        return self._replace(shape=(*self.shape, 2), strides=(*self.strides, 0))
+
     def write(self, target: torch.Tensor, *values: Any, **how: Any) -> None:
         """`write_at` these places of a tensor."""
         indices = [index_along(self.index, self.strides, target, self.dim)]
         write_at(target, self.shape, without_dimension(target, self.dim, self.shape), indices, *values, **how)
 
+    def add_in_order(self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int]) -> None:
+        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order."""
+        shape, rank = self.shape, len(self.shape)
+        indices = [index_along(self.index, self.strides, target, self.dim)]
+        steps = list(without_dimension(target, self.dim, shape))
+        for d in row_dims:
+            if d == self.dim or shape[d] == 1:
+                continue
+            # Which of the places has this coordinate is told by one more index.
+            coordinates = empty((shape[d],), torch.int64, target.device)
+            ascending.run((0, 1, 0, False), (coordinates,))
+            along = tuple([int(k == d) for k in range(rank)])
+            indices.append(Index(coordinates, along, target.shape[d], (target.stride(d),)))
+            steps[d] = 0
+        strides = _strides(source, self)
+        add_rows_at(target, shape, row_dims, steps, indices, source, strides, message=IN_RANGE)
 
-def _scattered(self, dim, index, source=None):
+
+def _scattered(self, dim, index, source=None, in_order=False):
     """The places of an index that has an element for each, of which the source has one, too."""
     dim = check_gathered(self, dim, index)
-    refuse_if_deterministic()
+    if not in_order:
+        refuse_if_deterministic()
     if index.numel() and not self.numel():
         raise Decline("an index into no elements")
     if source is not None:
@@ -160,11 +187,26 @@ def scatter_value_with(self, dim, index, value, reduce, outs=()):
     return (out,)
 
 
-@operator("scatter_add", accepts=ALL)
+def _add(out, source, places, row_dims):
+    """Add a source to places of a tensor: in no order, or in theirs where torch was asked for it."""
+    if out.is_complex():
+        if not out.dim():
+            # A tensor of parts has a dimension, along which no index counts.
+            out, source, places = out.view(1), source.reshape(1), Places(places.index.reshape(1), 0, (1,), (1,))
+            row_dims = (0,)
+        out, source, places = torch.view_as_real(out), torch.view_as_real(source), places.of_parts()
+    if torch.are_deterministic_algorithms_enabled() and places.shape:
+        places.add_in_order(out, source, row_dims)
+    else:
+        places.write(out, source, _strides(source, places), operation=ADD)
+
+
+@operator("scatter_add", accepts=WITH_COMPLEX)
 def scatter_add(self, dim, index, src, outs=()):
-    places = _scattered(self, dim, index, src)
-    out = destination(self, (index, src), outs, ALL)
-    places.write(out, src, _strides(src, places), operation=ADD)
+    places = _scattered(self, dim, index, src, in_order=True)
+    _check_count(places, self)
+    out = destination(self, (index, src), outs, WITH_COMPLEX)
+    _add(out, src, places, range(index.dim()))
     return (out,)
 
 
@@ -212,11 +254,18 @@ def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
     return _reduced(self, src, places, reduce, include_self, outs, ("sum", "prod", "mean", "amax", "amin"))
 
 
-def _along(self, dim, index, source=None, accepts=INDEX_DTYPES):
+def _check_count(places: Places, target: torch.Tensor) -> None:
+    """Decline, before anything is written, more places than are added up in order."""
+    if torch.are_deterministic_algorithms_enabled() and max(target.numel(), torch.Size(places.shape).numel()) >= 2**30:
+        raise Decline("more places than are added up in order")
+
+
+def _along(self, dim, index, source=None, accepts=INDEX_DTYPES, in_order=False):
     """The slices of a tensor that a vector of indices tells of, of which a source has one for each."""
     check_index(index, accepts)
     dim = only_dimension(dim, self.dim())
-    refuse_if_deterministic()
+    if not in_order:
+        refuse_if_deterministic()
     if index.dim() > 1:
         raise Decline("an index that is no vector")
     count = index.numel()
@@ -231,16 +280,45 @@ def _along(self, dim, index, source=None, accepts=INDEX_DTYPES):
     return Places(index, dim, shape, tuple(strides))
 
 
-@operator("index_add", accepts=ALL)
+@scalar_kernel(cast=("alpha",))
+def _times(source, alpha):
+    return source * alpha
+
+
+@scalar_kernel(cast=("alpha",), output_dtypes=(None, None), accepts=FLOATS)
+def _parts_times(real, imaginary, alpha):
+    """ATen multiplies with a complex number, of which 0 times infinity is nan."""
+    return real * alpha - imaginary * 0.0, real * 0.0 + imaginary * alpha
+
+
+def _scaled(source, alpha):
+    """A source times a number, contiguous."""
+    result = empty(source.shape, source.dtype, source.device)
+    if source.is_complex():
+        parts, whole = torch.view_as_real(result), torch.view_as_real(source)
+        _parts_times.run((whole[..., 0], whole[..., 1], alpha), (parts[..., 0], parts[..., 1]))
+    else:
+        _times.run((source, alpha), (result,))
+    return result
+
+
+@operator("index_add", accepts=WITH_COMPLEX, pin_zero_or_one=("alpha",))
 def index_add(self, dim, index, source, alpha=1, outs=()):
-    places = _along(self, dim, index, source)
-    if not self.is_floating_point() and number_type(alpha) is float:
+    places = _along(self, dim, index, source, in_order=True)
+    if not (self.is_floating_point() or self.is_complex()) and number_type(alpha) is float:
         raise Decline("a floating-point number for integers")
     if self.dtype is not torch.bool and number_type(alpha) is bool:
         raise Decline("a bool for numbers")
-    check_number(self, alpha)
-    out = destination(self, (index, source), outs, ALL)
-    places.write(out, source, _strides(source, places), alpha, ADD)
+    check_number(torch.view_as_real(self) if self.is_complex() else self, alpha)
+    _check_count(places, self)
+    out = destination(self, (index, source), outs, WITH_COMPLEX)
+    in_order = torch.are_deterministic_algorithms_enabled()
+    if not source.is_complex() and not in_order:
+        places.write(out, source, _strides(source, places), alpha, ADD)
+        return (out,)
+    if source.numel() and (source.is_complex() or zero_or_one(alpha) != 1):
+        source = _scaled(source, alpha)
+    _add(out, source, places, (places.dim,))
     return (out,)
 
 
@@ -321,18 +399,24 @@ def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
         raise Decline("values of another dtype, or of more dimensions")
     if broadcast_shape([indexed.shape, values.shape]) != indexed.shape:
         raise Decline("values that do not broadcast")
-    accepts = ALL if accumulate else BITS
+    accepts = WITH_COMPLEX if accumulate else BITS
     out = destination(self, (values, *(i.tensor for i in indexed.indices)), outs, accepts, like=True)
     if out is not self:
         indexed = Indexed(out, indices)
     write: Any = functools.partial(add_rows_at, row_dims=indexed.row_dims) if accumulate else write_at
+    shape, strides, places = indexed.shape, indexed.strides, indexed.indices
+    value_strides = expand_strides(values.shape, values.stride(), shape)
+    if accumulate and out.is_complex():
+        out_parts, values = torch.view_as_real(out), torch.view_as_real(values)
+        shape, (strides, value_strides) = (*shape, 2), [(*[2 * s for s in own], 1) for own in (strides, value_strides)]
+        places = [i._replace(strides=(*i.strides, 0), steps=tuple([2 * step for step in i.steps])) for i in places]
     write(
-        target=out,
-        shape=indexed.shape,
-        target_strides=indexed.strides,
-        indices=indexed.indices,
+        target=out_parts if accumulate and out.is_complex() else out,
+        shape=shape,
+        target_strides=strides,
+        indices=places,
         values=values,
-        value_strides=expand_strides(values.shape, values.stride(), indexed.shape),
+        value_strides=value_strides,
         wraps=True,
         message=IN_RANGE_OF_BOTH_SIGNS,
     )

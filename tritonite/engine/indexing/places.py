@@ -19,6 +19,9 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 
+# The rows of a program, at least, that share indices of their columns. The columns stay as many, so that what they
+# read of a row comes from the nearest cache.
+_ROWS_ACROSS = 4
 INDEX_DTYPES = (torch.int32, torch.int64)
 # ATen's assertions, in its words.
 IN_RANGE = "idx_dim >= 0 && idx_dim < index_size && index out of bounds"
@@ -77,7 +80,8 @@ def linear_index(tensor: torch.Tensor, strides: Sequence[int], counted: torch.Te
 class Facts:
     """What kernels over places are compiled for.
 
-    `block` are the rows and columns of a program. Where indices are `deep`, they depend on the column, too. Offsets of
+    `block` are the rows and columns of a program. Where indices are `deep`, they depend on the column, too, and where
+    they go `across`, on nothing else, so that a program reads them once for all of its rows. Offsets of
     rows and the number of columns are multiples of `aligned`, in elements, but for offsets that deep indices tell.
     Negative numbers count from the end where an index `wraps`; `message` is what is asserted of it.
     """
@@ -88,6 +92,7 @@ class Facts:
     index: Any
     wraps: bool
     message: str
+    across: bool = False
 
 
 class Space(NamedTuple):
@@ -138,7 +143,10 @@ class Space(NamedTuple):
         while columns > 128 and -self.n_columns % columns * 8 >= self.n_columns:
             columns //= 2
         rows = min(max(1, elements // columns), power_of_2(self.n_rows))
-        return Facts((rows, columns), deep, self._aligned(itemsize, deep), self.integer, wraps, message)
+        across = deep and not any([any(i.strides[1:]) for i in self.indices])
+        if across and self.n_rows * self.n_columns >= _ROWS_ACROSS * rows * columns * device.programs:
+            rows = min(max(rows, _ROWS_ACROSS), power_of_2(self.n_rows))
+        return Facts((rows, columns), deep, self._aligned(itemsize, deep), self.integer, wraps, message, across)
 
     def _aligned(self, itemsize: int, deep: bool) -> int:
         """The largest number of elements, of 16 bytes at most, that all rows start at a multiple of."""

@@ -45,7 +45,15 @@ def places(indices, row, column, n_rows, n_columns, shape, strides, columns, cou
     near = aligned_to(strided_offset(row, shape, strides[0]), FACTS.aligned)[:, None] + column[None, :] * columns[0]
     mask = row_mask[:, None] & column_mask
     far = strided_offset(row, shape, strides[1])
-    if FACTS.deep:
+    if FACTS.across:
+        there = column < n_columns
+        apart = column * columns[1]
+        for k in tl.static_range(len(indices)):
+            offset, there = _counted_by(indices[k] + column * columns[2][k], there, counted[k], FACTS)
+            apart += offset
+        far = far[:, None] + apart[None, :]
+        exists = mask & there[None, :]
+    elif FACTS.deep:
         far = far[:, None] + column[None, :] * columns[1]
         exists = mask
         for k in tl.static_range(len(indices)):

@@ -129,7 +129,7 @@ class _Facts:
     """What the kernels that add up are compiled for: the rows and columns of a program, and the dtype added up in.
 
     What is there already is `added`, too, or overwritten. Sums are divided by the number of their rows where it is
-    `averaged`.
+    `averaged`. Rows that are `bagged` are those of their bags, times a factor "of rows", or divided by one "of bags".
     """
 
     rows: int
@@ -140,6 +140,8 @@ class _Facts:
     averaged: bool
     nowhere: int
     flags: bool
+    bagged: bool = False
+    factor: str = ""
 
 
 @triton.jit
@@ -171,7 +173,7 @@ def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.
 
 
 @triton.jit
-def _load_rows(values, order, mask, shape, strides, FACTS: tl.constexpr):
+def _load_rows(values, order, mask, shape, strides, bags, factors, FACTS: tl.constexpr):
     """The next rows of an order, all on their way at once, and their slots; of one that goes nowhere zeros."""
     ROWS: tl.constexpr = FACTS.rows
     slots = ()
@@ -179,9 +181,19 @@ def _load_rows(values, order, mask, shape, strides, FACTS: tl.constexpr):
     for i in tl.static_range(ROWS):
         element = tl.load(order + i)
         slot = element >> 32
-        place = strided_offset((element & 0xFFFFFFFF).to(FACTS.index), shape, strides)
+        number = (element & 0xFFFFFFFF).to(FACTS.index)
+        there = slot != FACTS.nowhere
+        own = number
+        if FACTS.bagged:
+            own = tl.load(bags + number, mask=there, other=0).to(FACTS.index)
+        place = strided_offset(own, shape, strides)
         slots = slots + (slot,)
-        rows = rows + (tl.load(values + place, mask=mask & (slot != FACTS.nowhere), other=0),)
+        row = tl.load(values + place, mask=mask & there, other=0)
+        if FACTS.factor == "of rows":
+            row = row.to(FACTS.compute) * tl.load(factors + number, mask=there, other=0).to(FACTS.compute)
+        elif FACTS.factor == "of bags":
+            row = row.to(FACTS.compute) / tl.load(factors + own, mask=there, other=1).to(FACTS.compute)
+        rows = rows + (row,)
     return slots, rows
 
 
@@ -199,6 +211,8 @@ def _add_rows(
     counted,
     n,
     n_columns,
+    bags,
+    factors,
     FACTS: tl.constexpr,
 ):
     """A program adds up the next FACTS.rows rows of an order, in a block of columns.
@@ -213,7 +227,7 @@ def _add_rows(
     near = strided_offset(column, column_shape, column_strides[0])
     far = strided_offset(column, column_shape, column_strides[1])
     ROWS: tl.constexpr = FACTS.rows
-    slots, rows = _load_rows(values + near, order + first, mask, shape, row_strides, FACTS)
+    slots, rows = _load_rows(values + near, order + first, mask, shape, row_strides, bags, factors, FACTS)
     part = parts + chunk.to(tl.int64) * 2 * n_columns + column
     before = tl.load(order + first - 1, mask=first > 0, other=-1) >> 32
     after = tl.load(order + first + FACTS.rows, mask=first + FACTS.rows < n, other=-1) >> 32
@@ -279,12 +293,16 @@ def add_rows_at(
     skipped: int = -(2**31),
     wraps: bool = False,
     message: str,
+    bags: torch.Tensor | None = None,
+    row_factors: torch.Tensor | None = None,
+    bag_sizes: torch.Tensor | None = None,
 ) -> None:
     """Add rows of `values` to the places of `target` that their indices tell, in the order in which they stand.
 
     As in `write_at`, strides are over `shape`, of which indices tell in the `row_dims`. What is there is overwritten
     unless `added`. Sums are divided by the number of their rows where it is `averaged`; rows whose index is `skipped`
-    are left out. Declines where rows or places are too many for one word of 64 bits.
+    are left out. With `bags`, a vector, the values have a row for each bag and a row's are those of its own, times its
+    `row_factors` or divided by the `bag_sizes`. Declines where rows or places are too many for one word of 64 bits.
     """
     shape = tuple(shape)
     kept = [d for d in range(len(shape)) if d not in row_dims]
@@ -316,6 +334,8 @@ def add_rows_at(
         averaged=averaged,
         nowhere=_NOWHERE,
         flags=dtype is torch.bool,
+        bagged=bags is not None,
+        factor="" if row_factors is None and bag_sizes is None else "of bags" if row_factors is None else "of rows",
     )
     chunks = len(order) // _ROWS
     parts = empty((chunks, 2, n_columns), compute, target.device)
@@ -324,5 +344,6 @@ def add_rows_at(
     space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), counted, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
     warps = 4 if device.interpreted else max(1, width // 128)
-    _add_rows[grid](target, parts, values, order, inner, tuple(rows[0]), *space, FACTS=facts, num_warps=warps)
+    bagged = (bags, bag_sizes if row_factors is None else row_factors)
+    _add_rows[grid](target, parts, values, order, inner, tuple(rows[0]), *space, *bagged, FACTS=facts, num_warps=warps)
     _add_parts[grid](target, parts, order, *space, PARTS=_PARTS, FACTS=facts, num_warps=warps)

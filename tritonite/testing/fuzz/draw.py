@@ -35,8 +35,10 @@ SUMS = ("batch_norm", "cross", "distance", "matmul", "normalization", "reduction
 _UNCHECKED = (
     "_batch_norm",
     "_cum",
+    "_embedding_bag",
     "_logcumsumexp",
     "_native_batch",
+    "_segment_reduce_backward",
     "_weight_norm",
     "batch_norm",
     "native_batch",

@@ -34,6 +34,7 @@ for _family in (
     "cross",
     "elementary",
     "embedding",
+    "embedding_bag",
     "gamma",
     "indexing",
     "jagged",
@@ -49,6 +50,7 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "segment",
     "softmax",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")

@@ -27,6 +27,24 @@ def _length(tensors: facts.Tensors) -> dict[str, Any]:
     return given | {"alpha": 0.5, "beta": 3.5}
 
 
+@facts.arguments("tril_indices", "triu_indices")
+def _rows_and_columns(tensors: facts.Tensors) -> dict[str, Any]:
+    """Wider than high and the reverse, of diagonals on both sides of the corner."""
+    n = tensors[0].numel()
+    return {"row": n % 23, "col": n % 17, "offset": n % 31 - 15, "dtype": torch.int32 if n % 2 else torch.int64}
+
+
+@facts.arguments("affine_grid_generator")
+def _images(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Images, or volumes, of which some extent is 1."""
+    x = tensors[0].flatten()
+    if not x.numel():
+        return None
+    rank = 2 + x.numel() % 2
+    theta = x[: rank * (rank + 1)].repeat(2 * rank * (rank + 1))[: 2 * rank * (rank + 1)].view(2, rank, rank + 1)
+    return {"theta": theta, "size": [2, 3, 5, 1, 4][: rank + 2]}
+
+
 @facts.arguments("arange", "range", "linspace", "logspace")
 def _ends(tensors: facts.Tensors) -> dict[str, Any]:
     """Up or down, by steps of whole numbers or by others."""
@@ -50,7 +68,7 @@ facts.may_decline(
 @facts.drawn(*{op.packet for op in catalog.overloads().values() if op.family == "creation"})
 def _few(arguments: dict[str, Any]) -> dict[str, Any]:
     """No more elements than fit in memory many times over."""
-    most = {"size": 64, "n": 300, "m": 300, "window_length": 3000, "steps": 3000}
+    most = {"size": 64, "row": 64, "col": 64, "n": 300, "m": 300, "window_length": 3000, "steps": 3000}
     made = dict(arguments)
     for name in arguments.keys() & most.keys():
         value, limit = arguments[name], most[name]

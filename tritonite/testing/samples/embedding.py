@@ -45,7 +45,8 @@ def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("embedding_renorm")
 def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
-    """On a GPU ATen scales what lies beside a table for rows that there are not."""
-    weight, indices = arguments["self"], arguments["indices"]
-    rows = weight.shape[0] if facts.real(weight) and weight.dim() else 0
-    return arguments | ({"indices": indices.clamp(0, rows - 1)} if rows and facts.real(indices) else {})
+    """On a GPU ATen reads and writes rows that there are not."""
+    indices, weight = arguments["indices"], arguments["self"]
+    if not facts.real(indices) or indices.device.type == "cpu" or not (weight.dim() and weight.shape[0]):
+        return arguments
+    return arguments | {"indices": indices.clamp(0, weight.shape[0] - 1)}

@@ -1,0 +1,186 @@
+"""Embeddings of bags: what the rows of a table come to whose numbers are in a bag, and the gradients of that."""
+
+import torch
+
+from tritonite import devices
+from tritonite.catalog import operator
+from tritonite.dispatch.call import empty, zeros
+from tritonite.dtypes import FLOATS, INTS
+from tritonite.engine.indexing.bags import add_to_largest, combine_bags, weigh
+from tritonite.engine.indexing.places import IN_RANGE, Index
+from tritonite.engine.indexing.segments import add_rows_at
+from tritonite.engine.movement import fill_zero, move
+from tritonite.engine.rows.declare import outputs
+from tritonite.errors import Decline
+from tritonite.ops.indexing import check_index
+from tritonite.ops.scatter import refuse_if_deterministic
+
+_ON_CPU = devices.current.type == "cpu"
+_MODES = ("sum", "mean", "max")
+_ACCEPTED = FLOATS + INTS
+
+
+def _check(table, *vectors, factors=None, mode=0):
+    """Decline what is no table of floats, and what are no contiguous vectors of one dtype of indices."""
+    if table.dim() != 2 or table.dtype not in FLOATS or mode not in (0, 1, 2):
+        raise Decline("no matrix, another dtype, or no such mode")
+    for vector in vectors:
+        check_index(vector)
+        if vector.dim() != 1 or not vector.is_contiguous() or vector.dtype is not vectors[0].dtype:
+            raise Decline("indices or offsets that are no contiguous vectors of one dtype")
+    if factors is not None and (mode or factors.dtype is not table.dtype or factors.shape != vectors[0].shape):
+        raise Decline("weights of samples of another shape or dtype, or of no sum")
+    outputs((table, *vectors, *(() if factors is None else (factors,))), [], [], (), accepts=_ACCEPTED)
+
+
+def _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized):
+    """What ATen's kernels for CPUs tell of bags: (whether of which an index is, how many sizes, whether they count)."""
+    plain = weight.dtype is not torch.float64 and weight.stride(1) == 1 and padding < 0
+    fast = plain and (factors is None or factors.stride(0) == 1)
+    return mode != 0 or not fast, count if mode or sized else len(offsets), mode != 0
+
+
+def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs, sized):
+    _check(weight, indices, offsets, factors=factors, mode=mode)
+    count = len(offsets) - last
+    if not weight.numel() or count <= 0:
+        raise Decline("no bags, or no table")
+    device, dtype = weight.device, indices.dtype
+    tells, n_sizes, counts = True, len(offsets), True
+    if _ON_CPU:
+        tells, n_sizes, counts = _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized)
+    shape = (count, weight.shape[1])
+    shapes = [shape, (len(indices) * tells,), (n_sizes,), shape if mode == 2 else (n_sizes if _ON_CPU else 0,)]
+    if outs:
+        inputs = (weight, indices, offsets, *(() if factors is None else (factors,)))
+        outs = outputs(inputs, shapes, [weight.dtype, dtype, dtype, dtype], outs, accepts=_ACCEPTED)
+    out = empty(shape, weight.dtype, device)
+    bags, sizes, largest = [empty(told, dtype, device) for told in shapes[1:]]
+    combine_bags(
+        _MODES[mode],
+        out,
+        bags if tells else None,
+        sizes if counts else None,
+        largest if mode == 2 else None,
+        weight,
+        indices,
+        offsets,
+        factors,
+        padding,
+        0 if _ON_CPU else -1,
+    )
+    if not counts:
+        fill_zero(sizes)
+    if _ON_CPU and mode != 2:
+        move(sizes, largest)
+    results = (out, bags, sizes, largest)
+    for given, found in zip(outs, results, strict=False):
+        move(found, given)
+    return outs or results
+
+
+@operator("_embedding_bag", accepts=FLOATS)
+def embedding_bag(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+    outs=(),
+):
+    """What concerns gradients alone is theirs."""
+    return _embedding_bag(
+        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, outs, True
+    )
+
+
+@operator("_embedding_bag_forward_only", accepts=FLOATS)
+def embedding_bag_forward_only(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+    outs=(),
+):
+    return _embedding_bag(
+        weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, outs, False
+    )
+
+
+@operator("_embedding_bag_dense_backward", accepts=FLOATS)
+def embedding_bag_dense_backward(
+    grad,
+    indices,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx=-1,
+    outs=(),
+):
+    """Gradients of one row are added up in their order, but those of the largest elements."""
+    _check(grad, indices, offset2bag, bag_size, factors=per_sample_weights, mode=mode)
+    outs = outputs((grad,), [(num_weights, grad.shape[1])] * len(outs), [grad.dtype] * len(outs), outs) if outs else ()
+    if len(bag_size) < len(grad) or num_weights <= 0:
+        raise Decline("fewer sizes than bags, or no rows")
+    if mode == 2:
+        refuse_if_deterministic()
+        check_index(maximum_indices)
+        if maximum_indices.shape != grad.shape:
+            raise Decline("other places of the largest elements than gradients")
+        sizes = bag_size if _ON_CPU else None
+        result = add_to_largest(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
+    else:
+        if offset2bag.shape != indices.shape or (per_sample_weights is not None and per_sample_weights.stride(0) != 1):
+            raise Decline("bags that are not told, or weights of samples that are not contiguous")
+        result = zeros((num_weights, grad.shape[1]), grad.dtype, grad.device)
+        add_rows_at(
+            result,
+            (len(indices), grad.shape[1]),
+            (0,),
+            (0, 1),
+            [Index(indices, (1, 0), num_weights, (grad.shape[1],))],
+            grad,
+            grad.stride(),
+            added=False,
+            averaged=scale_grad_by_freq,
+            skipped=padding_idx if padding_idx >= 0 else -(2**31),
+            message=IN_RANGE,
+            bags=offset2bag,
+            row_factors=per_sample_weights,
+            bag_sizes=bag_size if mode == 1 else None,
+        )
+    for out in outs:
+        move(result, out)
+    return outs or (result,)
+
+
+@operator("_embedding_bag_per_sample_weights_backward", accepts=FLOATS)
+def embedding_bag_per_sample_weights_backward(
+    grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1, outs=()
+):
+    _check(grad, indices, offsets, offset2bag, mode=mode)
+    if mode or weight.dtype is not grad.dtype or weight.dim() != 2 or weight.shape[1] != grad.shape[1]:
+        raise Decline("a table of another shape or dtype, or weights of no sum")
+    if offset2bag.shape != indices.shape or not grad.numel() or not weight.numel():
+        raise Decline("bags that are not told, or no elements")
+    outs = outputs((grad, weight, indices), [indices.shape], [grad.dtype], outs, accepts=_ACCEPTED)
+    direct = outs[0].is_contiguous()
+    out = outs[0] if direct else empty(indices.shape, grad.dtype, grad.device)
+    if len(indices):
+        weigh(out, grad, weight, indices, offset2bag, padding_idx)
+    if not direct:
+        move(out, outs[0])
+    return outs
