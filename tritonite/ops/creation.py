@@ -425,7 +425,7 @@ def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     slant = min(rows, col - width)
     slanted = slant * width + slant * (slant - 1) // 2
     count = slanted + (rows - slant) * col
-    out = _fresh((2, count), dtype, *others, outs)
+    out = fresh((2, count), dtype, *others, outs)
     numbers = (first, width, slanted, slant, col, count - 1, row - 1)
     _triangle_indices.run((*numbers, 0, mirrored), (out[0], out[1]))
     return (out,)

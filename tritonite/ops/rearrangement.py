@@ -502,8 +502,6 @@ def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
     elements = math.prod(kernel_size)
     if columns.shape[1] % elements or columns.shape[2] != math.prod(windows):
         raise Decline("columns of other windows")
-    if outs and not outs[0].is_contiguous():
-        raise Decline("an output that is not contiguous, which ATen writes to as if it were")
     shape = (columns.shape[0], columns.shape[1] // elements, *output_size)
     out = result((self,), shape if self.dim() == 3 else shape[1:], self.dtype, outs)
     written = (out if self.dim() == 3 else out.unsqueeze(0)).unsqueeze(-1).unsqueeze(-1)
