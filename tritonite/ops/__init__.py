@@ -51,6 +51,7 @@ for _family in (
     "scan",
     "scatter",
     "softmax",
+    "sorting",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
