@@ -50,6 +50,7 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "searching",
     "softmax",
     "sorting",
 ):
