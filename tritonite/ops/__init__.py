@@ -51,6 +51,7 @@ for _family in (
     "scan",
     "scatter",
     "searching",
+    "sets",
     "softmax",
     "sorting",
 ):

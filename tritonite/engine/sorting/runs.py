@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import Size, empty
+from tritonite.dispatch.call import empty, read
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.indexing.places import row_major
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows, words
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
@@ -61,6 +60,65 @@ def _longest_run(
     word = tl.load(x + source + last * steps[2])
     tl.store(values + strided_offset(row, shape, strides[0]), word)
     tl.store(indices + strided_offset(row, shape, strides[1]), tl.load(places + source + last * steps[2]))
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _note_beginnings(flags, x, shape, strides, n, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
+    """A program notes where an element of its block differs from the one before it."""
+    linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    mask = linear < n
+    value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
+    earlier = tl.maximum(linear - 1, 0)
+    before = tl.load(x + strided_offset(earlier, shape, strides), mask=mask, other=0).to(COMPUTE)
+    tl.store(flags + linear, (linear == 0) | (value != before), mask=mask)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["count", "n"])
+def _measure(lengths, starts, count: tl.int64, n, BLOCK: tl.constexpr):
+    """A program writes how far each start is from the next, or from the end."""
+    run = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(starts + run, mask=run < count, other=0)
+    after = tl.load(starts + run + 1, mask=run + 1 < count, other=0)
+    tl.store(lengths + run, tl.where(run + 1 < count, after, n) - start, mask=run < count)
+
+
+class Runs:
+    """The runs of a vector of flags, set where one begins; `count` is read from the device."""
+
+    def __init__(self, flags: torch.Tensor) -> None:
+        self.n, self._device = flags.numel(), flags.device
+        self.found = Found(flags, (self.n,), (1,))
+        (self.count,) = read(self.found.total)
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Runs:
+        """Those of equal elements, in row-major order."""
+        flags = empty((x.numel(),), torch.bool, x.device)
+        sizes, (steps,) = row_major(x.shape, [x.stride()])
+        if x.numel():
+            _note_beginnings[(-(-x.numel() // _BLOCK),)](
+                *(flags, x, tuple(sizes[:-1]), tuple(steps), x.numel()),
+                COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
+                INDEX=tl.int64 if max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT else tl.int32,
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+        return cls(flags)
+
+    def starts(self) -> torch.Tensor:
+        """Where they begin."""
+        result = empty((self.count,), torch.int64, self._device)
+        self.found.write_linear(result)
+        return result
+
+    def lengths(self, starts: torch.Tensor) -> torch.Tensor:
+        """How long they are."""
+        result = empty((self.count,), torch.int64, self._device)
+        if self.n:
+            _measure[(self.count.blocks(_BLOCK),)](result, starts, self.count, self.n, BLOCK=_BLOCK)
+        return result
 
 
 def longest_runs(
