@@ -36,6 +36,7 @@ for _family in (
     "elementary",
     "embedding",
     "gamma",
+    "histograms",
     "indexing",
     "jagged",
     "loss",

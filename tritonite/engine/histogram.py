@@ -1,0 +1,152 @@
+"""How many elements fall into each of several bins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.dispatch.call import empty, zeros
+from tritonite.dtypes import TRITON_DTYPES, opmath
+from tritonite.engine.indexing.places import row_major
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.language.math import true_divide
+from tritonite.language.places import strided_offset
+from tritonite.launch import libentry
+
+_BLOCK = 1024
+# Bins that a program counts for itself before it adds them to all others'.
+_OWN = 1024
+
+
+@libentry()
+@triton.jit(do_not_specialize=["least", "most"])
+def _write_edges(edges, flag, least, most, extrema, apart):
+    """One program: the two edges, `apart` from each other where they are equal; a flag below 0 where they are no numbers.
+
+    They are the `extrema` where there are any.
+    """
+    if len(extrema) > 0:
+        low, high = tl.load(extrema[0]), tl.load(extrema[1])
+        if not edges.dtype.element_ty.is_int():
+            low, high = low.to(tl.float64), high.to(tl.float64)
+    else:
+        low, high = least, most
+    equal = low == high
+    low, high = tl.where(equal, low - apart, low), tl.where(equal, high + apart, high)
+    if not edges.dtype.element_ty.is_int():
+        finite = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
+        tl.store(flag, tl.where(finite, 0, -1).to(tl.int64))
+    tl.store(edges, low.to(edges.dtype.element_ty))
+    tl.store(edges + 1, high.to(edges.dtype.element_ty))
+
+
+@triton.jit
+def _rounded(x, DTYPE: tl.constexpr):
+    """As ATen's arithmetic on CPUs is, which rounds half types after each operation."""
+    return x.to(DTYPE).to(x.dtype)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "bins"])
+def _count(
+    counts,
+    x,
+    edges,
+    shape,
+    strides,
+    n,
+    bins,
+    OWN: tl.constexpr,
+    DTYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program counts its elements, in bins as wide as each other, of which the last has its upper edge too."""
+    linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + strided_offset(linear, shape, strides), mask=linear < n, other=0).to(COMPUTE)
+    low, high = tl.load(edges).to(COMPUTE), tl.load(edges + 1).to(COMPUTE)
+    inside = (value >= low) & (value <= high) & (linear < n)
+    distance = tl.where(inside, value, low) - low
+    if COMPUTE.is_int():
+        place = distance * bins // (high - low)
+    else:
+        width = _rounded(high - low, DTYPE) + tl.zeros_like(distance)
+        scaled = _rounded(_rounded(distance, DTYPE) * _rounded(bins.to(COMPUTE), DTYPE), DTYPE)
+        place = _rounded(true_divide(scaled, width), DTYPE)
+    place = tl.minimum(place.to(tl.int64), bins - 1).to(tl.int32)
+    if OWN > 0:
+        own = tl.histogram(place, OWN, mask=inside)
+        tl.atomic_add(counts + tl.arange(0, OWN), own, mask=own > 0, sem="relaxed")
+    else:
+        tl.atomic_add(counts + place, 1, mask=inside, sem="relaxed")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _add_at(totals, x, weights, stride, weight_stride, n, BLOCK: tl.constexpr):
+    """A program adds 1, or the weight of each of its elements, where the element tells."""
+    linear = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = linear < n
+    place = tl.load(x + linear * stride, mask=mask, other=0).to(tl.int64)
+    if len(weights) > 0:
+        weight = tl.load(weights[0] + linear * weight_stride, mask=mask, other=0).to(totals.dtype.element_ty)
+    else:
+        weight = tl.full((BLOCK,), 1, tl.int64)
+    tl.atomic_add(totals + place, weight, mask=mask, sem="relaxed")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["minimum"])
+def _write_bins(out, least, largest, minimum: tl.int64):
+    """One program: how many bins there are up to the largest; less than none where the least is below 0."""
+    needed = tl.maximum(tl.load(largest).to(tl.int64) + 1, minimum)
+    tl.store(out, tl.where(tl.load(least).to(tl.int64) < 0, -1, needed))
+
+
+def edges_of(
+    dtype: torch.dtype, device: torch.device, least: Any, most: Any, extrema: tuple[torch.Tensor, ...], apart: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(two edges, a flag that is below 0 where they are infinite or nan): those given, or the extrema of elements."""
+    edges = empty((2,), torch.int64 if not dtype.is_floating_point else dtype, device)
+    flag = zeros((1,), torch.int64, device)
+    _write_edges[(1,)](edges, flag, least, most, extrema, int(apart) if not dtype.is_floating_point else float(apart))
+    return edges, flag
+
+
+def count_in_bins(x: torch.Tensor, edges: torch.Tensor, bins: int) -> torch.Tensor:
+    """How many elements each of so many bins has."""
+    own = power_of_2(bins) if bins <= _OWN else 0
+    counts = zeros((own or bins,), torch.int32, x.device)
+    sizes, (steps,) = row_major(x.shape, [x.stride()])
+    if x.numel():
+        _count[(-(-x.numel() // _BLOCK),)](
+            *(counts, x, edges, tuple(sizes[:-1]), tuple(steps), x.numel(), bins),
+            OWN=max(own, 2) if own else 0,
+            DTYPE=TRITON_DTYPES[edges.dtype],
+            COMPUTE=TRITON_DTYPES[opmath(edges.dtype)],
+            INDEX=tl.int64 if max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT else tl.int32,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return counts[:bins]
+
+
+def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.Tensor:
+    """How many bins integers from 0 need, a number on the device that is below 0 where one is."""
+    out = empty((1,), torch.int64, least.device)
+    _write_bins[(1,)](out, least, largest, minimum)
+    return out
+
+
+def add_at(totals: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None) -> None:
+    """Add to the totals that the elements of a vector tell: 1, or their weights."""
+    _add_at[(-(-x.numel() // _BLOCK),)](
+        *(totals, x, () if weights is None else (weights,), x.stride(0)),
+        *(0 if weights is None else weights.stride(0), x.numel()),
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
