@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import empty, zeros
-from tritonite.dtypes import TRITON_DTYPES, opmath
+from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.math import true_divide
@@ -43,12 +43,6 @@ def _write_edges(edges, flag, least, most, extrema, apart):
     tl.store(edges + 1, high.to(edges.dtype.element_ty))
 
 
-@triton.jit
-def _rounded(x, DTYPE: tl.constexpr):
-    """As ATen's arithmetic on CPUs is, which rounds half types after each operation."""
-    return x.to(DTYPE).to(x.dtype)
-
-
 @libentry()
 @triton.jit(do_not_specialize=["n", "bins"])
 def _count(
@@ -60,7 +54,6 @@ def _count(
     n,
     bins,
     OWN: tl.constexpr,
-    DTYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -74,9 +67,7 @@ def _count(
     if COMPUTE.is_int():
         place = distance * bins // (high - low)
     else:
-        width = _rounded(high - low, DTYPE) + tl.zeros_like(distance)
-        scaled = _rounded(_rounded(distance, DTYPE) * _rounded(bins.to(COMPUTE), DTYPE), DTYPE)
-        place = _rounded(true_divide(scaled, width), DTYPE)
+        place = true_divide(distance * bins.to(COMPUTE), high - low)
     place = tl.minimum(place.to(tl.int64), bins - 1).to(tl.int32)
     if OWN > 0:
         own = tl.histogram(place, OWN, mask=inside)
@@ -126,8 +117,7 @@ def count_in_bins(x: torch.Tensor, edges: torch.Tensor, bins: int) -> torch.Tens
         _count[(-(-x.numel() // _BLOCK),)](
             *(counts, x, edges, tuple(sizes[:-1]), tuple(steps), x.numel(), bins),
             OWN=max(own, 2) if own else 0,
-            DTYPE=TRITON_DTYPES[edges.dtype],
-            COMPUTE=TRITON_DTYPES[opmath(edges.dtype)],
+            COMPUTE=TRITON_DTYPES[edges.dtype],
             INDEX=tl.int64 if max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT else tl.int32,
             BLOCK=_BLOCK,
             num_warps=4,

@@ -18,8 +18,8 @@ from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.ops.searching import refuse_if_negative
 from tritonite.ops.sets import into
 
-# ATen's kernel for GPUs takes no half types, that for CPUs no integers.
-_COUNTED = FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
+# ATen's kernel for GPUs takes no half types, in which that for CPUs counts no further than to 256. It takes no integers.
+_COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
 
 
 @operator("histc", accepts=_COUNTED, pin=("min", "max"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 
 from tritonite.testing.samples.facts import (
+    CHOSEN,
     DEVICE_DEFINED,
     DRAWN,
     MAY_DECLINE,
@@ -34,6 +35,7 @@ for _family in (
     "elementary",
     "embedding",
     "gamma",
+    "histograms",
     "indexing",
     "jagged",
     "loss",
@@ -47,11 +49,15 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "searching",
+    "sets",
     "softmax",
+    "sorting",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")
 
 __all__ = [
+    "CHOSEN",
     "DEVICE_DEFINED",
     "DRAWN",
     "MAY_DECLINE",
