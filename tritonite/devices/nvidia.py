@@ -25,8 +25,9 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    # Its kernels pass every test in the interpreter, but not on a GPU: docs/correctness.md.
-    unverified=frozenset(("attention",)),
+    # Attention's kernels pass every test in the interpreter, but not on a GPU: docs/correctness.md. Those of the others
+    # have not been run on one.
+    unverified=frozenset(("attention", "histograms", "searching", "sets", "sorting")),
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

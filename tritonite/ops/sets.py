@@ -97,8 +97,8 @@ def _unique_slices(self, dim, sorts, inverse, counts):
     strides = (*own[1 : dim + 1], own[0], *own[dim + 1 :])
     values = empty_strided((*self.shape[:dim], runs.count, *self.shape[dim + 1 :]), strides, self.dtype, self.device)
     take_rows(values, x, kept, runs.count)
-    # ATen's kernel for CPUs gives both, asked for or not.
-    always = sorts and self.device.type == "cpu"
+    # ATen's kernels for CPUs give both, asked for or not.
+    always = self.device.type == "cpu"
     places, lengths = _nothing(self), _nothing(self)
     if inverse or always:
         places = empty((n,), torch.int64, self.device)
@@ -120,7 +120,7 @@ def unique_dim_consecutive(self, dim, return_inverse=False, return_counts=False,
 
 @operator("unique_consecutive", accepts=ALL)
 def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None, outs=()):
-    if dim is not None and not (self.dim() == 1 and dim in (0, -1)):
+    if dim is not None and not (self.dim() == 1 and dim == 0):
         return into(outs, _unique_slices(self, dim, False, return_inverse, return_counts))
     outputs((self,), [], [], ())
     if not self.numel():

@@ -4,13 +4,15 @@ nan comes behind all numbers, and zeros of both signs are equal. Rows that a pro
 ones are sorted by radix, and selected of by the digits of their keys.
 """
 
+import math
+
 import torch
 
-from tritonite import devices
 from tritonite.catalog import operator
 from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
+from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import dimensions, outputs
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, select_rows, sort_rows
@@ -117,9 +119,12 @@ def kthvalue(self, k, dim=-1, keepdim=False, outs=()):
 def _median(self, dim, keepdim, mode, outs):
     if dim is not None:
         return _selected(self, dim, keepdim, 0, mode, outs)
-    if not self.numel():
-        raise Decline("a set of no elements")
+    if not (self.numel() or self.dtype.is_floating_point):
+        raise Decline("no integers, whose median nan would be")
     outs = outputs((self,), [()], [self.dtype], outs, accepts=NUMBERS)
+    if not self.numel():
+        fill(outs[0], math.nan)
+        return outs
     x = self.reshape(-1)
     chosen = select_rows if x.numel() <= block.LONGEST else select_long_rows
     chosen(x, 0, 0, mode, outs[0].unsqueeze(0), None)
