@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -140,3 +141,47 @@ def add_at(totals: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None) 
         BLOCK=_BLOCK,
         num_warps=4,
     )
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _add_between(
+    totals, x, edges, weights, steps, weight_step, sizes, n, ROUNDS: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program adds 1, or a weight, for each of its rows, in a bin for each coordinate, found by binary search."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n
+    place = tl.zeros((BLOCK,), tl.int64)
+    for d in tl.static_range(len(edges)):
+        bins = sizes[d]
+        value = tl.load(x + row * steps[0] + d * steps[1], mask=row < n, other=0).to(COMPUTE)
+        inside = inside & (value >= tl.load(edges[d]).to(COMPUTE)) & (value <= tl.load(edges[d] + bins).to(COMPUTE))
+        low = tl.zeros((BLOCK,), tl.int64)
+        high = low + bins + 1
+        for _ in tl.static_range(ROUNDS):
+            middle = low + (high - low) // 2
+            searching = low < high
+            stops = tl.load(edges[d] + middle, mask=searching, other=0).to(COMPUTE) > value
+            low = tl.where(searching & (stops == 0), middle + 1, low)
+            high = tl.where(searching & stops, middle, high)
+        place = place * bins + tl.minimum(tl.maximum(low - 1, 0), bins - 1)
+    weight = tl.full((BLOCK,), 1, totals.dtype.element_ty)
+    if len(weights) > 0:
+        weight = tl.load(weights[0] + row * weight_step, mask=row < n, other=0)
+    tl.atomic_add(totals + place, weight, mask=inside, sem="relaxed")
+
+
+def add_between(
+    totals: torch.Tensor, x: torch.Tensor, edges: Sequence[torch.Tensor], weights: torch.Tensor | None
+) -> None:
+    """Add to contiguous totals, a dimension for each column of a matrix, what rows have between contiguous edges."""
+    n, bins = x.shape[0], [edge.numel() - 1 for edge in edges]
+    if n:
+        _add_between[(-(-n // _BLOCK),)](
+            *(totals, x, tuple(edges), () if weights is None else (weights,), x.stride()),
+            *(0 if weights is None else weights.stride(0), tuple(bins), n),
+            ROUNDS=(max(bins) + 1).bit_length(),
+            COMPUTE=TRITON_DTYPES[x.dtype],
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )

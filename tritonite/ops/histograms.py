@@ -7,12 +7,14 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dispatch.call import read, zeros
+from tritonite.dispatch.call import empty, read, zeros
 from tritonite.dtypes import FLOATS, FULL_FLOATS, INTS
-from tritonite.engine.histogram import add_at, bins_of, count_in_bins, edges_of
-from tritonite.engine.movement import move
+from tritonite.engine.histogram import add_at, add_between, bins_of, count_in_bins, edges_of
+from tritonite.engine.movement import fill, move
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
+from tritonite.launch import looking
+from tritonite.ops.creation import linspace
 from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.ops.searching import refuse_if_negative
@@ -68,3 +70,77 @@ def bincount(self, weights=None, minlength=0, outs=()):
     totals = zeros((needed,), dtype, self.device)
     add_at(totals, self, weights)
     return into(outs, (totals,))
+
+
+def _ends(x, given, dim):
+    """Where the bins of a column begin and end: as given, or at its extrema, which the host looks at."""
+    if given is not None:
+        low, high = given[2 * dim], given[2 * dim + 1]
+    elif not x.numel():
+        low, high = 0.0, 1.0
+    else:
+        with looking():
+            low, high = float(x[:, dim].min()), float(x[:, dim].max())
+    if not (math.isfinite(low) and math.isfinite(high)) or low > high:
+        raise Decline("edges that are infinite or in the wrong order", lasting=False)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _histogram(x, edges, weight, density, hist):
+    """What each bin has of the rows of a matrix, by coordinates, in a contiguous result."""
+    fill(hist, 0)
+    add_between(hist, x, edges, weight)
+    if density:
+        with looking():
+            hist.div_(hist.sum())
+            for dim, own in enumerate(edges):
+                hist.div_(own.diff().reshape([-1 if d == dim else 1 for d in range(len(edges))]))
+    return hist
+
+
+def _check_histogram(self, weight, shape, outs, shapes):
+    """The outputs, of float32 or float64, on a CPU: ATen has no other."""
+    if self.device.type != "cpu":
+        raise Decline("a histogram that ATen has on CPUs alone")
+    if weight is not None and (weight.dtype is not self.dtype or tuple(weight.shape) != tuple(shape)):
+        raise Decline("weights of another shape or dtype")
+    inputs = (self,) if weight is None else (self, weight)
+    outs = outputs(inputs, shapes, [self.dtype] * len(shapes), outs, accepts=FULL_FLOATS)
+    if not all(out.is_contiguous() for out in outs):
+        raise Decline("an output that is not contiguous")
+    return outs
+
+
+@operator("histogram", accepts=FULL_FLOATS, pin=("range",))
+def histogram(self, bins=100, range=None, weight=None, density=False, outs=()):
+    """Between the edges of as many bins of one width as a number says, or between those that a vector has."""
+    several = isinstance(bins, torch.Tensor)
+    if several and (bins.dim() != 1 or bins.dtype is not self.dtype or not bins.numel() > 1):
+        raise Decline("edges that are no vector of this dtype")
+    count = bins.numel() - 1 if several else bins
+    if count < 1 or (range is not None and len(range) != 2):
+        raise Decline("no bins, or no range")
+    hist, edges = _check_histogram(self, weight, self.shape, outs, [(count,), (count + 1,)])
+    x = self.reshape(-1, 1)
+    if several:
+        edges.copy_(bins)
+    else:
+        linspace(*_ends(x, range, 0), count + 1, outs=(edges,))
+    return _histogram(x, [edges], None if weight is None else weight.reshape(-1), density, hist), edges
+
+
+@operator("_histogramdd_from_bin_cts", accepts=FULL_FLOATS, pin=("range",))
+def histogramdd_from_bin_cts(self, bins, range=None, weight=None, density=False, outs=()):
+    """Rows are points of as many dimensions as they have elements."""
+    if self.dim() < 2 or len(bins) != self.shape[-1] or not bins or min(bins) < 1:
+        raise Decline("no points, or no bins for each of their coordinates")
+    if range is not None and len(range) != 2 * len(bins):
+        raise Decline("no range for each coordinate")
+    shape = self.shape[:-1]
+    (hist,) = _check_histogram(self, weight, shape, outs, [tuple(bins)])
+    x = self.reshape(-1, self.shape[-1])
+    edges = []
+    for dim, count in enumerate(bins):
+        edges.append(empty((count + 1,), self.dtype, self.device))
+        linspace(*_ends(x, range, dim), count + 1, outs=(edges[-1],))
+    return (_histogram(x, edges, None if weight is None else weight.reshape(-1), density, hist),)

@@ -32,7 +32,7 @@ OPERANDS: dict[str, Operands] = {}
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 # By an argument's name: the values that a string or an enumeration is tried with, and the one that an integer has.
 CHOICES: dict[str, tuple[Any, ...]] = {}
-INTEGERS: dict[str, int] = {"dim": -1}
+INTEGERS: dict[str, int] = {"dim": -1, "bins": 5}
 # Arguments that samples leave out.
 OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 # By overload: the values that its flags are tried with, where they are not both.

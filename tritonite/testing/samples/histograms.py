@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from tritonite import dtypes
+from tritonite.catalog import Op
 from tritonite.testing.samples import facts
 
 
@@ -29,3 +33,37 @@ def _few(arguments: dict[str, Any]) -> dict[str, Any]:
     """Drawn integers of 64 bits ask for more memory than there is."""
     x = arguments["self"]
     return arguments | {"self": x.clamp(-1, 1000)} if facts.real(x) else arguments
+
+
+@facts.arguments("histogram")
+def _histogram(tensors: facts.Tensors) -> dict[str, Any] | None:
+    x = tensors[0]
+    if x.dtype not in dtypes.FULL_FLOATS:
+        return None
+    return {"range": [-2.0, 2.5], "weight": tensors[1].expand(x.shape) if tensors[1].isfinite().all() else None}
+
+
+@facts.operands("histogram")
+def _edges(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """Edges in order, where a tensor has them."""
+    x = tensors[0]
+    return [x, x.nan_to_num(0, 9, -9).flatten()[:6].sort().values]
+
+
+@facts.arguments("_histogramdd_from_bin_cts")
+def _points(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Pairs of elements."""
+    x = tensors[0].flatten()
+    if x.numel() < 2 or x.dtype not in dtypes.FULL_FLOATS:
+        return None
+    return {"self": x[: x.numel() // 2 * 2].reshape(-1, 2), "bins": [3, 4], "range": [-2.0, 2, -1.0, 3], "weight": None}
+
+
+@facts.drawn("histogram", "_histogramdd_from_bin_cts")
+def _of_few_bins(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Edges in order, and no more bins than there is memory for."""
+    bins = arguments["bins"]
+    if isinstance(bins, torch.Tensor):
+        return arguments | {"bins": bins.sort().values if bins.dim() and facts.real(bins) else bins}
+    few = [min(count, 8) for count in bins] if isinstance(bins, (list, tuple)) else min(bins, 64)
+    return arguments | {"bins": few}

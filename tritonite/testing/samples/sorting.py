@@ -95,3 +95,9 @@ facts.may_decline(
     "no rule says what integer becomes of ATen's nan",
     dtypes=dtypes.INTS,
 )
+facts.may_decline(
+    ("msort",),
+    ("out=",),
+    "sort.values*: output has another shape or dtype",
+    "ATen hands on indices that it has not sized yet",
+)
