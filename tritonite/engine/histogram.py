@@ -25,7 +25,7 @@ _OWN = 1024
 @libentry()
 @triton.jit(do_not_specialize=["least", "most"])
 def _write_edges(edges, flag, least, most, extrema, apart):
-    """One program: the two edges, `apart` from each other where they are equal; a flag below 0 where they are no numbers.
+    """One program: two edges, moved `apart` where they are equal; a flag below 0 where one is not finite.
 
     They are the `extrema` where there are any.
     """
@@ -146,7 +146,17 @@ def add_at(totals: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None) 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _add_between(
-    totals, x, edges, weights, steps, weight_step, sizes, n, ROUNDS: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+    totals,
+    x,
+    edges,
+    weights,
+    steps,
+    weight_step,
+    sizes,
+    n,
+    ROUNDS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """A program adds 1, or a weight, for each of its rows, in a bin for each coordinate, found by binary search."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

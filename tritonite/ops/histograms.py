@@ -20,7 +20,7 @@ from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.ops.searching import refuse_if_negative
 from tritonite.ops.sets import into
 
-# ATen's kernel for GPUs takes no half types, in which that for CPUs counts no further than to 256. It takes no integers.
+# ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
 
 
@@ -54,7 +54,11 @@ def bincount(self, weights=None, minlength=0, outs=()):
     """A fresh result has as many elements as the largest integer tells, for which the host waits."""
     given = (self,) if weights is None else (self, weights)
     outputs((self,), [], [], (), accepts=INTS)
-    if self.dim() != 1 or minlength < 0 or any(tensor.shape != self.shape or tensor.device != self.device for tensor in given):
+    if (
+        self.dim() != 1
+        or minlength < 0
+        or any(tensor.shape != self.shape or tensor.device != self.device for tensor in given)
+    ):
         raise Decline("no vector, or weights of another length")
     if not self.numel():
         return into(outs, (zeros((minlength,), torch.int64, self.device),))

@@ -1,7 +1,7 @@
 """Sorting, and what is taken of rows by its rank: the largest elements, medians, the most frequent ones.
 
-nan comes behind all numbers, and zeros of both signs are equal. Rows that a program holds are sorted in registers. Longer
-ones are sorted by radix, and selected of by the digits of their keys.
+nan comes behind all numbers, and zeros of both signs are equal. Rows that a program holds are sorted in registers.
+Longer ones are sorted by radix, and selected of by the digits of their keys.
 """
 
 import math

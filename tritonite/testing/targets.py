@@ -281,10 +281,21 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
                 catalog.overloads()[name](*given)
             for specialization in found:
                 # AMD's programs do not wait for each other.
-                yield f"{name} {dtype} of long rows", specialization, ("sm_80", "sm_90", "sm_100")[: None if full else 2]
+                yield (
+                    f"{name} {dtype} of long rows",
+                    specialization,
+                    ("sm_80", "sm_90", "sm_100")[: None if full else 2],
+                )
 
 
-_GROUPS = {"sorted": sorted_rows, "tiles": tiles, "rows": long_rows, "fused": fused_rows, "rings": rings, "in_order": in_order}
+_GROUPS = {
+    "sorted": sorted_rows,
+    "tiles": tiles,
+    "rows": long_rows,
+    "fused": fused_rows,
+    "rings": rings,
+    "in_order": in_order,
+}
 
 
 def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -317,8 +328,8 @@ def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
     "tiles" stands for products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen,
-    "rings" for their longest rows, "in_order" for rows whose bits are their own, "sorted" for long rows in order. Unless `full`, what is alike to all
-    targets of a compiler is compiled for one of them.
+    "rings" for their longest rows, "in_order" for rows whose bits are their own, "sorted"
+    for long rows in order. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

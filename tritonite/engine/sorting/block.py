@@ -48,18 +48,18 @@ def _sort_in_compiler(packed):
 
 
 @triton.jit
-def _along(DIMENSIONS: tl.constexpr, I: tl.constexpr):
-    """0 and 1 along the I-th dimension of a hypercube, counted from the last."""
-    return tl.reshape(tl.arange(0, 2), [1] * (DIMENSIONS - I - 1) + [2] + [1] * I)
+def _along(DIMENSIONS: tl.constexpr, LEVEL: tl.constexpr):
+    """0 and 1 along the LEVEL-th dimension of a hypercube, counted from the last."""
+    return tl.reshape(tl.arange(0, 2), [1] * (DIMENSIONS - LEVEL - 1) + [2] + [1] * LEVEL)
 
 
 @triton.jit
-def _exchange(key, place, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, STAGES: tl.constexpr, I: tl.constexpr):
-    """Neighbours along a dimension of a hypercube in order: ascending and descending by turns, but in the last stage."""
-    other = key ^ tl.xor_sum(key, DIMENSIONS - 1 - I, True)
-    other_place = place ^ tl.xor_sum(place, DIMENSIONS - 1 - I, True)
+def _exchange(key, place, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, STAGES: tl.constexpr, LEVEL: tl.constexpr):
+    """Neighbours along a dimension of a hypercube in order: up and down by turns, but in the last stage."""
+    other = key ^ tl.xor_sum(key, DIMENSIONS - 1 - LEVEL, True)
+    other_place = place ^ tl.xor_sum(place, DIMENSIONS - 1 - LEVEL, True)
     larger = (key > other) | ((key == other) & (place > other_place))
-    wanted = _along(DIMENSIONS, I)
+    wanted = _along(DIMENSIONS, LEVEL)
     if STAGE < STAGES:
         wanted = wanted ^ _along(DIMENSIONS, STAGE)
     swapped = larger != (wanted != 0)
@@ -207,7 +207,9 @@ def sort_rows(
     given: torch.Tensor | None = None,
 ) -> None:
     """Sort rows of LONGEST elements at most; what is written of each is as many as there are in `values`."""
-    every = [tensor if tensor is not None else values if values is not None else indices for tensor in (values, indices)]
+    every = [
+        tensor if tensor is not None else values if values is not None else indices for tensor in (values, indices)
+    ]
     rows = Rows((x, *every, x if given is None else given), dim)  # type: ignore[arg-type]
     n, limit = x.shape[dim], every[0].shape[dim]  # type: ignore[union-attr]
     grid, block = _grid(rows.n_rows, n)

@@ -136,9 +136,7 @@ def differences(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 
 @libentry()
 @triton.jit(do_not_specialize=["count", "n_columns"])
-def _take_rows(
-    out, x, rows, count: tl.int64, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _take_rows(out, x, rows, count: tl.int64, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A program copies its columns of its rows."""
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)

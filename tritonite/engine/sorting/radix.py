@@ -1,7 +1,7 @@
 """Rows that no program holds, sorted digit by digit, the last digit first.
 
-All digits are counted in one pass over the rows. Then there is one pass for each digit, in which a program ranks a block
-by its digits and learns from the blocks before its own how many of each have come before, while those still work
+All digits are counted in one pass over the rows. Then there is one pass for each digit, in which a program ranks a
+block by its digits and learns from the blocks before its own how many of each have come before, while those still work
 (Adinets and Merrill 2022, "Onesweep", with the decoupled look-back of Merrill and Garland 2016). Programs take tickets,
 so that those before a program's own have begun, whatever order the device starts them in.
 """

@@ -11,7 +11,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.places import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
-from tritonite.engine.sorting.keys import Rows, words
+from tritonite.engine.sorting.keys import Rows
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -121,9 +121,7 @@ class Runs:
         return result
 
 
-def longest_runs(
-    x: torch.Tensor, places: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor
-) -> None:
+def longest_runs(x: torch.Tensor, places: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
     """Of sorted rows, and the places that their elements came from: the most frequent element, and a place of it."""
     rows = Rows((values, indices, x), dim)
     _longest_run[(rows.n_rows,)](

@@ -94,9 +94,7 @@ def _elements(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
     return tuple(sizes[:-1]), tuple(steps), tl.int64 if wide else tl.int32
 
 
-def search(
-    x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, right: bool, out: torch.Tensor
-) -> None:
+def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, right: bool, out: torch.Tensor) -> None:
     """Find elements among contiguous bounds of the same dtype: of one row, or of as many as x has.
 
     `out` is contiguous.
@@ -193,9 +191,7 @@ def _note(table, tests, shape, strides, n, least, INDEX: tl.constexpr, BLOCK: tl
 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
-def _look_up(
-    out, x, table, shape, strides, n, least, INVERT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
-):
+def _look_up(out, x, table, shape, strides, n, least, INVERT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
     """A program looks up the flags of its elements."""
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
@@ -248,4 +244,3 @@ def among_all(x: torch.Tensor, tests: torch.Tensor, invert: bool, out: torch.Ten
             BLOCK=block,
             num_warps=4,
         )
-

@@ -1,7 +1,7 @@
 """Elements of long rows by their rank: digit by digit, the first digit first, until one key is left.
 
-Each pass counts the next digit of the elements that have all digits found so far. What a digit is follows from the counts
-of the pass before, which every program adds up for itself.
+Each pass counts the next digit of the elements that have all digits found so far. What a digit is follows from the
+counts of the pass before, which every program adds up for itself.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import dtypes
+from tritonite.engine.sorting.keys import words
 from tritonite.testing.samples import facts
 
 # Which of equal zeros has a rank is ATen's choice.
@@ -29,8 +30,17 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
     """The elements that indices point at, of which there are as many dimensions or one less."""
     if not x.dim() or not x.numel():
         return x.expand(indices.shape) if not x.dim() else indices
+    if x.dtype in dtypes.UNSIGNED:
+        x = words(x)
     whole = indices if indices.dim() == x.dim() else indices.unsqueeze(dim)
     return x.gather(dim, whole.clamp(0, x.shape[dim] - 1)).reshape(indices.shape)
+
+
+@facts.drawn("median", "nanmedian")
+def _apart(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen's kernel for CPUs gives other elements of a tensor that repeats along the dimension."""
+    x = arguments["self"]
+    return arguments | {"self": x.contiguous()} if 0 in x.stride() else arguments
 
 
 @facts.chosen("kthvalue")
