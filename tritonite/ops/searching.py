@@ -22,7 +22,9 @@ def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
 
 
 def promoted(*values):
-    """The dtype that tensors and numbers are compared in."""
+    """The dtype that tensors and numbers are compared in. Declines complex numbers."""
+    if any(number_type(value) is complex for value in values):
+        raise Decline("a complex number")
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return common_dtype(
         tuple(tensor.dtype for tensor in tensors if tensor.dim()),
@@ -34,8 +36,6 @@ def promoted(*values):
 
 def as_tensor(number, dtype, device):
     """A tensor without dimensions. Declines a number that the dtype does not hold."""
-    if number_type(number) is complex:
-        raise Decline("a complex number")
     result = empty((), dtype, device)
     fill(result, number)
     return result

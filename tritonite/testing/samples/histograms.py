@@ -32,7 +32,14 @@ def _weighted(tensors: facts.Tensors) -> dict[str, Any]:
 def _few(arguments: dict[str, Any]) -> dict[str, Any]:
     """Drawn integers of 64 bits ask for more memory than there is."""
     x = arguments["self"]
-    return arguments | {"self": x.clamp(-1, 1000)} if facts.real(x) else arguments
+    few = {"self": x.clamp(-1, 1000)} if x.dtype in (torch.int32, torch.int64) else {}
+    return arguments | few | {"minlength": min(arguments.get("minlength", 0), 1000)}
+
+
+@facts.drawn("histc")
+def _of_fewer_bins(arguments: dict[str, Any]) -> dict[str, Any]:
+    """As many as are drawn ask for more memory than there is."""
+    return arguments | {"bins": min(arguments.get("bins", 100), 5000)}
 
 
 @facts.arguments("histogram")
