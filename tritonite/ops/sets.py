@@ -5,7 +5,7 @@ How much that is decides the size of the results, for which the host waits once.
 
 import torch
 
-from tritonite.catalog import operator
+from tritonite.catalog import exclude, operator
 from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
@@ -13,21 +13,10 @@ from tritonite.engine.rows.declare import dimensions, outputs
 from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
 from tritonite.engine.sorting.runs import Runs
 from tritonite.errors import Decline
-from tritonite.launch import looking
 from tritonite.ops.sorting import sort_into
 
-
-def into(outs, results):
-    """What the results are written to, where a call has destinations, whose shapes data decides: each has to fit."""
-    if not outs:
-        return results
-    with looking():
-        for out, result in zip(outs, results, strict=True):
-            if out.shape != result.shape or out.dtype is not result.dtype or out.device != result.device:
-                raise Decline("output has another shape or dtype", lasting=False)
-        for out, result in zip(outs, results, strict=True):
-            out.copy_(result)
-    return outs
+for _name in ("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
+    exclude(f"{_name}.out", "ATen makes it of the overload without outputs, which has a kernel, and resizes them")
 
 
 def _nothing(self):
@@ -67,12 +56,12 @@ def _of_runs(self, x, order, inverse, counts):
 @operator("_unique2", accepts=ALL)
 def unique2(self, sorted=True, return_inverse=False, return_counts=False, outs=()):
     """In order, whether that is asked for or not."""
-    return into(outs, _unique(self, return_inverse, return_counts))
+    return _unique(self, return_inverse, return_counts)
 
 
 @operator("_unique", accepts=ALL)
 def unique(self, sorted=True, return_inverse=False, outs=()):
-    return into(outs, _unique(self, return_inverse, False)[:2])
+    return _unique(self, return_inverse, False)[:2]
 
 
 def _unique_slices(self, dim, sorts, inverse, counts):
@@ -110,20 +99,20 @@ def _unique_slices(self, dim, sorts, inverse, counts):
 
 @operator("unique_dim", accepts=ALL)
 def unique_dim(self, dim, sorted=True, return_inverse=False, return_counts=False, outs=()):
-    return into(outs, _unique_slices(self, dim, True, return_inverse, return_counts))
+    return _unique_slices(self, dim, True, return_inverse, return_counts)
 
 
 @operator("unique_dim_consecutive", accepts=ALL)
 def unique_dim_consecutive(self, dim, return_inverse=False, return_counts=False, outs=()):
-    return into(outs, _unique_slices(self, dim, False, return_inverse, return_counts))
+    return _unique_slices(self, dim, False, return_inverse, return_counts)
 
 
 @operator("unique_consecutive", accepts=ALL)
 def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None, outs=()):
     if dim is not None and not (self.dim() == 1 and dim == 0):
-        return into(outs, _unique_slices(self, dim, False, return_inverse, return_counts))
+        return _unique_slices(self, dim, False, return_inverse, return_counts)
     outputs((self,), [], [], ())
     if not self.numel():
         nothing = empty((0,), self.dtype, self.device), _inverse(self) if return_inverse else _nothing(self)
-        return into(outs, (*nothing, _nothing(self)))
-    return into(outs, _of_runs(self, self.reshape(-1), None, return_inverse, return_counts))
+        return (*nothing, _nothing(self))
+    return _of_runs(self, self.reshape(-1), None, return_inverse, return_counts)
