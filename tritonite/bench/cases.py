@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.bench import attention, indexing, random
+from tritonite.bench import attention, indexing, random, sorting
 from tritonite.bench.fused import PAIRS, Pair
 from tritonite.catalog import Op
 from tritonite.testing.samples import Sample, calls, values
@@ -271,12 +271,12 @@ for _name in (
     GIVEN[_name] = {"training": True}
 GIVEN |= {"native_batch_norm_backward": {"train": True}, "batch_norm_backward": {"update": True}}
 # What ATen has on CPUs alone, but for its name.
-ONLY_ON_CPUS = {"_batch_norm_no_update"}
+ONLY_ON_CPUS = {"_batch_norm_no_update", *sorting.ONLY_ON_CPUS}
 # Which argument they take for its shape alone, or read one element of for each row.
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1} | random.UNREAD
-SHAPES |= indexing.SHAPES | random.SHAPES
+SHAPES |= indexing.SHAPES | random.SHAPES | sorting.SHAPES
 # The gradient of an embedding of 16,384 tokens, of which some rows are asked for by many, by few, or by all alike.
 SPECIAL += tuple(
     Special("embedding_dense_backward", f"{label} of 128256x4096", lambda make: (make(16_384, 4096),), given)
@@ -426,7 +426,8 @@ def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
 
 def _usual(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments that models give, for a shape."""
-    return {**GIVEN.get(packet, {}), **indexing.given(packet, shape, dtype), **random.given(packet, shape)}
+    own = indexing.given(packet, shape, dtype) | random.given(packet, shape) | sorting.given(packet, shape, dtype)
+    return {**GIVEN.get(packet, {}), **own}
 
 
 def _shapes(op: Op) -> tuple[tuple[Shape, ...], Shape]:

@@ -30,7 +30,7 @@ from tritonite.errors import InvalidProvider
 from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
 from tritonite.testing.judge import cancelling, judge, rounded_terms, terms, to_reference
-from tritonite.testing.samples import NOT_REACHED, RANDOM, REFERENCES, Sample, compares_zero_sign
+from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -211,9 +211,14 @@ def _disagreement(
             actual = _results(function, anew())
         if each is TRITONITE and case.pair is None:
             declined = _why_declined(before, totals())
+        theirs, exacts = expected, reference
+        if case.pair is None and name in CHOSEN:
+            arguments = dict(zip(tritonite.overloads()[case.overload].names, sample.args, strict=False)) | sample.kwargs
+            actual, theirs = (CHOSEN[name](**arguments, results=list(found)) for found in (actual, expected))
+            exacts = None if reference is None else [reference[0], *[None] * (len(theirs) - 1)]
         # Random numbers differ from call to call.
-        for i, (own, aten) in enumerate(zip(actual, expected, strict=True) if name not in RANDOM else ()):
-            exact = None if reference is None else reference[i]
+        for i, (own, aten) in enumerate(zip(actual, theirs, strict=True) if name not in RANDOM else ()):
+            exact = None if exacts is None else exacts[i]
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
             zero_sign = case.pair is None and compares_zero_sign(name)
             cancels = rounded_terms(name) or ("backward" in name and cancelling(name))

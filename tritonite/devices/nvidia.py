@@ -25,9 +25,9 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    # Kernels of attention pass every test in the interpreter, but not on a GPU: docs/correctness.md. Random numbers
-    # have not been compared with ATen's there.
-    unverified=frozenset(("attention", "random")),
+    # Their kernels pass every test in the interpreter, but not on a GPU, or have not been run on one yet:
+    # docs/correctness.md.
+    unverified=frozenset(("attention", "histograms", "random", "searching", "sets", "sorting")),
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -37,6 +37,7 @@ for _family in (
     "embedding",
     "embedding_bag",
     "gamma",
+    "histograms",
     "indexing",
     "jagged",
     "loss",
@@ -52,8 +53,11 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "searching",
     "segment",
+    "sets",
     "softmax",
+    "sorting",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.

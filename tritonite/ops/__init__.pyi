@@ -361,6 +361,25 @@ def _grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor: ...
 @overload
+def _histogramdd_from_bin_cts(
+    self: torch.Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: torch.Tensor | None = None,
+    density: bool = False,
+) -> torch.Tensor: ...
+@overload
+def _histogramdd_from_bin_cts(
+    self: torch.Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: torch.Tensor | None = None,
+    density: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def _index_put_impl(
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
@@ -745,6 +764,29 @@ def _to_copy(
     memory_format: torch.memory_format | None = None,
     out: torch.Tensor,
 ) -> torch.Tensor: ...
+@overload
+def _unique(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _unique(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def _unique2(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def _unique2(
+    self: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 def _unsafe_index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor: ...
 def _unsafe_index_put(
     self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
@@ -1210,6 +1252,12 @@ def binary_cross_entropy_with_logits(
     out: torch.Tensor,
 ) -> torch.Tensor: ...
 @overload
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor: ...
+@overload
+def bincount(
+    self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
 def bitwise_and(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bitwise_and(self: torch.Tensor, other: _Number) -> torch.Tensor: ...
@@ -1329,6 +1377,22 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> torch
 def bmm(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def bmm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def bucketize(
+    self: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor: ...
+@overload
+def bucketize(
+    self: _Number, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor: ...
+@overload
+def bucketize(
+    self: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def bucketize(
+    self: _Number, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False, out: torch.Tensor
+) -> torch.Tensor: ...
 @overload
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor: ...
 @overload
@@ -2081,6 +2145,46 @@ def heaviside(self: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
 def heaviside(self: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 def heaviside_(self: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
 @overload
+def histc(self: torch.Tensor, bins: int = 100, min: _Number = 0, max: _Number = 0) -> torch.Tensor: ...
+@overload
+def histc(
+    self: torch.Tensor, bins: int = 100, min: _Number = 0, max: _Number = 0, *, out: torch.Tensor
+) -> torch.Tensor: ...
+@overload
+def histogram(
+    self: torch.Tensor, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def histogram(
+    self: torch.Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: torch.Tensor | None = None,
+    density: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def histogram(
+    self: torch.Tensor,
+    bins: torch.Tensor,
+    *,
+    weight: torch.Tensor | None = None,
+    density: bool = False,
+    hist: torch.Tensor,
+    bin_edges: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def histogram(
+    self: torch.Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: torch.Tensor | None = None,
+    density: bool = False,
+    hist: torch.Tensor,
+    bin_edges: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def huber_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0) -> torch.Tensor: ...
 @overload
 def huber_loss(
@@ -2215,6 +2319,45 @@ def index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Ten
 @overload
 def index_select(self: torch.Tensor, dim: int, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def isin(
+    elements: torch.Tensor, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor: ...
+@overload
+def isin(
+    elements: torch.Tensor, test_element: _Number, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor: ...
+@overload
+def isin(
+    element: _Number, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor: ...
+@overload
+def isin(
+    elements: torch.Tensor,
+    test_elements: torch.Tensor,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def isin(
+    elements: torch.Tensor,
+    test_element: _Number,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def isin(
+    element: _Number,
+    test_elements: torch.Tensor,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def isinf(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def isinf(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -2266,6 +2409,12 @@ def kaiser_window(window_length: int, *, out: torch.Tensor) -> torch.Tensor: ...
 def kaiser_window(window_length: int, periodic: bool, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def kaiser_window(window_length: int, periodic: bool, beta: float, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def kthvalue(
+    self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def lcm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -2639,6 +2788,16 @@ def mean(
 @overload
 def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None, out: torch.Tensor) -> torch.Tensor: ...
 @overload
+def median(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def median(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def median(
+    self: torch.Tensor, dim: int, keepdim: bool = False, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def median(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
 def min(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 @overload
 def min(self: torch.Tensor) -> torch.Tensor: ...
@@ -2669,6 +2828,12 @@ def mm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype) -> torch.
 def mm(self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def mm(self: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor) -> torch.Tensor: ...
+@overload
+def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def mode(
+    self: torch.Tensor, dim: int = -1, keepdim: bool = False, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor: ...
 @overload
@@ -2718,6 +2883,16 @@ def nan_to_num(
 def nan_to_num_(
     self: torch.Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> torch.Tensor: ...
+@overload
+def nanmedian(self: torch.Tensor) -> torch.Tensor: ...
+@overload
+def nanmedian(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def nanmedian(
+    self: torch.Tensor, dim: int, keepdim: bool = False, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def nanmedian(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
 @overload
 def nansum(
     self: torch.Tensor,
@@ -3845,6 +4020,48 @@ def scatter_reduce_(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor: ...
 @overload
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+@overload
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: _Number,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+@overload
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: _Number,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
 def segment_reduce(
     data: torch.Tensor,
     reduce: str,
@@ -4036,6 +4253,26 @@ def softshrink_backward(grad_output: torch.Tensor, self: torch.Tensor, lambd: _N
 def softshrink_backward(
     grad_output: torch.Tensor, self: torch.Tensor, lambd: _Number, *, grad_input: torch.Tensor
 ) -> torch.Tensor: ...
+@overload
+def sort(self: torch.Tensor, dim: int = -1, descending: bool = False) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def sort(
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def sort(
+    self: torch.Tensor,
+    *,
+    stable: bool | None,
+    dim: int = -1,
+    descending: bool = False,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def sort(
+    self: torch.Tensor, dim: int = -1, descending: bool = False, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def special_airy_ai(x: torch.Tensor) -> torch.Tensor: ...
 @overload
@@ -4430,6 +4667,21 @@ def threshold_backward(
     grad_output: torch.Tensor, self: torch.Tensor, threshold: _Number, *, grad_input: torch.Tensor
 ) -> torch.Tensor: ...
 @overload
+def topk(
+    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def topk(
+    self: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    *,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def trace(self: torch.Tensor) -> torch.Tensor: ...
 @overload
 def trace(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -4511,6 +4763,52 @@ def uniform(
 def uniform_(
     self: torch.Tensor, from_: float = 0.0, /, to: float = 1.0, *, generator: torch._C.Generator | None = None
 ) -> torch.Tensor: ...
+@overload
+def unique_consecutive(
+    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def unique_consecutive(
+    self: torch.Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def unique_dim(
+    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def unique_dim(
+    self: torch.Tensor,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def unique_dim_consecutive(
+    self: torch.Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def unique_dim_consecutive(
+    self: torch.Tensor,
+    dim: int,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def unsqueeze_copy(self: torch.Tensor, dim: int) -> torch.Tensor: ...
 @overload

@@ -30,13 +30,21 @@ _THROUGH_PARTS = {
 # Those that ATen makes of products of matrices.
 _PRODUCTS = {"__rmatmul__", "einsum", "inner", "matmul", "nn.functional.bilinear", "nn.functional.linear", "tensordot"}
 # What the catalog calls functions that Python, without its modules, calls otherwise.
-_CALLED = {"special.polygamma": "polygamma", "relu6": "hardtanh", "rrelu": "rrelu_with_noise"}
+_CALLED = {
+    "special.polygamma": "polygamma",
+    "relu6": "hardtanh",
+    "rrelu": "rrelu_with_noise",
+    "argsort": "sort",
+    "msort": "sort",
+}
 # The degree of a polynomial is a number of steps: ATen's CUDA kernels run 2^63 of them where it is infinite.
 _MOST_STEPS = 2**14
 # In float64 ATen's gradient, the only reference for ours, differs by 1e-12 from mpmath's, and more than ours does.
 UNSURE_GRADIENTS = {"logcumsumexp"}
 # Formulas of so many operators, each of which rounds, that in half types ATen's own error tells nothing of ours.
 ROUNDED_GRADIENTS = {"ldexp", "linalg_vector_norm"}
+# In half types many elements are equal, of which ATen gives any the gradient.
+ROUNDED_GRADIENTS |= {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
 # mpmath's function and its order, for those whose far arguments ATen reduces by a rounded pi / 4 in float64 too.
 _BESSEL = {f"special_bessel_{kind}{order}": (f"bessel{kind}", order) for kind in "jy" for order in (0, 1)}
 

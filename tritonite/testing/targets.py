@@ -294,8 +294,37 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])
 
 
+def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)[: None if full else 1]:
+        long, short = torch.ones(3, 5000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
+        arguments: list[tuple[str, tuple[Any, ...]]] = [
+            ("sort", (long,)),
+            ("sort", (long.t(), 0, True)),
+            ("sort", (short,)),
+            ("topk", (long, 50)),
+            ("topk", (long, 2100, -1, False)),
+            ("kthvalue", (long, 7)),
+            ("nanmedian.dim", (long, 1)),
+            ("mode", (long,)),
+            ("isin.Tensor_Tensor", (long, long)),
+            ("_unique2", (long, True, True, True)),
+        ]
+        for name, given in arguments:
+            with _noting() as found:
+                catalog.overloads()[name](*given)
+            for specialization in found:
+                # AMD's programs do not wait for each other.
+                yield (
+                    f"{name} {dtype} of long rows",
+                    specialization,
+                    ("sm_80", "sm_90", "sm_100")[: None if full else 2],
+                )
+
+
 _GROUPS = {
     "decoding": decoding,
+    "sorted": sorted_rows,
     "tiles": tiles,
     "rows": long_rows,
     "fused": fused_rows,
@@ -333,9 +362,10 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "decoding" stands for attention of few queries over many keys, "tiles" for products by all tables of tiles, "rows"
-    for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for rows whose bits
-    are their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
+    "decoding" stands for attention of few queries over many keys, "sorted" for long rows in order, "tiles" for products
+    by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows,
+    "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
+    for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

@@ -22,6 +22,7 @@ from tritonite.stats import Counts, counts, totals
 from tritonite.testing import opinfo
 from tritonite.testing.judge import cancelling, judge, poisoned, rounded_terms, terms, to_reference
 from tritonite.testing.samples import (
+    CHOSEN,
     DEVICE_DEFINED,
     MAY_DECLINE,
     NOT_REACHED,
@@ -233,7 +234,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
             reference = _reference(dtype, expected, lambda widen: way(sample.transform(widen)))
             if dtype is torch.float64 and isinstance(reference, torch.Tensor):
                 reference = opinfo.refine(info, sample, reference)
-            runs.append((label, (sample.input, sample.args), run, expected, reference))
+            runs.append((label, ((sample.input, *sample.args), sample.kwargs), run, expected, reference))
     if differentiable:
         gradients = opinfo.sample_inputs(info, dtype, requires_grad=True, full=False)
         for sample in itertools.islice(gradients, limit):
@@ -243,7 +244,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
                 continue
             reference = _quietly(wide_run)
             exact = None if isinstance(reference, Exception) else reference
-            runs.append(("gradient", (sample.input, sample.args), run, expected, exact))
+            runs.append(("gradient", ((sample.input, *sample.args), sample.kwargs), run, expected, exact))
     results, after = [], totals()
     with use_gems(include="*", faster_only=False), poisoned():
         for _, _, run, _, _ in runs:
@@ -344,6 +345,9 @@ def _record(
         return
     ours, aten = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
     exact = pytree.tree_leaves(reference) if reference is not None else [None] * len(aten)
+    if packet in CHOSEN and label != "gradient":
+        ours, aten = (CHOSEN[packet](*operands[0], results=results, **operands[1]) for results in (ours, aten))
+        exact = [exact[0], *[None] * (len(aten) - 1)]
     for i, (a, b, c) in enumerate(zip(ours, aten, exact, strict=True)):
         if isinstance(b, torch.Tensor) and (packet in RANDOM or i in UNWRITTEN.get(packet or "", ())):
             facts = [(x.dtype, tuple(x.shape), x.device) for x in (a, b)]

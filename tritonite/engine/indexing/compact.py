@@ -95,6 +95,23 @@ def _write_coordinates(
 
 
 @libentry()
+@triton.jit(do_not_specialize=["n"])
+def _write_ranks(
+    out, starts, order, x, shape, strides, n, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program writes for each element of its block how many that are not 0 come before it, itself aside.
+
+    Where elements have another place in an `order`, it writes there.
+    """
+    linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
+    rank = _ranked(starts, found)
+    place = linear.to(tl.int64)
+    if len(order) > 0:
+        place = tl.load(order[0] + linear, mask=linear < n, other=0).to(tl.int64)
+    tl.store(out + place, rank.to(tl.int64), mask=linear < n)
+
+
+@libentry()
 @triton.jit(do_not_specialize=["n", "limit"])
 def _move(
     target,
@@ -185,6 +202,13 @@ class Found:
         if self.n:
             _write_coordinates[self._grid](
                 *(out, self._starts, self.x, *self._arguments, (), self.n, -1, 1, 1), **self._facts
+            )
+
+    def write_ranks(self, out: torch.Tensor, order: torch.Tensor | None = None) -> None:
+        """Write the number of the last at or before each element, to a vector of int64, by an order of its places."""
+        if self.n:
+            _write_ranks[self._grid](
+                *(out, self._starts, () if order is None else (order,), self.x, *self._arguments, self.n), **self._facts
             )
 
     def write_coordinates(self, out: torch.Tensor, apart: int, step: Any, limit: int = -1) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 
 from tritonite.testing.samples.facts import (
+    CHOSEN,
     DEVICE_DEFINED,
     DRAWN,
     MAY_DECLINE,
@@ -36,6 +37,7 @@ for _family in (
     "embedding",
     "embedding_bag",
     "gamma",
+    "histograms",
     "indexing",
     "jagged",
     "loss",
@@ -50,12 +52,16 @@ for _family in (
     "rounding",
     "scan",
     "scatter",
+    "searching",
     "segment",
+    "sets",
     "softmax",
+    "sorting",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")
 
 __all__ = [
+    "CHOSEN",
     "DEVICE_DEFINED",
     "DRAWN",
     "MAY_DECLINE",

@@ -19,6 +19,7 @@ Make = Callable[..., torch.Tensor]
 Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
 _Layouts = TypeVar("_Layouts", bound=Layouts)
 _Arguments = TypeVar("_Arguments", bound=Arguments)
+_Chosen = TypeVar("_Chosen", bound=Callable[..., list[torch.Tensor]])
 _Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 # By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
@@ -31,7 +32,7 @@ OPERANDS: dict[str, Operands] = {}
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 # By an argument's name: the values that a string or an enumeration is tried with, and the one that an integer has.
 CHOICES: dict[str, tuple[Any, ...]] = {}
-INTEGERS: dict[str, int] = {"dim": -1}
+INTEGERS: dict[str, int] = {"dim": -1, "bins": 5}
 # Arguments that samples leave out.
 OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 # By overload: the values that its flags are tried with, where they are not both.
@@ -45,6 +46,9 @@ RANDOM: set[str] = set()
 # By operator: what makes of drawn arguments, by name, those for which ATen has an answer: its kernels stop the program
 # for others, take years, or give what an order of theirs gives.
 DRAWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+# By operator: what makes of the arguments, by place and by name, and of results those in which what ATen chooses freely
+# is replaced by what it stands for, such as the indices of one of several equals.
+CHOSEN: dict[str, Callable[..., list[torch.Tensor]]] = {}
 # Operators of which ATen does not say what they do with nan on a CPU: its loops over vectors and over single elements
 # differ, or return what an uninitialised variable held. Samples there are without nan.
 NAN_UNDEFINED: set[str] = set()
@@ -149,6 +153,16 @@ def drawn(*packets: str) -> Callable[[_Drawn], _Drawn]:
 def floating(dtype: torch.dtype) -> torch.dtype:
     """A dtype of floats itself, and else float32."""
     return dtype if dtype.is_floating_point else torch.float32
+
+
+def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
+    """Register what replaces what ATen chooses freely in results of operators."""
+
+    def register(make: _Chosen) -> _Chosen:
+        CHOSEN.update(dict.fromkeys(packets, make))
+        return make
+
+    return register
 
 
 def real(value: Any) -> bool:

@@ -1,0 +1,234 @@
+"""Sorting where samples do not reach: rows of several blocks, ties, every dtype, replays, and what data decides."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from conftest import calls_through
+
+import tritonite
+from tritonite import devices
+from tritonite.engine.sorting import block, lexicographic, radix, select
+from tritonite.engine.sorting.block import sort_pairs_by_network
+from tritonite.launch import libentry
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
+
+
+@pytest.fixture(params=["in registers", "by radix"])
+def way(request, monkeypatch):
+    """Rows that a program holds, or blocks so small that it takes several programs."""
+    if request.param == "by radix":
+        monkeypatch.setattr(block, "LONGEST", 32)
+        monkeypatch.setattr(radix, "_BLOCK", 64)
+        monkeypatch.setattr(select, "_BLOCK", 64)
+    return request.param
+
+
+def values(dtype, *shape, device):
+    """Few different ones, and every special one."""
+    x = torch.randn(shape) * 3
+    if dtype.is_floating_point:
+        flat = x.round_().view(-1)
+        flat[::11], flat[1::13], flat[2::13], flat[3], flat[4] = float("nan"), -0.0, 0.0, float("inf"), -float("inf")
+    elif not dtype.is_signed:
+        x = x.abs()
+    return x.to(device, dtype)
+
+
+def identical(a, b):
+    """Whether all bits but those of nan are the same."""
+    if not a.is_floating_point():
+        return a.shape == b.shape and bool((a == b).all())
+    same = (a == b) & (a.signbit() == b.signbit())
+    return a.shape == b.shape and bool((same | (a.isnan() & b.isnan())).all())
+
+
+def served(name):
+    counts = tritonite.stats()[name]
+    return counts.launched + counts.replayed > 0 and not counts.declined
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_are_sorted_stably(dtype, descending, way, device):
+    for shape, dim in (((3, 150), 1), ((2, 70, 2), 1)):
+        x = values(dtype, *shape, device=device)
+        expected = torch.sort(x, dim=dim, descending=descending, stable=True)
+        with tritonite.use_gems(include="sort*"):
+            result = torch.sort(x, dim=dim, descending=descending, stable=True)
+        assert identical(result.values, expected.values) and torch.equal(result.indices, expected.indices)
+        assert result.values.stride() == expected.values.stride() == result.indices.stride()
+    assert served("sort.stable")
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 64, 65, 128])
+def test_ends_of_blocks(n, way, device):
+    x = torch.randint(0, 5, (2, n), device=device)
+    expected = torch.sort(x, stable=True)
+    into = torch.empty_like(x.t()).t(), torch.empty(n, 2, dtype=torch.int64, device=device).t()
+    with tritonite.use_gems(include="sort*"):
+        torch.sort(x, stable=True, out=into)
+    assert all(torch.equal(a, b) for a, b in zip(into, expected, strict=True))
+    assert served("sort.values_stable")
+
+
+@libentry()
+@triton.jit
+def _sort_pairs(x, places, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    offset = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    key, place = sort_pairs_by_network(tl.load(x + offset), tl.load(places + offset))
+    tl.store(x + offset, key)
+    tl.store(places + offset, place)
+
+
+def test_the_network_of_pairs_sorts(device):
+    """Which the interpreter has another function for."""
+    x = torch.randint(-3, 3, (4, 16), device=device)
+    expected = x.sort(stable=True)
+    places = torch.arange(16, device=device).repeat(4, 1)
+    _sort_pairs[(1,)](x, places, ROWS=4, COLUMNS=16)
+    assert torch.equal(x, expected.values) and torch.equal(places, expected.indices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("k", [1, 40, 100, 150])
+def test_the_largest_and_smallest(dtype, largest, k, way, device):
+    x = values(dtype, 3, 150, device=device)
+    expected = torch.topk(x, k, 1, largest, True).values
+    with tritonite.use_gems(include="topk"):
+        for ordered in (True, False):
+            result = torch.topk(x, k, 1, largest, ordered)
+            assert identical(result.values, x.gather(1, result.indices))
+            assert all(len(set(row)) == k for row in result.indices.tolist())
+            found = result.values if ordered else result.values.sort(1, descending=largest).values
+            assert torch.equal(found.nan_to_num(99), expected.nan_to_num(99))
+    assert served("topk")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8], ids=str)
+@pytest.mark.parametrize("nan", [False, True])
+def test_elements_by_their_rank(dtype, nan, way, device):
+    x = values(dtype, 3, 151, device=device)
+    if dtype.is_floating_point:
+        x = x if nan else x.nan_to_num(1.0)
+        x[2] = float("nan") if nan else x[2]
+    for name, arguments in (("kthvalue", (7, 1)), ("kthvalue", (151, 1)), ("median", (1,)), ("nanmedian", (1,))):
+        expected = getattr(torch, name)(x, *arguments)
+        overload = name if name == "kthvalue" else f"{name}.dim"
+        with tritonite.use_gems(include=overload):
+            result = getattr(torch, name)(x, *arguments)
+        assert torch.equal(result.values.nan_to_num(99), expected.values.nan_to_num(99))
+        assert identical(result.values, x.gather(1, result.indices[:, None])[:, 0])
+        assert served(overload)
+    for name in ("median", "nanmedian"):
+        expected = getattr(torch, name)(x)
+        with tritonite.use_gems(include=f"{name}.default"):
+            assert torch.equal(getattr(torch, name)(x).nan_to_num(99), expected.nan_to_num(99))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool], ids=str)
+def test_the_most_frequent(dtype, way, device):
+    x = values(dtype, 3, 150, device=device)
+    x = x.nan_to_num(0) if dtype.is_floating_point else x
+    ordered = x.sort(1).values
+    count = (x[:, :, None] == x[:, None, :]).sum(2).amax(1)
+    with tritonite.use_gems(include="mode"):
+        result = torch.mode(x, 1)
+    assert torch.equal((x == result.values[:, None]).sum(1), count)
+    for row, value, most in zip(ordered, result.values, count, strict=True):
+        assert not any(int((row == other).sum()) == int(most) for other in row[row < value])
+    assert torch.equal(x.gather(1, result.indices[:, None])[:, 0], result.values) and served("mode")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int16, torch.int64], ids=str)
+@pytest.mark.parametrize("tests", [0, 5, 64, 65, 300])
+@pytest.mark.parametrize("invert", [False, True])
+def test_elements_are_among_others(dtype, tests, invert, way, device):
+    x, others = values(dtype, 5, 40, device=device), values(dtype, tests + 5, device=device)[:tests]
+    expected = ((x[..., None] == others).any(-1) != invert) if tests else torch.full_like(x, invert, dtype=torch.bool)
+    with tritonite.use_gems(include="isin*"):
+        assert torch.equal(torch.isin(x, others, invert=invert), expected)
+        assert torch.equal(torch.isin(x.t(), others, invert=invert), expected.t())
+        assert torch.isin(2, others).item() == bool((others == 2).any())
+        assert torch.equal(torch.isin(x, 2), x == 2)
+    assert served("isin.Tensor_Tensor") and served("isin.Scalar_Tensor") and served("isin.Tensor_Scalar")
+
+
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_data_decides_again_each_time(path, device):
+    """Recorded and replayed calls, and one in between whose data ATen refuses."""
+    bad = torch.tensor([1, -1, 2], device=device)
+    with calls_through(path), tritonite.use_gems(include=["_unique2", "bincount", "unique_dim"]):
+        for x in ([1, 1, 2], [3, 1, 2], None, [0, 0, 0]):
+            if x is None:
+                with pytest.raises(RuntimeError):
+                    torch.bincount(bad)
+                continue
+            given = torch.tensor(x, device=device)
+            assert torch.unique(given).tolist() == sorted(set(x))
+            assert torch.bincount(given).tolist() == [x.count(i) for i in range(max(x) + 1)]
+            rows = torch.unique(given[:, None].expand(3, 2).contiguous(), dim=0)
+            assert rows.tolist() == [[i, i] for i in sorted(set(x))]
+    for name in ("_unique2", "bincount", "unique_dim"):
+        counts = tritonite.stats()[name]
+        assert counts.launched + counts.replayed >= 3 and not counts.unrecordable
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_sorter_out_of_range_raises(wrong, path, device):
+    bounds, good = torch.tensor([3.0, 1.0, 2.0], device=device), torch.tensor([1, 2, 0], device=device)
+    bad = torch.tensor([1, 2, wrong], device=device)
+    with tritonite.use_gems(include="searchsorted*"):
+        for sorter in (good, bad, good, bad):
+            if sorter is bad:
+                with pytest.raises(RuntimeError):
+                    torch.searchsorted(bounds, bounds, sorter=sorter)
+            else:
+                assert torch.searchsorted(bounds, bounds, sorter=sorter).tolist() == [2, 0, 1]
+
+
+def test_a_range_that_is_not_finite_raises(path, device):
+    good, bad = torch.tensor([1.0, 3.0, 2.0], device=device), torch.tensor([1.0, float("inf"), 2.0], device=device)
+    with tritonite.use_gems(include="histc"):
+        for x in (good, bad, good, bad):
+            if x is bad:
+                with pytest.raises(RuntimeError):
+                    torch.histc(x, 4)
+            else:
+                assert torch.histc(x, 4).tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)
+def test_slices_in_order(dtype, monkeypatch, device):
+    """Of several rounds of merging."""
+    monkeypatch.setattr(lexicographic, "_RUNS", 4)
+    x = torch.randint(0, 2, (90, 3, 2), device=device).to(dtype)
+    for dim in (0, 1, 2):
+        expected = torch.unique(x, dim=dim, return_inverse=True, return_counts=True)
+        with tritonite.use_gems(include="unique_dim"):
+            result = torch.unique(x, dim=dim, return_inverse=True, return_counts=True)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert served("unique_dim")
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_unique_elements(inverse, way, device):
+    for x in (torch.randint(0, 50, (4, 70), device=device), torch.randn(280, device=device).round()):
+        expected = torch.unique(x, return_inverse=inverse, return_counts=True)
+        with tritonite.use_gems(include="_unique2"):
+            result = torch.unique(x, return_inverse=inverse, return_counts=True)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert served("_unique2")
+
+
+def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
+    import dataclasses
+
+    record = dataclasses.replace(devices.current, interpreted=False, forward_progress=False)
+    monkeypatch.setattr(devices, "current", record)
+    with pytest.raises(tritonite.errors.Decline):
+        radix.check_length(5000)
+    monkeypatch.setattr(devices, "current", dataclasses.replace(record, forward_progress=True))
+    radix.check_length(5000)

@@ -1,0 +1,247 @@
+"""Elements of long rows by their rank: digit by digit, the first digit first, until one key is left.
+
+Each pass counts the next digit of the elements that have all digits found so far. What a digit is follows from the
+counts of the pass before, which every program adds up for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.dispatch.call import empty, zeros
+from tritonite.engine.sorting.block import BY_RANK, wanted_rank
+from tritonite.engine.sorting.keys import Keys, Rows, digit_of, from_zero, ordered, with_sign, words
+from tritonite.engine.sorting.radix import _COUNTER, _DIGITS, check_length, counted_before, leave_word
+from tritonite.language.places import strided_offset
+from tritonite.launch import libentry
+
+_BLOCK = 2048
+_COUNTED = 4
+_CLASSES = tl.constexpr(2)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "blocks"])
+def _count_nans(
+    nans, words, shape, strides, step, n, blocks, KEYS: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program counts what is nan in its block."""
+    row = (tl.program_id(0) // blocks).to(INDEX)
+    place = (tl.program_id(0) % blocks).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + strided_offset(row, shape, strides) + place * step, mask=place < n, other=0)
+    nan = ordered(word, KEYS) == 2 ** (KEYS.bits - 1) - 1
+    tl.atomic_add(nans + row, tl.sum(nan.to(tl.int32), axis=0), sem="relaxed")
+
+
+@triton.jit
+def _narrowed(counts, state, row):
+    """(digits, rank): the next digit added to those found, and the rank among the elements that have them all."""
+    digits = tl.arange(0, _DIGITS)
+    count = tl.load(counts + row * _DIGITS + digits)
+    found, rank = tl.load(state + row * 2), tl.load(state + row * 2 + 1)
+    digit = tl.sum((tl.cumsum(count, axis=0) <= rank).to(tl.int32), axis=0)
+    below = tl.sum(tl.where(digits < digit, count, 0), axis=0)
+    return (found << 8) | digit, rank - below
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "blocks", "rank"])
+def _count_digit(
+    counts,
+    state,
+    counts_before,
+    state_before,
+    nans,
+    words,
+    shape,
+    strides,
+    step,
+    n,
+    blocks,
+    rank,
+    FIRST: tl.constexpr,
+    SHIFT: tl.constexpr,
+    COUNTED: tl.constexpr,
+    MODE: tl.constexpr,
+    KEYS: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program counts a digit in COUNTED blocks, of elements that have the digits found before."""
+    row = (tl.program_id(0) // blocks).to(INDEX)
+    part = tl.program_id(0) % blocks
+    if FIRST:
+        found = tl.zeros((), tl.int64)
+        left = wanted_rank(n, tl.load(nans + row), rank, MODE).to(tl.int64)
+    else:
+        found, left = _narrowed(counts_before, state_before, row)
+    if part == 0:
+        tl.store(state + row * 2, found)
+        tl.store(state + row * 2 + 1, left)
+    source = words + strided_offset(row, shape, strides)
+    here = tl.zeros((_DIGITS,), tl.int32)
+    for j in range(COUNTED):
+        place = part.to(INDEX) * (BLOCK * COUNTED) + j * BLOCK + tl.arange(0, BLOCK)
+        mask = place < n
+        key = ordered(tl.load(source + place * step, mask=mask, other=0), KEYS)
+        if not FIRST:
+            leading = (from_zero(key, KEYS) >> (SHIFT + 8)) & (2 ** (KEYS.bits - SHIFT - 8) - 1)
+            mask = mask & (leading == found)
+        here += tl.histogram(digit_of(key, SHIFT, KEYS), _DIGITS, mask=mask)
+    tl.atomic_add(counts + row * _DIGITS + tl.arange(0, _DIGITS), here, mask=here > 0, sem="relaxed")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "blocks"])
+def _find(
+    found,
+    counts,
+    state,
+    words,
+    shape,
+    strides,
+    step,
+    n,
+    blocks,
+    KEYS: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program looks for the key of its row in its block; of its first place, n less that is left."""
+    row = (tl.program_id(0) // blocks).to(INDEX)
+    place = (tl.program_id(0) % blocks).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    digits, _ = _narrowed(counts, state, row)
+    word = tl.load(words + strided_offset(row, shape, strides) + place * step, mask=place < n, other=0)
+    same = (ordered(word, KEYS).to(tl.int64) == with_sign(digits, KEYS)) & (place < n)
+    first = tl.max(tl.where(same, n - place, 0), axis=0)
+    if first > 0:
+        tl.atomic_max(found + row, first.to(tl.int32), sem="relaxed")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n"])
+def _write_found(
+    values, indices, found, words, shape, strides, step, n_rows, n, INDEX: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    place = (n - tl.load(found + row, mask=mask, other=1)).to(INDEX)
+    word = tl.load(words + strided_offset(row, shape, strides[0]) + place * step, mask=mask, other=0)
+    tl.store(values + strided_offset(row, shape, strides[1]), word, mask=mask)
+    if len(indices) > 0:
+        tl.store(indices[0] + strided_offset(row, shape, strides[2]), place.to(tl.int64), mask=mask)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "blocks", "k"])
+def _take_smallest(
+    values,
+    indices,
+    counts,
+    state,
+    scratch,
+    words,
+    shape,
+    strides,
+    steps,
+    n,
+    blocks,
+    k,
+    COUNTER: tl.constexpr,
+    CLASSES: tl.constexpr,
+    KEYS: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program moves what is smaller than the k-th key of its row, and behind that what is equal, as far as k goes."""
+    ticket = tl.atomic_add(scratch, 1, sem="relaxed")
+    row, block = (ticket // blocks).to(INDEX), ticket % blocks
+    place = (block * BLOCK + tl.arange(0, BLOCK)).to(INDEX)
+    digits, rank = _narrowed(counts, state, row)
+    word = tl.load(words + strided_offset(row, shape, strides[0]) + place * steps[0], mask=place < n, other=0)
+    key, last = ordered(word, KEYS).to(tl.int64), with_sign(digits, KEYS)
+    smaller, equal = (key < last) & (place < n), (key == last) & (place < n)
+    n_smaller, n_equal = tl.sum(smaller.to(tl.int32), axis=0), tl.sum(equal.to(tl.int32), axis=0)
+    classes = tl.arange(0, CLASSES)
+    own = tl.where(classes == 0, n_smaller, n_equal)
+    leave_word(scratch + COUNTER + row * blocks * CLASSES, block, own)
+    before = counted_before(scratch + COUNTER + row * blocks * CLASSES, block, own)
+    first = tl.sum(tl.where(classes == 0, before, 0), axis=0) + tl.cumsum(smaller.to(tl.int32), axis=0) - 1
+    behind = tl.sum(tl.where(classes == 1, before, 0), axis=0) + tl.cumsum(equal.to(tl.int32), axis=0) - 1
+    target = tl.where(smaller, first.to(tl.int64), behind.to(tl.int64) + (k - 1 - rank)).to(INDEX)
+    mask = (smaller | equal) & (target < k)
+    tl.store(values + strided_offset(row, shape, strides[1]) + target * steps[1], word, mask=mask)
+    pointers = indices + strided_offset(row, shape, strides[2]) + target * steps[2]
+    tl.store(pointers, place.to(indices.dtype.element_ty), mask=mask)
+
+
+def _ranked(x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys) -> tuple[Any, Any, Rows, int, int]:
+    """(counts of the last digit, what is known before it, rows of x, how many, blocks of each)."""
+    n = x.shape[dim]
+    check_length(n)
+    rows = Rows((x,), dim)
+    n_rows, blocks = math.prod(x.shape) // n, -(-n // _BLOCK)
+    facts = {"KEYS": keys, "INDEX": rows.index, "BLOCK": _BLOCK, "num_warps": 8}
+    space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
+    size = n_rows * _DIGITS.value
+    scratch = zeros((keys.passes * size + n_rows,), torch.int32, x.device)
+    nans = scratch[keys.passes * size :]
+    state = empty((keys.passes, n_rows, 2), torch.int64, x.device)
+    if mode != BY_RANK and keys.infinity:
+        _count_nans[(n_rows * blocks,)](nans, *space, blocks, **facts)
+    parts = -(-blocks // _COUNTED)
+    for i in range(keys.passes):
+        counts, before = scratch[i * size :], scratch[max(i - 1, 0) * size :]
+        _count_digit[(n_rows * parts,)](
+            *(counts, state[i], before, state[max(i - 1, 0)], nans, *space, parts, rank),
+            FIRST=i == 0,
+            SHIFT=keys.bits - 8 * (i + 1),
+            COUNTED=_COUNTED,
+            MODE=mode,
+            **facts,
+        )
+    return counts, state[keys.passes - 1], rows, n_rows, blocks
+
+
+def select_long_rows(
+    x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None
+) -> None:
+    """Select of rows of any length; results have size 1 along the dimension."""
+    keys = Keys.of(x.dtype)
+    counts, state, rows, n_rows, blocks = _ranked(x, dim, rank, mode, keys)
+    n = x.shape[dim]
+    found = zeros((n_rows,), torch.int32, x.device)
+    space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
+    _find[(n_rows * blocks,)](
+        *(found, counts, state, *space, blocks), KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=8
+    )
+    rows = Rows((x, values, values if indices is None else indices), dim)
+    _write_found[(-(-n_rows // 128),)](
+        words(values),
+        () if indices is None else (indices,),
+        *(found, words(x), rows.shape, rows.strides, rows.steps[0], n_rows, n),
+        INDEX=rows.index,
+        BLOCK=128,
+    )
+
+
+def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor) -> None:
+    """The k elements of each row whose keys are smallest, those of equals that come first, in no order of the keys."""
+    counts, state, _, n_rows, blocks = _ranked(x, dim, k - 1, BY_RANK, keys)
+    rows = Rows((x, values, indices), dim)
+    scratch = zeros((_COUNTER + n_rows * blocks * _CLASSES.value,), torch.int32, x.device)
+    _take_smallest[(n_rows * blocks,)](
+        *(words(values), indices, counts, state, scratch, words(x)),
+        *(rows.shape, rows.strides, rows.steps, x.shape[dim], blocks, k),
+        COUNTER=_COUNTER,
+        CLASSES=_CLASSES.value,
+        KEYS=keys,
+        INDEX=rows.index,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )

@@ -1,0 +1,129 @@
+"""Where elements belong in what is sorted, and whether they are among others."""
+
+import torch
+
+from tritonite.catalog import operator
+from tritonite.dispatch.call import empty, number_type, read
+from tritonite.dtypes import NUMBERS, common_dtype, opmath
+from tritonite.engine.movement import fill
+from tritonite.engine.rows.declare import outputs
+from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_sorted, check_sorter, search
+from tritonite.errors import Decline
+from tritonite.ops.sorting import sort_into
+
+
+def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
+    """Decline where a number on the device is negative, for which the host waits."""
+    (checked,) = read(flag)
+    if checked.value < 0:
+        raise Decline(reason, lasting=False)
+    # A call that is repeated raises here.
+    empty((checked,), torch.uint8, flag.device)
+
+
+def promoted(*values):
+    """The dtype that tensors and numbers are compared in. Declines complex numbers."""
+    if any(number_type(value) is complex for value in values):
+        raise Decline("a complex number")
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return common_dtype(
+        tuple(tensor.dtype for tensor in tensors if tensor.dim()),
+        tuple(tensor.dtype for tensor in tensors if not tensor.dim()),
+        tuple(number_type(value) for value in values if not isinstance(value, torch.Tensor)),
+        torch.get_default_dtype(),
+    )
+
+
+def as_tensor(number, dtype, device):
+    """A tensor without dimensions. Declines a number that the dtype does not hold."""
+    result = empty((), dtype, device)
+    fill(result, number)
+    return result
+
+
+def _searched(bounds, values, out_int32, right, side, sorter, outs):
+    if side is not None and (side not in ("left", "right") or (right and side == "left")):
+        raise Decline("a side that there is not, or two")
+    number = not isinstance(values, torch.Tensor)
+    inputs = [bounds, *([] if number else [values]), *([] if sorter is None else [sorter])]
+    shape = () if number else values.shape
+    (out,) = outputs(inputs, [shape], [torch.int32 if out_int32 else torch.int64], outs, accepts=NUMBERS)
+    if not bounds.dim() or (bounds.dim() > 1 and tuple(bounds.shape[:-1]) != tuple(shape[:-1])):
+        raise Decline("bounds of other rows")
+    if bounds.dim() > 1 and len(shape) != bounds.dim():
+        raise Decline("bounds of another number of dimensions")
+    if sorter is not None and (sorter.dtype is not torch.int64 or sorter.shape != bounds.shape):
+        raise Decline("a sorter of another shape or dtype")
+    dtype = promoted(bounds, values)
+    if not out.is_contiguous():
+        raise Decline("an output that is not contiguous")
+    if number:
+        values = as_tensor(values, dtype, bounds.device)
+    if sorter is not None:
+        sorter = sorter.contiguous()
+        if not sorter.numel():
+            raise Decline("a sorter of no elements")
+        refuse_if_negative(check_sorter(sorter), "a sorter that is out of range")
+    search(values.to(dtype), bounds.to(dtype).contiguous(), sorter, side == "right" or bool(right), out)
+    return (out,)
+
+
+@operator("searchsorted", accepts=NUMBERS)
+def searchsorted(sorted_sequence, self, out_int32=False, right=False, side=None, sorter=None, outs=()):
+    """By binary search, each element for itself."""
+    return _searched(sorted_sequence, self, out_int32, right, side, sorter, outs)
+
+
+@operator("bucketize", accepts=NUMBERS)
+def bucketize(self, boundaries, out_int32=False, right=False, outs=()):
+    if boundaries.dim() != 1:
+        raise Decline("boundaries that are no vector")
+    return _searched(boundaries, self, out_int32, right, None, None, outs)
+
+
+def _isin(elements, tests, invert, outs):
+    """By comparisons, by a table of all elements that there are, or by a search in the tests, sorted."""
+    given = [value for value in (elements, tests) if isinstance(value, torch.Tensor)]
+    shape = elements.shape if isinstance(elements, torch.Tensor) else ()
+    outs = outputs(given, [shape], [torch.bool], outs, accepts=NUMBERS)
+    if any(number_type(value) is bool for value in (elements, tests)):
+        raise Decline("a bool, which ATen refuses")
+    dtype = promoted(elements, tests)
+    device = given[0].device
+    (x, others) = (
+        value if isinstance(value, torch.Tensor) else as_tensor(value, dtype, device) for value in (elements, tests)
+    )
+    (out,) = outs
+    if not out.is_contiguous():
+        raise Decline("an output that is not contiguous")
+    if not out.numel():
+        return outs
+    compute = opmath(dtype)
+    if others.numel() <= FEW:
+        among_few(x.to(dtype), others.to(dtype).reshape(-1), invert, compute, out)
+    elif dtype in TABLES:
+        among_all(x.to(dtype), others.to(dtype), invert, out)
+    else:
+        others = others.to(dtype).reshape(-1)
+        ordered = empty(others.shape, dtype, device)
+        sort_into(others, 0, False, ordered, None)
+        among_sorted(x.to(dtype), ordered, invert, compute, out)
+    return outs
+
+
+@operator("isin", accepts=NUMBERS)
+def isin(elements, test_elements, assume_unique=False, invert=False, outs=()):
+    """Whether elements are among others. Nothing is gained by their being unique."""
+    return _isin(elements, test_elements, invert, outs)
+
+
+@operator("isin", accepts=NUMBERS)
+def isin_number(elements, test_element, assume_unique=False, invert=False, outs=()):
+    """Whether elements are a number."""
+    return _isin(elements, test_element, invert, outs)
+
+
+@operator("isin", accepts=NUMBERS)
+def number_isin(element, test_elements, assume_unique=False, invert=False, outs=()):
+    """Whether a number is among elements."""
+    return _isin(element, test_elements, invert, outs)

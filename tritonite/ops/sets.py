@@ -1,0 +1,118 @@
+"""What is left of elements, or of slices, when each is there once: by sorting, and by comparing neighbours.
+
+How much that is decides the size of the results, for which the host waits once.
+"""
+
+import torch
+
+from tritonite.catalog import exclude, operator
+from tritonite.dispatch.call import empty, empty_strided
+from tritonite.dtypes import ALL
+from tritonite.engine.iteration import contiguous_strides
+from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
+from tritonite.engine.sorting.runs import Runs
+from tritonite.errors import Decline
+from tritonite.ops.sorting import sort_into
+
+for _name in ("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
+    exclude(f"{_name}.out", "ATen makes it of the overload without outputs, which has a kernel, and resizes them")
+
+
+def _nothing(self):
+    return empty((0,), torch.int64, self.device)
+
+
+def _unique(self, inverse, counts):
+    """(values, the place of each element's among them, how often each is there), all by one sort."""
+    outputs((self,), [], [], ())
+    if not self.numel():
+        return empty((0,), self.dtype, self.device), _inverse(self) if inverse else _nothing(self), _nothing(self)
+    x = self.reshape(-1)
+    ordered = empty(x.shape, x.dtype, x.device)
+    order = empty(x.shape, torch.int64, x.device) if inverse else None
+    sort_into(x, 0, False, ordered, order)
+    return _of_runs(self, ordered, order, inverse, counts)
+
+
+def _inverse(self):
+    return empty(self.shape, torch.int64, self.device)
+
+
+def _of_runs(self, x, order, inverse, counts):
+    """What is left of a vector whose equals are next to each other."""
+    runs = Runs.of(x)
+    values = empty((runs.count,), x.dtype, x.device)
+    runs.found.move(values, x, x.stride(), gathers=True)
+    places, lengths = _nothing(self), _nothing(self)
+    if inverse:
+        places = _inverse(self)
+        runs.found.write_ranks(places, order)
+    if counts:
+        lengths = runs.lengths(runs.starts())
+    return values, places, lengths
+
+
+@operator("_unique2", accepts=ALL)
+def unique2(self, sorted=True, return_inverse=False, return_counts=False, outs=()):
+    """In order, whether that is asked for or not."""
+    return _unique(self, return_inverse, return_counts)
+
+
+@operator("_unique", accepts=ALL)
+def unique(self, sorted=True, return_inverse=False, outs=()):
+    return _unique(self, return_inverse, False)[:2]
+
+
+def _unique_slices(self, dim, sorts, inverse, counts):
+    """The same of slices along a dimension, each a row of a matrix."""
+    outputs((self,), [], [], ())
+    if not self.dim():
+        raise Decline("no dimension")
+    (dim,) = dimensions(dim, self.dim())
+    others = (*self.shape[:dim], *self.shape[dim + 1 :])
+    if not self.numel():
+        raise Decline("slices of no elements, or none")
+    n = self.shape[dim]
+    x = self.movedim(dim, 0).reshape(n, -1).contiguous()
+    order = order_of(x) if sorts else None
+    runs = Runs(differences(x, order))
+    starts = runs.starts()
+    kept = starts
+    if order is not None:
+        kept = empty((runs.count,), torch.int64, self.device)
+        runs.found.move(kept, order, (1,), gathers=True)
+    own = contiguous_strides((1, *others))
+    strides = (*own[1 : dim + 1], own[0], *own[dim + 1 :])
+    values = empty_strided((*self.shape[:dim], runs.count, *self.shape[dim + 1 :]), strides, self.dtype, self.device)
+    take_rows(values, x, kept, runs.count)
+    # ATen's kernels for CPUs give both, asked for or not.
+    always = self.device.type == "cpu"
+    places, lengths = _nothing(self), _nothing(self)
+    if inverse or always:
+        places = empty((n,), torch.int64, self.device)
+        runs.found.write_ranks(places, order)
+    if counts or always:
+        lengths = runs.lengths(starts)
+    return values, places, lengths
+
+
+@operator("unique_dim", accepts=ALL)
+def unique_dim(self, dim, sorted=True, return_inverse=False, return_counts=False, outs=()):
+    return _unique_slices(self, dim, True, return_inverse, return_counts)
+
+
+@operator("unique_dim_consecutive", accepts=ALL)
+def unique_dim_consecutive(self, dim, return_inverse=False, return_counts=False, outs=()):
+    return _unique_slices(self, dim, False, return_inverse, return_counts)
+
+
+@operator("unique_consecutive", accepts=ALL)
+def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None, outs=()):
+    if dim is not None and not (self.dim() == 1 and dim == 0):
+        return _unique_slices(self, dim, False, return_inverse, return_counts)
+    outputs((self,), [], [], ())
+    if not self.numel():
+        nothing = empty((0,), self.dtype, self.device), _inverse(self) if return_inverse else _nothing(self)
+        return (*nothing, _nothing(self))
+    return _of_runs(self, self.reshape(-1), None, return_inverse, return_counts)

@@ -1,0 +1,50 @@
+"""Searching, in what is sorted or among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonite.catalog import Op
+from tritonite.testing.samples import facts
+
+
+@facts.arguments("isin")
+def _any(tensors: facts.Tensors) -> dict[str, Any]:
+    """What ATen says of elements that are equal though they are said not to be depends on its order."""
+    return {"assume_unique": False}
+
+
+@facts.arguments("searchsorted")
+def _unaided(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"side": None, "sorter": None}
+
+
+@facts.operands("searchsorted", "bucketize")
+def _in_order(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """Bounds in rows, of a tensor of the same rows, or a vector of them."""
+    x = tensors[0]
+    vector = x.flatten().sort().values
+    if op.packet == "bucketize":
+        return [tensors[1], vector] if "self" in _tensors_of(op) else [vector]
+    if "self" not in _tensors_of(op) or not x.dim():
+        return [vector, x][: len(_tensors_of(op))]
+    return [x.sort(-1).values, tensors[1].expand(x.shape)]
+
+
+def _tensors_of(op: Op) -> list[str]:
+    return [name for name, takes in zip(op.names, op.takes_tensors, strict=False) if takes and name != "sorter"]
+
+
+@facts.drawn("isin")
+def _not_unique(arguments: dict[str, Any]) -> dict[str, Any]:
+    return arguments | {"assume_unique": False}
+
+
+@facts.drawn("searchsorted", "bucketize")
+def _sorted(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What is not sorted has no answer: ATen's search and ours may meet other elements."""
+    name = "sorted_sequence" if "sorted_sequence" in arguments else "boundaries"
+    bounds = arguments[name]
+    if not facts.real(bounds) or not bounds.dim() or arguments.get("sorter") is not None:
+        return arguments
+    return arguments | {name: bounds.sort(-1).values}

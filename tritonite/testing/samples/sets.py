@@ -1,0 +1,36 @@
+"""What is there once: of elements of which many are equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonite.testing.samples import facts
+
+_SETS = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
+# ATen's comparisons of nan depend on the order in which its sort meets them.
+facts.NAN_UNDEFINED |= set(_SETS)
+# Which of equal zeros stays is ATen's choice.
+facts.ZERO_SIGN_OF_ROUNDOFF |= set(_SETS)
+
+
+@facts.arguments(*_SETS)
+def _equals(tensors: facts.Tensors) -> dict[str, Any]:
+    """In place, for the layout's sake."""
+    x = tensors[0]
+    if x.is_floating_point() and x.numel():
+        x.copy_(x.round())
+    return {"self": x}
+
+
+@facts.drawn(*_SETS)
+def _numbers(arguments: dict[str, Any]) -> dict[str, Any]:
+    x = arguments["self"]
+    return arguments | {"self": x.nan_to_num(0.0)} if facts.real(x) and x.is_floating_point() else arguments
+
+
+facts.may_decline(
+    ("unique_dim*", "unique_consecutive*"),
+    ("empty*", "zero_dim*"),
+    "slices of no elements, or none",
+    "ATen refuses some of them, and there is nothing to compute of the others",
+)

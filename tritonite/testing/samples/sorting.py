@@ -1,0 +1,113 @@
+"""Sorting, and elements by their rank: of several equals ATen takes any, so that what indices point at is compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite import dtypes
+from tritonite.engine.sorting.keys import words
+from tritonite.testing.samples import facts
+
+# Which of equal zeros has a rank is ATen's choice.
+facts.ZERO_SIGN_OF_ROUNDOFF |= {"topk", "kthvalue", "median", "nanmedian", "mode"}
+
+
+@facts.arguments("sort")
+def _stable(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"stable": True}
+
+
+@facts.arguments("topk", "kthvalue")
+def _few(tensors: facts.Tensors) -> dict[str, Any] | None:
+    """Along the last dimension, in order, which all of ATen's kernels have alike."""
+    x = tensors[0]
+    return {"k": min(3, x.shape[-1] if x.dim() else 1), "sorted": True}
+
+
+def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
+    """The elements that indices point at, of which there are as many dimensions or one less."""
+    if not x.dim() or not x.numel():
+        return x.expand(indices.shape) if not x.dim() else indices
+    if x.dtype in dtypes.UNSIGNED:
+        x = words(x)
+    whole = indices if indices.dim() == x.dim() else indices.unsqueeze(dim)
+    return x.gather(dim, whole.clamp(0, x.shape[dim] - 1)).reshape(indices.shape)
+
+
+@facts.drawn("median", "nanmedian")
+def _apart(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen's kernel for CPUs gives other elements of a tensor that repeats along the dimension."""
+    x = arguments["self"]
+    return arguments | {"self": x.contiguous()} if 0 in x.stride() else arguments
+
+
+@facts.chosen("kthvalue")
+def _of_kthvalue(
+    self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
+) -> list[torch.Tensor]:
+    return _of_one(self, dim, keepdim, results=results)
+
+
+@facts.chosen("median", "nanmedian", "mode")
+def _of_one(
+    self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
+) -> list[torch.Tensor]:
+    """Values, what indices point at, and the indices' dtype, shape and layout."""
+    if len(results) < 2:
+        return results
+    values, indices = results
+    return [values, _pointed_at(self, indices, -1 if dim is None else dim), torch.zeros_like(indices)]
+
+
+@facts.chosen("topk")
+def _of_topk(
+    self: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    *,
+    results: list[torch.Tensor],
+    **_: Any,
+) -> list[torch.Tensor]:
+    """The same; in order where ATen has none."""
+    values, indices = results
+    pointed = _pointed_at(self, indices, dim)
+    if not sorted:
+        values, pointed = (x.sort(dim).values if x.dim() else x for x in (values, pointed))
+    return [values, pointed, torch.zeros_like(indices)]
+
+
+@facts.chosen("sort")
+def _of_sort(
+    self: torch.Tensor,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool | None = None,
+    *,
+    results: list[torch.Tensor],
+    **_: Any,
+) -> list[torch.Tensor]:
+    """The same, unless the order of equals was asked for."""
+    if stable or len(results) < 2:
+        # Of the functions that give the values or the indices alone.
+        return results
+    values, indices = results
+    return [values, _pointed_at(self, indices, dim), torch.zeros_like(indices)]
+
+
+facts.may_decline(
+    ("median", "nanmedian", "median.out", "nanmedian.out"),
+    ("empty",),
+    "no integers, whose median nan would be",
+    "no rule says what integer becomes of ATen's nan",
+    dtypes=dtypes.INTS,
+)
+facts.may_decline(
+    ("msort",),
+    ("out=",),
+    "sort.values*: output has another shape or dtype",
+    "ATen hands on indices that it has not sized yet",
+)
