@@ -93,10 +93,10 @@ def test_explain_follows_a_function_of_ones_own(device):
 
 
 def test_explain_says_where_there_is_no_kernel(device):
-    x = torch.randn(4, device=device)
-    assert tritonite.explain("sort", x) == "sort(float32[4])\npath       ATen: no kernel"
-    assert "ATen: no kernel" in tritonite.explain("histc", x)
-    assert "views alone" in tritonite.explain("view", x, [2, 2])
+    x = torch.randn(2, 2, device=device)
+    assert tritonite.explain("geqrf", x) == "geqrf(float32[2, 2])\npath       ATen: no kernel"
+    assert "ATen: no kernel" in tritonite.explain("linalg_qr", x)
+    assert "views alone" in tritonite.explain("view", x, [4])
 
 
 @pytest.mark.parametrize(("name", "other"), [("add.Tensor", 1), ("add", 1), ("softmax", 0)])
