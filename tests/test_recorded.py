@@ -72,10 +72,12 @@ def test_a_call_is_recorded_and_replayed(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_is_explained(name):
     op = tritonite.overloads()[name]
-    for sample, template, _ in _runs(op):
+    for sample, template, expected in _runs(op):
+        if not any(each.numel() for each in pytree.tree_leaves(expected) if isinstance(each, torch.Tensor)):
+            continue
         outs = template if isinstance(template, tuple) else (template,)
         text = tritonite.explain(name, *sample.args, **sample.kwargs, **dict(zip(op.out_names, outs, strict=False)))
         if "path       ATen" not in text:
-            assert "kernel     " in text or "result is empty" in text
+            assert "kernel     " in text
             return
     pytest.fail("no sample is served")

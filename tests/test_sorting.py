@@ -33,7 +33,9 @@ def values(dtype, *shape, device):
         flat[::11], flat[1::13], flat[2::13], flat[3], flat[4] = float("nan"), -0.0, 0.0, float("inf"), -float("inf")
     elif not dtype.is_signed:
         x = x.abs()
-    return x.to(device, dtype)
+    x = x.to(device, dtype)
+    # Of bfloat16 with a sign ATen's kernels for GPUs have nan first, and on CPUs conversions give it one.
+    return x.masked_fill_(x.isnan(), float("nan")) if dtype.is_floating_point else x
 
 
 def identical(a, b):
@@ -52,6 +54,8 @@ def served(name):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("descending", [False, True])
 def test_rows_are_sorted_stably(dtype, descending, way, device):
+    if dtype is torch.uint16 and device == "cuda":
+        pytest.skip("ATen refuses it on GPUs, and so it declines")
     for shape, dim in (((3, 150), 1), ((2, 70, 2), 1)):
         x = values(dtype, *shape, device=device)
         expected = torch.sort(x, dim=dim, descending=descending, stable=True)

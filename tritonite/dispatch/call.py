@@ -381,7 +381,8 @@ def random_state(
     `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline for another device's
     generator, and while a CUDA graph is captured, whose replays would repeat the numbers.
     """
-    if generator is not None and generator.device != device:
+    # One that was made for "cuda" has no index.
+    if generator is not None and generator.device not in (device, torch.device(device.type)):
         raise Decline(f"a generator of device {generator.device}")
     if device.type == "cpu":
         source = torch.default_generator if generator is None else generator

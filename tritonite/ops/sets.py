@@ -84,10 +84,13 @@ def _unique_slices(self, dim, sorts, inverse, counts):
         runs.found.move(kept, order, (1,), gathers=True)
     own = contiguous_strides((1, *others))
     strides = (*own[1 : dim + 1], own[0], *own[dim + 1 :])
-    values = empty_strided((*self.shape[:dim], runs.count, *self.shape[dim + 1 :]), strides, self.dtype, self.device)
+    shape = (*self.shape[:dim], runs.count, *self.shape[dim + 1 :])
+    values = empty_strided(shape, strides, self.dtype, self.device)
     take_rows(values, x, kept, runs.count)
-    # ATen's kernels for CPUs give both, asked for or not.
+    # ATen's kernels for CPUs give both, asked for or not, and leave slices where they lie as rows.
     always = self.device.type == "cpu"
+    if dim and not always:
+        values = values.contiguous()
     places, lengths = _nothing(self), _nothing(self)
     if inverse or always:
         places = empty((n,), torch.int64, self.device)

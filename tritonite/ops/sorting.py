@@ -50,6 +50,8 @@ def sort_into(
 @operator("sort", accepts=_SORTED)
 def sort(self, dim=-1, descending=False, stable=None, outs=()):
     """Stably, whether that is asked for or not. Fresh results are laid out as the tensor is."""
+    if self.dtype in UNSIGNED and self.device.type != "cpu":
+        raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
     dim = only_dimension(dim, self.dim())
     if outs:
         outs = outputs((self,), [self.shape] * 2, [self.dtype, torch.int64], outs, accepts=_SORTED)

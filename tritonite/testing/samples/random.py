@@ -13,7 +13,13 @@ from tritonite.testing.samples import facts
 _DETERMINISTIC = {"_masked_scale", "rrelu_with_noise_backward"}
 facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "random"} - _DETERMINISTIC
 
-facts.TENSORS["p"] = lambda tensor: (tensor.float().abs() % 1).to(facts.floating(tensor.dtype))
+
+def _probability(tensor: torch.Tensor) -> torch.Tensor:
+    """Beyond those ATen's kernels for GPUs end the process."""
+    return (tensor.abs() % 1).nan_to_num(0.5)
+
+
+facts.TENSORS["p"] = lambda tensor: _probability(tensor.float()).to(facts.floating(tensor.dtype))
 
 
 @facts.arguments("uniform", "normal", "normal_functional", "log_normal", "exponential", "cauchy", "bernoulli", "randn")
@@ -44,7 +50,7 @@ def _slopes(tensors: facts.Tensors) -> dict[str, Any]:
 def _probabilities(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
     """Where they are in the place of the first tensor."""
     if op.overload in ("bernoulli", "bernoulli.out") and tensors[0].is_floating_point():
-        return [tensor.abs() % 1 for tensor in tensors]
+        return [_probability(tensor) for tensor in tensors]
     return tensors
 
 
@@ -54,9 +60,15 @@ def _of_the_outputs_size(op: Op, tensors: facts.Tensors, choice: Any) -> facts.T
     return None if op.out_names and tensors[0].device.type == "cpu" else tensors
 
 
-@facts.operands("_masked_scale")
-def _mask(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
-    return [tensors[0], (tensors[0] > 0).to(torch.uint8)]
+@facts.operands("rrelu_with_noise_functional")
+def _noise_of_this_shape(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """Of another shape ATen's kernel for GPUs reads beyond it."""
+    return tensors if tensors[0].shape == tensors[1].shape else None
+
+
+@facts.arguments("_masked_scale")
+def _mask(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"self": tensors[0], "mask": (tensors[0] > 0).to(torch.uint8), "scale": 1.25}
 
 
 facts.may_decline(

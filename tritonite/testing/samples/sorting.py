@@ -50,7 +50,20 @@ def _of_kthvalue(
     return _of_one(self, dim, keepdim, results=results)
 
 
-@facts.chosen("median", "nanmedian", "mode")
+@facts.chosen("mode")
+def _of_mode(
+    self: torch.Tensor, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
+) -> list[torch.Tensor]:
+    """Of several that are as frequent ATen takes the smallest on CPUs, and any on GPUs: how many there are of it."""
+    values, pointed, indices = _of_one(self, dim, keepdim, results=results)
+    if self.device.type == "cpu" or not self.dim() or not self.numel():
+        return [values, pointed, indices]
+    whole = values if keepdim else values.unsqueeze(dim)
+    count = ((self == whole) | ((self != self) & (whole != whole))).sum(dim, keepdim=keepdim)
+    return [torch.empty_like(values, dtype=torch.int64).copy_(count), (pointed != values) & (values == values), indices]
+
+
+@facts.chosen("median", "nanmedian")
 def _of_one(
     self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
@@ -90,12 +103,20 @@ def _of_sort(
     results: list[torch.Tensor],
     **_: Any,
 ) -> list[torch.Tensor]:
-    """The same, unless the order of equals was asked for."""
-    if stable or len(results) < 2:
-        # Of the functions that give the values or the indices alone.
+    """The same, unless the order of equals was asked for. `msort` gives the values alone, `argsort` the indices."""
+    *values, indices = results
+    if stable or (not values and not _are_places(indices, dim)):
         return results
-    values, indices = results
-    return [values, _pointed_at(self, indices, dim), torch.zeros_like(indices)]
+    return [*values, _pointed_at(self, indices, dim), torch.zeros_like(indices)]
+
+
+def _are_places(x: torch.Tensor, dim: int) -> bool:
+    """Whether each place along a dimension stands there once."""
+    if x.dtype is not torch.int64 or not x.dim():
+        return False
+    return torch.equal(
+        x.movedim(dim, -1).sort(-1).values, torch.arange(x.shape[dim], device=x.device).expand_as(x.movedim(dim, -1))
+    )
 
 
 facts.may_decline(
