@@ -62,4 +62,4 @@ def test_most_of_what_core_aten_computes_is_served():
     assert core >= _NO_COMPUTE
     computing = core - _NO_COMPUTE
     served = computing & tritonite.overloads().keys()
-    assert len(computing) <= 171 and len(served) >= 145, sorted(computing - served)
+    assert len(computing) <= 171 and len(served) >= 150, sorted(computing - served)
