@@ -233,23 +233,44 @@ def test_drawn(monkeypatch, seed):
     sequences.check(window=draw.choice((None, None, 1, 30)), softcap=draw.choice((None, None, 5.0)))
 
 
-def test_blocks_and_lengths_out_of_range_stop_the_program():
-    sequences = Sequences([70, 31])
-    for place, wrong in (((0, 1), 1000), ((1, 0), -1)):
-        table = sequences.table.clone()
-        table[place] = wrong
-        query, key, value, _, lengths = sequences.operands
-        with pytest.raises(Unsupported, match="caches do not have"):
-            fused.paged_attention(query, key, value, table, lengths)
-    with pytest.raises(Unsupported, match="room for"):
-        fused.paged_attention(query, key, value, sequences.table, lengths + 1000)
-    starts = torch.tensor([0, 5, 2], dtype=torch.int32, device=tritonite.device)
-    with pytest.raises(Unsupported, match="ascend"):
-        fused.paged_attention(query, key, value, sequences.table, lengths, cu_seqlens=starts)
-    for first in (1, 50):
-        starts = torch.tensor([first, 55, 60], dtype=torch.int32, device=tritonite.device)
-        with pytest.raises(Unsupported, match="begin with 0"):
-            fused.paged_attention(query.repeat(30, 1, 1), key, value, sequences.table, lengths, cu_seqlens=starts)
+# By a message's words: the operands that stop the program, among which are where sequences start.
+_OUT_OF_RANGE = [
+    ("caches do not have", "table[0, 1] = 1000"),
+    ("caches do not have", "table[1, 0] = -1"),
+    ("room for", "lengths += 1000"),
+    ("ascend", "starts = [0, 5, 2]"),
+    ("begin with 0", "query, starts = query.repeat(30, 1, 1), [1, 55, 60]"),
+    ("begin with 0", "query, starts = query.repeat(30, 1, 1), [50, 55, 60]"),
+]
+
+
+def _stops(program, words):
+    """Check that a program of this module's names raises, or stops on a GPU, whose context an assertion ends."""
+    if tritonite.device == "cpu":
+        with pytest.raises(Unsupported, match=words):
+            exec(program, dict(globals()))
+        return
+    names = "from test_paged_attention import *\nfrom test_paged_attention import _tokens\n"
+    code = f"{names}{program}\ntorch.cuda.synchronize()"
+    places = os.pathsep.join((os.path.dirname(__file__), *sys.path))
+    own = os.environ | {"PYTHONPATH": places}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode and "device-side assert" in done.stderr and words in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("words", "change"), _OUT_OF_RANGE)
+def test_blocks_and_lengths_out_of_range_stop_the_program(words, change):
+    _stops(
+        f"""
+query, key, value, table, lengths = Sequences([70, 31]).operands
+starts = None
+{change}
+if starts is not None:
+    starts = torch.tensor(starts, dtype=torch.int32, device=tritonite.device)
+fused.paged_attention(query, key, value, table, lengths, cu_seqlens=starts)
+""",
+        words,
+    )
 
 
 def _operands():
@@ -451,9 +472,8 @@ def test_what_is_written_is_attended_to():
 
 
 def test_slots_out_of_range_stop_the_program():
-    key, value, caches, slots = _tokens()
-    with pytest.raises(Unsupported, match="slot that the caches do not have"):
-        fused.reshape_and_cache(key, value, *caches, slots + 64)
+    program = "key, value, caches, slots = _tokens()\nfused.reshape_and_cache(key, value, *caches, slots + 64)"
+    _stops(program, "slot that the caches do not have")
 
 
 @pytest.mark.parametrize(

@@ -466,7 +466,7 @@ def dtypes_of(op: Op) -> list[torch.dtype]:
     return found or [next(dtype for dtype in others if dtype in op.declaration.accepts)]
 
 
-def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor]) -> int:
+def bytes_moved(op: str, sample: Sample, results: Sequence[torch.Tensor | None]) -> int:
     """What a call has to read and write at least: every element of its tensors once, repeated ones not again."""
     read = [value for i, value in enumerate(sample.args) if i != UNREAD.get(op)]
     if op in indexing.GATHERED:

@@ -30,7 +30,7 @@ from tritonite.errors import InvalidProvider
 from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
 from tritonite.testing.judge import cancelling, judge, rounded_terms, terms, to_reference
-from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, Sample, compares_zero_sign
+from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, UNWRITTEN, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -191,7 +191,7 @@ def _disagreement(
     case: Case,
     functions: dict[Provider, Callable[..., Any]],
     anew: Callable[[], Sample],
-    expected: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor | None],
 ) -> tuple[str, str]:
     """Whose answer is not ATen's, judged against float64, and how; and why no kernel of Tritonite's gave its answer.
 
@@ -201,7 +201,7 @@ def _disagreement(
     reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
     if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
         scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
-    if any(result.is_floating_point() or result.is_complex() for result in expected):
+    if any(result is not None and (result.is_floating_point() or result.is_complex()) for result in expected):
         reference = _results(REFERENCES.get(name, functions[ATEN]), sample.map(to_reference))
     for each, function in functions.items():
         if each is ATEN:
@@ -215,10 +215,17 @@ def _disagreement(
         if case.pair is None and name in CHOSEN:
             arguments = dict(zip(tritonite.overloads()[case.overload].names, sample.args, strict=False)) | sample.kwargs
             actual, theirs = (CHOSEN[name](**arguments, results=list(found)) for found in (actual, expected))
-            exacts = None if reference is None else [reference[0], *[None] * (len(theirs) - 1)]
+            exacts = None if reference is None else reference[:1]
+        unwritten = UNWRITTEN.get(name, ()) if case.pair is None else ()
         # Random numbers differ from call to call.
         for i, (own, aten) in enumerate(zip(actual, theirs, strict=True) if name not in RANDOM else ()):
-            exact = None if exacts is None else exacts[i]
+            if own is None or aten is None:
+                if own is not aten:
+                    return f"result {i} is a tensor of ATen's or of {each.name}'s alone", declined
+                continue
+            if i in unwritten and (own.dtype, own.shape) == (aten.dtype, aten.shape):
+                continue
+            exact = exacts[i] if exacts and i < len(exacts) else None
             roundoff = max(scanned, terms(name, sample.args, aten, exact))
             zero_sign = case.pair is None and compares_zero_sign(name)
             cancels = rounded_terms(name) or ("backward" in name and cancelling(name))
@@ -236,10 +243,10 @@ def _why_declined(before: Counts, after: Counts) -> str:
     return "; ".join(reasons)
 
 
-def _results(function: Callable[..., Any], sample: Sample) -> Sequence[torch.Tensor]:
-    """A call's tensors. Gradients that are not asked for are none."""
+def _results(function: Callable[..., Any], sample: Sample) -> list[torch.Tensor | None]:
+    """A call's results in their places, of which those are None that are no tensors."""
     value = function(*sample.args, **sample.kwargs)
-    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [each if isinstance(each, torch.Tensor) else None for each in pytree.tree_leaves(value)]
 
 
 def python_functions(overload: str) -> Iterator[Callable[..., Any]]:

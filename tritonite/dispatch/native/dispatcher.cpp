@@ -774,7 +774,8 @@ struct Replay {
   void fill(const at::Tensor& tensor, unsigned char byte) const {
     void* data = tensor.mutable_data_ptr();
     const size_t bytes = tensor.storage().nbytes();
-    if (plan.device.is_cpu()) {
+    // Some calls on a GPU allocate on the CPU too.
+    if (tensor.is_cpu()) {
       std::memset(data, byte, bytes);
     } else if (bytes) {
       check(driver().fill(reinterpret_cast<uintptr_t>(data), byte, bytes, driver().stream(plan.device.index())));
