@@ -90,9 +90,14 @@ def test_causal_of_unequal_lengths(small_tiles, S, T, diagonal):
 
 @pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (80, 16), (1, 3), (130, 256)])
 def test_sizes_of_heads(D, V):
-    _check(*_operands(S=17, T=19, D=D, V=V))
+    if (D, V) == (80, 16) and not tritonite.backend.interpreted:
+        with pytest.raises(Decline, match="far apart"):
+            _check(*_operands(S=17, T=19, D=D, V=V))
+    else:
+        _check(*_operands(S=17, T=19, D=D, V=V))
 
 
+@pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
 def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
     """Two groups of warps may share their columns, of which a product on Hopper wants 16 each."""

@@ -11,7 +11,6 @@ import torch
 
 import tritonite
 from tritonite import fused
-from tritonite.dispatch import call
 from tritonite.engine.attention import decode
 from tritonite.errors import Unsupported
 from tritonite.tune.attention import Tile
@@ -375,7 +374,7 @@ def test_invariant(monkeypatch):
     """The bits of a sequence's tokens are its own, whatever is beside it and how long it is."""
     monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(min(64, rows), 32))
     both = Sequences([70, 150], tokens=[3, 40])
-    with call.under(call.settings_of(invariant=True)):
+    with tritonite.use_gems(invariant=True):
         own = both.attended(window=60)
         query, key, value, table, lengths = both.operands
         starts = torch.tensor([0, 3], dtype=torch.int32, device=tritonite.device)

@@ -238,6 +238,9 @@ _POWERS = (2, 3, -1, -2, 0.5, -0.5)
 
 def _known_power(self, exponent, power=None):
     if isinstance(exponent, torch.Tensor):
+        pair = (self, exponent) if isinstance(self, torch.Tensor) else ()
+        if pair and exponent.device != self.device and not any(each.is_floating_point() for each in pair):
+            raise Decline("an integer on the CPU for a power, whose sign ATen looks at")
         # ATen's result for a number to the power of a tensor is contiguous.
         return self, exponent if isinstance(self, torch.Tensor) else exponent.contiguous(), None
     integral = number_type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())

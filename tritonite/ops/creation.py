@@ -415,6 +415,8 @@ def _triangle_indices(first, width, slanted, slant, columns, last, corner, posit
 def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     dtype, *others = placement
     # The schema's default is the number of a dtype.
+    if not outs and dtype is None:
+        raise Decline("the default dtype, which is that of floats")
     dtype = outs[0].dtype if outs else dtype if isinstance(dtype, torch.dtype) else torch.int64
     if row < 0 or col < 0 or dtype not in INDEX_DTYPES or max(row, col, abs(offset)) >= 2**31:
         raise Decline(f"a negative size, or dtype {dtype}")

@@ -33,6 +33,11 @@ def _check(table, *vectors, factors=None, mode=0):
     outputs((table, *vectors, *(() if factors is None else (factors,))), [], [], (), accepts=_ACCEPTED)
 
 
+def _check_served_on_gpus(grad):
+    if grad.dtype is torch.bfloat16 and not _ON_CPU:
+        raise Decline("bfloat16, whose gradient ATen refuses on GPUs")
+
+
 def _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized):
     """What ATen's kernels for CPUs tell of bags: (whether of which an index is, how many sizes, whether they count)."""
     plain = weight.dtype is not torch.float64 and weight.stride(1) == 1 and padding < 0
@@ -136,6 +141,7 @@ def embedding_bag_dense_backward(
     if len(bag_size) < len(grad) or num_weights <= 0:
         raise Decline("fewer sizes than bags, or no rows")
     if mode == 2:
+        _check_served_on_gpus(grad)
         refuse_if_deterministic()
         check_index(maximum_indices)
         if maximum_indices.shape != grad.shape:
@@ -172,6 +178,7 @@ def embedding_bag_per_sample_weights_backward(
     grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1, outs=()
 ):
     _check(grad, indices, offsets, offset2bag, mode=mode)
+    _check_served_on_gpus(grad)
     if mode or weight.dtype is not grad.dtype or weight.dim() != 2 or weight.shape[1] != grad.shape[1]:
         raise Decline("a table of another shape or dtype, or weights of no sum")
     if offset2bag.shape != indices.shape or not grad.numel() or not weight.numel():

@@ -285,6 +285,9 @@ def _outer(self, vec1, vec2, beta, alpha):
     whole = all(number_type(number) in (bool, int) for number in (beta, alpha))
     if not whole and not any(value.is_floating_point() for value in (self, vec1, vec2)):
         raise Decline("fractions of integers")
+    flags = all(value.dtype is torch.bool for value in (self, vec1, vec2))
+    if not flags and bool in map(number_type, (beta, alpha)):
+        raise Decline("a bool for numbers")
     return _expanded(self, (vec1.shape[0], vec2.shape[0])), vec1.unsqueeze(1), vec2, beta, alpha
 
 

@@ -43,7 +43,7 @@ from tritonite.ops.indexing import (
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
-_OPERATIONS |= {"amax": LARGEST, "amin": SMALLEST}
+_OPERATIONS |= {"amax": LARGEST, "max": LARGEST, "amin": SMALLEST, "min": SMALLEST}
 
 
 exclude("_unsafe_masked_index", "ATen makes it of clamp, _unsafe_index and masked_fill, which have kernels")
@@ -164,15 +164,17 @@ def scatter_value(self, dim, index, value, outs=()):
     return (out,)
 
 
-def _operation(reduce: str, names: Sequence[str]) -> str:
+def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
     if reduce not in names:
         raise Decline("no such reduction")
+    if self.dtype is torch.bool and self.device.type != "cpu" and _OPERATIONS[reduce] != ADD:
+        raise Decline("a reduction of bools that ATen refuses on GPUs")
     return _OPERATIONS[reduce]
 
 
 @operator("scatter", accepts=ALL)
 def scatter_with(self, dim, index, src, reduce, outs=()):
-    places, operation = _scattered(self, dim, index, src), _operation(reduce, ("add", "multiply"))
+    places, operation = _scattered(self, dim, index, src), _operation(self, reduce, ("add", "multiply"))
     out = destination(self, (index, src), outs, ALL)
     places.write(out, src, _strides(src, places), operation=operation)
     return (out,)
@@ -180,7 +182,7 @@ def scatter_with(self, dim, index, src, reduce, outs=()):
 
 @operator("scatter", accepts=ALL)
 def scatter_value_with(self, dim, index, value, reduce, outs=()):
-    places, operation = _scattered(self, dim, index), _operation(reduce, ("add", "multiply"))
+    places, operation = _scattered(self, dim, index), _operation(self, reduce, ("add", "multiply"))
     check_number(self, value)
     out = destination(self, (index,), outs, ALL)
     places.write(out, number=value, operation=operation)
@@ -234,7 +236,7 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
 
 def _reduced(self, source, places, reduce, include_self, outs, names):
     """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
-    operation = _operation(reduce, names)
+    operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
     out = destination(self, (places.index, source), outs, ALL)
@@ -251,7 +253,8 @@ def _reduced(self, source, places, reduce, include_self, outs, names):
 @operator("scatter_reduce", accepts=ALL)
 def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
     places = _scattered(self, dim, index, src)
-    return _reduced(self, src, places, reduce, include_self, outs, ("sum", "prod", "mean", "amax", "amin"))
+    names = ("sum", "prod", "mean", "amax", "amin", "max", "min")
+    return _reduced(self, src, places, reduce, include_self, outs, names)
 
 
 def _check_count(places: Places, target: torch.Tensor) -> None:

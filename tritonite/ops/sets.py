@@ -3,6 +3,8 @@
 How much that is decides the size of the results, for which the host waits once.
 """
 
+import math
+
 import torch
 
 from tritonite.catalog import exclude, operator
@@ -73,6 +75,10 @@ def _unique_slices(self, dim, sorts, inverse, counts):
     others = (*self.shape[:dim], *self.shape[dim + 1 :])
     if not self.numel():
         raise Decline("slices of no elements, or none")
+    # ATen's kernels for CPUs give both, asked for or not, and leave slices where they lie as rows.
+    always = self.device.type == "cpu"
+    if dim and self.dim() > 2 and not always:
+        raise Decline("slices between others, whose strides data decides")
     n = self.shape[dim]
     x = self.movedim(dim, 0).reshape(n, -1).contiguous()
     order = order_of(x) if sorts else None
@@ -82,15 +88,16 @@ def _unique_slices(self, dim, sorts, inverse, counts):
     if order is not None:
         kept = empty((runs.count,), torch.int64, self.device)
         runs.found.move(kept, order, (1,), gathers=True)
-    own = contiguous_strides((1, *others))
-    strides = (*own[1 : dim + 1], own[0], *own[dim + 1 :])
     shape = (*self.shape[:dim], runs.count, *self.shape[dim + 1 :])
-    values = empty_strided(shape, strides, self.dtype, self.device)
-    take_rows(values, x, kept, runs.count)
-    # ATen's kernels for CPUs give both, asked for or not, and leave slices where they lie as rows.
-    always = self.device.type == "cpu"
-    if dim and not always:
-        values = values.contiguous()
+    if always:
+        own = contiguous_strides((1, *others))
+        strides = (*own[1 : dim + 1], own[0], *own[dim + 1 :])
+        values = empty_strided(shape, strides, self.dtype, self.device)
+    elif dim:
+        values = empty_strided(shape, (runs.count, 1), self.dtype, self.device)
+    else:
+        values = empty(shape, self.dtype, self.device)
+    take_rows(values, x, kept, runs.count, x.shape[1] if always else math.prod(self.shape[dim + 1 :]))
     places, lengths = _nothing(self), _nothing(self)
     if inverse or always:
         places = empty((n,), torch.int64, self.device)

@@ -11,6 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.dispatch.call import Number
 from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.errors import Decline
 from tritonite.tune import attention as table
 
 # Tensor cores take as many elements of a product's inner dimension at least. Beside a size of over _NARROW two groups
@@ -143,6 +144,9 @@ class Problem(NamedTuple):
         head, value = self.query.shape[3], self.value.shape[3]
         given = (self.query, self.key, self.value, *tensors, *(() if self.bias is None else (self.bias,)))
         index, least = offset_type(*given), _LEAST if max(head, value) <= _NARROW else _LEAST_SHARED
+        blocks = [max(least, power_of_2(size)) for size in (head, value)]
+        if max(blocks) > 2 * min(blocks) and not devices.current.interpreted:
+            raise Decline("heads and values of sizes far apart, whose gradients were wrong on an H200")
         return Facts(
             causal=self.causal,
             last=self.packed is not None and self.packed.last,
@@ -152,8 +156,8 @@ class Problem(NamedTuple):
             ratio=self.ratio,
             head_size=head,
             value_size=value,
-            block_d=max(least, power_of_2(head)),
-            block_v=max(least, power_of_2(value)),
+            block_d=blocks[0],
+            block_v=blocks[1],
             block_m=tile.BLOCK_M,
             block_n=tile.BLOCK_N,
             empty=empty,

@@ -135,22 +135,26 @@ def differences(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 
 
 @libentry()
-@triton.jit(do_not_specialize=["count", "n_columns"])
-def _take_rows(out, x, rows, count: tl.int64, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program copies its columns of its rows."""
+@triton.jit(do_not_specialize=["count", "n_columns", "inner"])
+def _take_rows(out, x, rows, count: tl.int64, n_columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program copies its columns of its rows, `inner` of which lie next to each other in the result."""
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.load(rows + place, mask=place < count, other=0)
     mask = (place < count)[:, None] & (column < n_columns)[None, :]
     word = tl.load(x + row[:, None] * n_columns + column[None, :], mask=mask, other=0)
-    tl.store(out + place[:, None] * n_columns + column[None, :], word, mask=mask)
+    block = (column // inner * inner * count + column % inner)[None, :]
+    tl.store(out + place[:, None] * inner + block, word, mask=mask)
 
 
-def take_rows(out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor, count: Size) -> None:
-    """Copy those rows of a contiguous matrix to `out`, whose memory is as many rows."""
+def take_rows(out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor, count: Size, inner: int) -> None:
+    """Copy those rows of a contiguous matrix to the memory of `out`.
+
+    There `inner` columns of all rows come before the next ones: all columns, where rows stay as they are.
+    """
     n_columns = x.shape[1]
     columns = min(256, max(16, power_of_2(n_columns)))
     n_rows = max(1, 1024 // columns)
     _take_rows[(count.blocks(n_rows), -(-n_columns // columns))](
-        words(out), words(x), rows, count, n_columns, ROWS=n_rows, COLUMNS=columns, num_warps=4
+        words(out), words(x), rows, count, n_columns, inner, ROWS=n_rows, COLUMNS=columns, num_warps=4
     )

@@ -54,3 +54,12 @@ def _index(tensors: facts.Tensors) -> dict[str, Any] | None:
     if x.dim() == 1:
         return {"indices": [last]}
     return {"indices": [places((3,), x.shape[0], x), *[None] * (x.dim() - 2), last]}
+
+
+@facts.drawn("index_select")
+def _not_negative(arguments: dict[str, Any]) -> dict[str, Any]:
+    """On a GPU ATen does not look whether an index is negative, and reads what lies before the tensor."""
+    index = arguments["index"]
+    if not facts.real(index) or index.device.type == "cpu" or index.is_floating_point():
+        return arguments
+    return arguments | {"index": index.clamp(min=0)}
