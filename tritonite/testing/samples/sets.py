@@ -30,12 +30,6 @@ def _numbers(arguments: dict[str, Any]) -> dict[str, Any]:
 
 facts.may_decline(
     ("unique_dim*",),
-    ("empty*", "zero_dim*"),
-    "slices of no elements, or none",
-    "ATen refuses some of them, and there is nothing to compute of the others",
-)
-facts.may_decline(
-    ("unique_dim*",),
     ("*",),
     "slices between others*",
     "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
