@@ -247,7 +247,7 @@ def _stops(program, words):
     """Check that a program of this module's names raises, or stops on a GPU, whose context an assertion ends."""
     if tritonite.device == "cpu":
         with pytest.raises(Unsupported, match=words):
-            exec(program, dict(globals()))
+            exec(program, dict(vars(sys.modules[__name__])))
         return
     names = "from test_paged_attention import *\nfrom test_paged_attention import _tokens\n"
     code = f"{names}{program}\ntorch.cuda.synchronize()"

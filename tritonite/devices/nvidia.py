@@ -25,8 +25,7 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    # Their kernels pass every test in the interpreter, but not on a GPU, or have not been run on one yet:
-    # docs/correctness.md.
+    # How fast their kernels are has not been measured: docs/correctness.md.
     unverified=frozenset(("attention", "histograms", "random", "searching", "sets", "sorting")),
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
