@@ -11,8 +11,8 @@ import triton.language as tl
 
 from tritonite.dispatch.call import empty, zeros
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.indexing.places import row_major
-from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.iteration import power_of_2
 from tritonite.language.math import true_divide
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
@@ -113,13 +113,13 @@ def count_in_bins(x: torch.Tensor, edges: torch.Tensor, bins: int) -> torch.Tens
     """How many elements each of so many bins has."""
     own = power_of_2(bins) if bins <= _OWN else 0
     counts = zeros((own or bins,), torch.int32, x.device)
-    sizes, (steps,) = row_major(x.shape, [x.stride()])
     if x.numel():
+        shape, strides, integer = in_row_major(x)
         _count[(-(-x.numel() // _BLOCK),)](
-            *(counts, x, edges, tuple(sizes[:-1]), tuple(steps), x.numel(), bins),
+            *(counts, x, edges, shape, strides, x.numel(), bins),
             OWN=max(own, 2) if own else 0,
             COMPUTE=TRITON_DTYPES[edges.dtype],
-            INDEX=tl.int64 if max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT else tl.int32,
+            INDEX=integer,
             BLOCK=_BLOCK,
             num_warps=4,
         )

@@ -13,7 +13,7 @@ from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
-from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.rows.declare import outputs
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, select_rows, sort_rows
 from tritonite.engine.sorting.keys import Keys
@@ -21,6 +21,7 @@ from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.engine.sorting.runs import longest_runs
 from tritonite.engine.sorting.select import select_long_rows, take_smallest
 from tritonite.errors import Decline
+from tritonite.ops.indexing import only_dimension
 
 _SORTED = (*ALL, *UNSIGNED)
 # Which ATen selects of on this kind of device.
@@ -30,11 +31,6 @@ _FREQUENT = ALL
 def with_dimension(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a view of its only element."""
     return tensor if tensor.dim() else tensor.unsqueeze(0)
-
-
-def only_dimension(dim: int, rank: int) -> int:
-    """A dimension from 0; 0 of a tensor without any. Declines for those that there are not."""
-    return (*dimensions(dim, rank), 0)[0]
 
 
 def sort_into(

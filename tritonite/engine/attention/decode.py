@@ -52,24 +52,14 @@ def _first_block(starts, i, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _sequence_at(starts, sequences, block, FACTS: tl.constexpr):
-    """The sequence that has a block of rows: the last that begins at it or before."""
+def _sequence_at(starts, sequences, place, BLOCKS: tl.constexpr, FACTS: tl.constexpr):
+    """The sequence that has a token, or with BLOCKS a block of rows: the last that begins at it or before."""
     count = 0
     for first in range(0, sequences + 1, _SEQUENCES):
         i = first + tl.arange(0, _SEQUENCES)
         start = tl.load(starts + i, mask=i <= sequences, other=0)
-        count += tl.sum(((_first_block(start, i, FACTS) <= block) & (i <= sequences)).to(tl.int32), 0)
-    return tl.maximum(count - 1, 0)
-
-
-@triton.jit
-def _sequence_with(starts, sequences, token):
-    """The sequence that has a token: the last that begins at it or before."""
-    count = 0
-    for first in range(0, sequences + 1, _SEQUENCES):
-        i = first + tl.arange(0, _SEQUENCES)
-        start = tl.load(starts + i, mask=i <= sequences, other=0)
-        count += tl.sum(((start <= token) & (i <= sequences)).to(tl.int32), 0)
+        begin = _first_block(start, i, FACTS) if BLOCKS else start
+        count += tl.sum(((begin <= place) & (i <= sequences)).to(tl.int32), 0)
     return tl.maximum(count - 1, 0)
 
 
@@ -297,7 +287,7 @@ def attend_to_splits(
         sequence = block // blocks
         block = block % blocks
     else:
-        sequence = _sequence_at(starts, sequences, block, FACTS)
+        sequence = _sequence_at(starts, sequences, block, True, FACTS)
         block -= _first_block(tl.load(starts + sequence).to(tl.int32), sequence, FACTS)
     sizes = (sequences, tokens, queries, keys, diagonal)
     first, count, length, diagonal = _sequence(sequence, starts, lengths, sizes)
@@ -430,7 +420,7 @@ def combine_splits(
     if starts is None:
         sequence = token // queries
     else:
-        sequence = _sequence_with(starts, sequences, token)
+        sequence = _sequence_at(starts, sequences, token, False, FACTS)
     first, count, length, diagonal = _sequence(sequence, starts, lengths, (sequences, tokens, queries, keys, diagonal))
     block = ((token - first) * RATIO + head % RATIO) // FACTS.block_m
     _, base, share, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)

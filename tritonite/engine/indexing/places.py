@@ -70,6 +70,13 @@ def row_major(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[l
     return (sizes, merged) if sizes else ([1], [[0] for _ in strides])
 
 
+def in_row_major(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+    """(sizes but the slowest, strides, integer type of offsets) of a tensor's elements in row-major order."""
+    sizes, (steps,) = row_major(x.shape, [x.stride()])
+    wide = max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT
+    return tuple(sizes[:-1]), tuple(steps), tl.int64 if wide else tl.int32
+
+
 def linear_index(tensor: torch.Tensor, strides: Sequence[int], counted: torch.Tensor) -> Index:
     """An index tensor whose numbers count all elements of `counted`, in row-major order."""
     sizes, (steps,) = row_major(counted.shape, [counted.stride()])

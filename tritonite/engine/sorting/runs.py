@@ -9,8 +9,8 @@ import triton.language as tl
 from tritonite.dispatch.call import empty, read
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
-from tritonite.engine.indexing.places import row_major
-from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import Rows
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
@@ -96,12 +96,12 @@ class Runs:
     def of(cls, x: torch.Tensor) -> Runs:
         """Those of equal elements, in row-major order."""
         flags = empty((x.numel(),), torch.bool, x.device)
-        sizes, (steps,) = row_major(x.shape, [x.stride()])
         if x.numel():
+            shape, strides, integer = in_row_major(x)
             _note_beginnings[(-(-x.numel() // _BLOCK),)](
-                *(flags, x, tuple(sizes[:-1]), tuple(steps), x.numel()),
+                *(flags, x, shape, strides, x.numel()),
                 COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
-                INDEX=tl.int64 if max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT else tl.int32,
+                INDEX=integer,
                 BLOCK=_BLOCK,
                 num_warps=4,
             )

@@ -11,8 +11,8 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import row_major
-from tritonite.engine.iteration import INT32_LIMIT, span
+from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.iteration import INT32_LIMIT
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -87,13 +87,6 @@ def check_sorter(sorter: torch.Tensor) -> torch.Tensor:
     return flag
 
 
-def _elements(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """(sizes but the slowest, strides, integer type of offsets) of elements in row-major order."""
-    sizes, (steps,) = row_major(x.shape, [x.stride()])
-    wide = max(x.numel(), span(x.shape, x.stride())) >= INT32_LIMIT
-    return tuple(sizes[:-1]), tuple(steps), tl.int64 if wide else tl.int32
-
-
 def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, right: bool, out: torch.Tensor) -> None:
     """Find elements among contiguous bounds of the same dtype: of one row, or of as many as x has.
 
@@ -102,7 +95,7 @@ def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, r
     n, length = x.numel(), bounds.shape[-1]
     if not n:
         return
-    shape, strides, integer = _elements(x)
+    shape, strides, integer = in_row_major(x)
     block = _block(n)
     _search[(-(-n // block),)](
         *(out, x, bounds, () if sorter is None else (sorter,), shape, strides, n),
@@ -202,32 +195,29 @@ def _look_up(out, x, table, shape, strides, n, least, INVERT: tl.constexpr, INDE
     tl.store(out + linear, found, mask=mask)
 
 
-def among_few(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
-    """Whether elements are among the tests, a vector, compared as `dtype`; `out` is contiguous."""
-    shape, strides, integer = _elements(x)
+def _among(kernel: Any, x: torch.Tensor, tests: torch.Tensor, last: int, invert: bool, dtype: Any, out: Any) -> None:
+    """Launch a kernel that takes `last` after how many tests there are."""
+    shape, strides, integer = in_row_major(x)
     block = _block(x.numel())
-    _among_few[(-(-x.numel() // block),)](
-        *(out, x, tests, shape, strides, x.numel(), tests.numel(), tests.stride(0) if tests.dim() else 0),
+    kernel[(-(-x.numel() // block),)](
+        *(out, x, tests, shape, strides, x.numel(), tests.numel(), last),
         INVERT=invert,
         COMPUTE=TRITON_DTYPES[dtype],
         INDEX=integer,
         BLOCK=block,
         num_warps=4,
     )
+
+
+def among_few(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
+    """Whether elements are among the tests, a vector, compared as `dtype`; `out` is contiguous."""
+    step = tests.stride(0) if tests.dim() else 0
+    _among(_among_few, x, tests, step, invert, dtype, out)
 
 
 def among_sorted(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
     """The same of contiguous tests in order."""
-    shape, strides, integer = _elements(x)
-    block = _block(x.numel())
-    _among_sorted[(-(-x.numel() // block),)](
-        *(out, x, tests, shape, strides, x.numel(), tests.numel(), tests.numel().bit_length()),
-        INVERT=invert,
-        COMPUTE=TRITON_DTYPES[dtype],
-        INDEX=integer,
-        BLOCK=block,
-        num_warps=4,
-    )
+    _among(_among_sorted, x, tests, tests.numel().bit_length(), invert, dtype, out)
 
 
 def among_all(x: torch.Tensor, tests: torch.Tensor, invert: bool, out: torch.Tensor) -> None:
@@ -235,7 +225,7 @@ def among_all(x: torch.Tensor, tests: torch.Tensor, invert: bool, out: torch.Ten
     least = TABLES[x.dtype]
     table = zeros((2 ** (8 * x.dtype.itemsize),), torch.uint8, x.device)
     for kernel, tensor, operands in ((_note, tests, (table, tests)), (_look_up, x, (out, x, table))):
-        shape, strides, integer = _elements(tensor)
+        shape, strides, integer = in_row_major(tensor)
         block = _block(tensor.numel())
         kernel[(-(-tensor.numel() // block),)](
             *(*operands, shape, strides, tensor.numel(), least),
