@@ -1,6 +1,7 @@
 """Attention of few queries over many keys, whose splits programs share, against its definition in float64."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tritonite import devices
 from tritonite.dispatch import call
 from tritonite.engine.attention import decode
 from tritonite.engine.attention.problem import Problem
+from tritonite.ops import attention
 from tritonite.tune import attention as table
 from tritonite.tune.attention import Tile
 
@@ -173,8 +175,10 @@ def test_what_it_serves(S, T, H, serves):
         assert not decode.decodes(work)
 
 
-def test_operators_of_cuda():
+def test_operators_of_cuda(monkeypatch):
     """Each reaches it, with the logarithms that ATen's leaves."""
+    reached = mock.Mock(wraps=decode.decode)
+    monkeypatch.setattr(attention, "decode", reached)
     ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
     name = "_scaled_dot_product_{}_attention"
     query, key, value = halves
@@ -186,6 +190,7 @@ def test_operators_of_cuda():
         ops[name.format("efficient")](query, *[x.repeat_interleave(2, 1) for x in (key, value)], None, True)[0],
     ):
         torch.testing.assert_close(own.double(), expected, atol=2e-3, rtol=2e-3)
+    assert reached.call_count == 3
     logsumexp = ops[name.format("efficient")](query, *[x.repeat_interleave(2, 1) for x in (key, value)], None, True)[1]
     scores = wide[0] @ wide[1].mT / 4
     torch.testing.assert_close(logsumexp[:, :, :3].double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)

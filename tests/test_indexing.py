@@ -299,3 +299,19 @@ def test_sequences_are_put_end_to_end(device, path):
             result = torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], sum(lengths))
         assert torch.equal(result, expected)
     assert _served("_padded_dense_to_jagged_forward") == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_beside_others(device, dtype):
+    """Additions to the halves of words, at both ends of a tensor, leave what is beside them bit for bit."""
+    # As a half no number, whose bits an addition would change.
+    memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
+    for begin, end in ((1, 8), (2, 9), (3, 4), (5, 70)):
+        x = memory.clone()[begin:end].view(dtype).zero_()
+        index = torch.tensor([0, x.numel() - 1] * 40 + [x.numel() // 2], device=device)
+        whole = x.as_strided((70,), (1,), 0).view(torch.int16)
+        with tritonite.use_gems(include="scatter_add"):
+            x.scatter_add_(0, index, torch.ones(81, dtype=dtype, device=device))
+        expected = torch.zeros(x.numel(), device=device).scatter_add_(0, index, torch.ones(81, device=device))
+        assert torch.equal(x.float(), expected)
+        assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())

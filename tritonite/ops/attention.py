@@ -179,7 +179,7 @@ def _flash_forward(query, key, value, starts, lengths, dropout_p, is_causal, deb
     out = _like(query)
     batch, heads, rows, _ = problem.query.shape
     logsumexp = empty((heads, rows) if problem.packed else (batch, heads, rows), torch.float32, device)
-    attention(problem, _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
+    _attended(problem, _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
     # What ATen keeps of its generator with dropout, and has room for without.
     state, unused = empty((2,), torch.uint64, device), empty((), torch.uint64, device)
     return out, logsumexp, state, unused, empty((0,), query.dtype, device)
@@ -361,7 +361,7 @@ def _efficient_forward(query, key, value, bias, starts, lengths, dropout_p, mask
     out = empty((batch, rows, heads, value.shape[3]), query.dtype, query.device)
     padded = -(-problem.queries // _PADDED) * _PADDED if logarithms else 0
     logsumexp = empty((problem.batch, heads, padded), torch.float32, query.device)
-    attention(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
+    _attended(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
     return out, logsumexp
 
 
@@ -549,7 +549,7 @@ def _cudnn_attention(
     shape = (*query.shape[:3], value.shape[3])
     logsumexp = empty((*shape[:3], 1), torch.float32, device) if compute_log_sumexp else None
     out = empty_strided(shape, _laid_like(query, shape), query.dtype, device)
-    attention(problem, out, None if logsumexp is None else logsumexp.squeeze(3), "inf")
+    _attended(problem, out, None if logsumexp is None else logsumexp.squeeze(3), "inf")
     seed, offset = empty((), torch.int64, device), empty((), torch.int64, device)
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 

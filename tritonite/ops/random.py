@@ -513,8 +513,8 @@ def randn_like(
 
 @operator("randint", accepts=_INTEGRAL)
 def randint(high, size, low=0, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    # The default is the number of a dtype in the schema.
-    dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
+    # The schema's default is the number of a dtype; None is the default dtype, as everywhere.
+    dtype = dtype if dtype is None or isinstance(dtype, torch.dtype) else torch.int64
     out = fresh(size, dtype, layout, device, pin_memory, outs)
     if out.dtype not in _INTEGRAL:
         raise Decline(f"dtype {out.dtype}")

@@ -29,12 +29,19 @@ def _unique(self, inverse, counts):
     """(values, the place of each element's among them, how often each is there), all by one sort."""
     outputs((self,), [], [], ())
     if not self.numel():
-        return empty((0,), self.dtype, self.device), _inverse(self) if inverse else _nothing(self), _nothing(self)
+        return _of_nothing(self, inverse)
     x = self.reshape(-1)
     ordered = empty(x.shape, x.dtype, x.device)
     order = empty(x.shape, torch.int64, x.device) if inverse else None
     sort_into(x, 0, False, ordered, order)
     return _of_runs(self, ordered, order, inverse, counts)
+
+
+def _of_nothing(self, inverse):
+    """The results of a tensor without elements, for whose shapes ATen's kernels for GPUs have rules of their own."""
+    if self.device.type != "cpu":
+        raise Decline("no elements")
+    return empty((0,), self.dtype, self.device), _inverse(self) if inverse else _nothing(self), _nothing(self)
 
 
 def _inverse(self):
@@ -123,6 +130,5 @@ def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None
         return _unique_slices(self, dim, False, return_inverse, return_counts)
     outputs((self,), [], [], ())
     if not self.numel():
-        nothing = empty((0,), self.dtype, self.device), _inverse(self) if return_inverse else _nothing(self)
-        return (*nothing, _nothing(self))
+        return _of_nothing(self, return_inverse)
     return _of_runs(self, self.reshape(-1), None, return_inverse, return_counts)

@@ -110,9 +110,11 @@ def _noting() -> Iterator[list[Specialization]]:
 def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
     """What an operator's host function launches, on samples in every dtype it serves or in one.
 
-    Once on this device, and once where blocks are so small that rows take several of them, and several programs.
+    Once on this device, and once where blocks are so small that rows take several of them, and several programs. What
+    has NVIDIA's assembly is launched without it, too.
     """
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=8)
+    plain = dataclasses.replace(devices.current, ptx=False)
     served = 0
     with _noting() as found:
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
@@ -131,7 +133,15 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
                     continue
                 served += 1
                 label = f"{dtype} {sample.label}{' in tiny blocks' if device is tiny else ''}"
+                if device is not tiny and any(map(_has_assembly, found)):
+                    with mock.patch.object(devices, "current", plain):
+                        op(*sample.args, **sample.kwargs)
                 yield from [(label, specialization) for specialization in found]
+
+
+def _has_assembly(specialization: Specialization) -> bool:
+    """Whether a kernel adds halves to memory in pairs."""
+    return any(getattr(constant, "paired", False) for constant in specialization.constants.values())
 
 
 def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
@@ -355,6 +365,9 @@ def _targets(
     elif set(declaration.accepts) <= set(dtypes.FLOAT8_NAMES):
         # Before sm_89 there are no float8 products.
         names = names[1:]
+    if _has_assembly(specialization):
+        # Of which bfloat16's is sm_90's.
+        names = tuple([name for name in names if name.startswith("sm") and name != "sm_80"])
     alike = "tiny" in label or "zero_dim" in label or declaration.family == "matmul"
     return tuple([name for name in names if full or not alike or name in ("sm_90", "gfx942")])
 

@@ -20,7 +20,9 @@ from tritonite.dispatch.call import Number, number_type
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, Space
 from tritonite.engine.indexing.read import places, rows_and_columns
+from tritonite.engine.iteration import span
 from tritonite.engine.movement import words
+from tritonite.language.atomic import add_halves
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.launch import ASSERTING, libentry
 
@@ -95,19 +97,20 @@ class Writing:
 
     `number` is "float" or "int" where one is written instead of values, and `scaled` where values are multiplied with
     it. An `operation` combines what is written with what is there, in the dtype `compute`; a `native` one is the
-    device's own, any other swaps each `word`.
+    device's own, any other swaps each `word`. It adds halves in pairs where `paired`.
     """
 
     operation: str = ""
     number: str = ""
     scaled: bool = False
     native: bool = False
+    paired: bool = False
     compute: Any = None
     word: Any = None
 
 
 @libentry()
-@triton.jit(do_not_specialize=["number", "integer", "n_rows"])
+@triton.jit(do_not_specialize=["number", "integer", "n_rows", "reach"])
 def _write_at(
     target,
     values,
@@ -120,10 +123,11 @@ def _write_at(
     counted,
     n_rows,
     n_columns,
+    reach,
     FACTS: tl.constexpr,
     WRITING: tl.constexpr,
 ):
-    """A program writes a block at the places of its indices."""
+    """A program writes a block at the places of its indices, within the `reach` of the target."""
     row, column = rows_and_columns(n_columns, FACTS)
     near, _, far, mask = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
     if WRITING.number == "float":
@@ -146,6 +150,8 @@ def _write_at(
         value = value.to(target.dtype.element_ty).to(WRITING.compute)
     if WRITING.operation == "":
         tl.store(target + far, value.to(target.dtype.element_ty), mask=mask)
+    elif WRITING.paired:
+        add_halves(target, far, value.to(target.dtype.element_ty), mask, reach)
     elif WRITING.native:
         tl.atomic_add(target + far, value.to(target.dtype.element_ty), mask=mask, sem="relaxed")
     else:
@@ -192,6 +198,7 @@ def write_at(
     itemsize, moved = target.dtype.itemsize, number is None and not operation
     space = Space.of(shape, value_strides or (0,) * len(shape), target_strides, indices, itemsize if moved else 8)
     facts = space.facts(itemsize, wraps, message)
+    native = operation == ADD and _adds_in_memory(target.dtype, target.device)
     if operation:
         # One lane an element at least, since lanes that have the same one would both combine it.
         facts = dataclasses.replace(facts, block=_filling(facts.block))
@@ -206,7 +213,8 @@ def write_at(
             operation=operation,
             number="" if number is None else "float" if number_type(number) is float else "int",
             scaled=number is not None and values is not None,
-            native=operation == ADD and _adds_in_memory(target.dtype, target.device),
+            native=native,
+            paired=native and itemsize == 2 and devices.current.ptx,
             compute=TRITON_DTYPES[target.dtype if target.dtype is torch.bool and not operation else compute],
             word={2: tl.int16, 4: tl.int32, 8: tl.int64}.get(itemsize),
         )
@@ -214,6 +222,7 @@ def write_at(
     _write_at[(space.programs(facts),)](
         *(target, values, number if floating else 0.0, number if writing.number == "int" else 0),
         *space.arguments(),
+        span(target.shape, target.stride()) if writing.paired else 0,
         FACTS=facts,
         WRITING=writing,
         num_warps=4,

@@ -63,7 +63,7 @@ def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"indices": [first, *[None] * (x.dim() - 2), last], "values": tensors[1].flatten()[: len(first)][0]}
 
 
-@facts.drawn("scatter", "scatter_add", "scatter_reduce", "index_add", "index_reduce", "put")
+@facts.drawn("scatter_add", "scatter_reduce", "index_add", "index_reduce", "put")
 def _few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
     """Half types are added up in their own precision on GPUs, in more on CPUs: of small integers that is the same."""
     halves = (torch.float16, torch.bfloat16)
@@ -71,3 +71,17 @@ def _few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
         name: value.abs().round().clamp(max=2) if isinstance(value, torch.Tensor) and value.dtype in halves else value
         for name, value in arguments.items()
     }
+
+
+@facts.drawn("scatter")
+def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Which of several elements stays in a place is not defined: where places come twice all elements are equal."""
+    drawn = _few_digits(arguments)
+    index, source, dim = (drawn.get(name) for name in ("index", "src", "dim"))
+    if "reduce" in drawn or not (isinstance(index, torch.Tensor) and isinstance(source, torch.Tensor)):
+        return drawn
+    if not (source.numel() and index.numel() and index.dim() and isinstance(dim, int) and abs(dim) < index.dim()):
+        return drawn
+    if bool(index.sort(dim).values.diff(dim=dim).eq(0).any()):
+        drawn["src"] = source.flatten()[:1].expand(source.flatten().shape).reshape(source.shape)
+    return drawn
