@@ -90,13 +90,17 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
 
 
 @gluon.jit
-def _scores(q, ks, k_ready, step, layout: gl.constexpr):
+def _wait_for_keys(ks, k_ready, step, wanted):
+    STAGES: gl.constexpr = ks.shape[0]
+    mbarrier.wait(k_ready.index(step % STAGES), step // STAGES % 2, pred=wanted)
+
+
+@gluon.jit
+def _scores(q, ks, step, layout: gl.constexpr):
     """Start the products of queries and the next block of keys."""
     STAGES: gl.constexpr = ks.shape[0]
     BLOCK_N: gl.constexpr = ks.shape[3]
-    stage = step % STAGES
-    mbarrier.wait(k_ready.index(stage), step // STAGES % 2)
-    k = ks.index(stage).reshape((BLOCK_N, ks.shape[4])).permute((1, 0))
+    k = ks.index(step % STAGES).reshape((BLOCK_N, ks.shape[4])).permute((1, 0))
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     return warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
 
@@ -143,7 +147,7 @@ def _attend_block(
     if PING_PONG:
         # Steps are counted over all tiles, and each tile's first one has no turn.
         mbarrier.wait(turns.index(WHICH), (step[1] + (1 if WHICH == 0 else 0)) % 2)
-    scores = _scores(q, ks, k_ready, step[0], layout)
+    scores = _scores(q, ks, step[0], layout)
     if OVERLAPPED:
         total = _add_values(shares, total, vs, v_ready, step[0] - 1)
     if PING_PONG:
@@ -155,6 +159,8 @@ def _attend_block(
     mbarrier.arrive(k_free.index(step[0] % STAGES))
     exponentials, largest, kept = _exponentials(scores, largest, factor, ends, first, MASKED)
     denominator = denominator * kept + gl.sum(exponentials, 1)
+    # Here, because the assembler does not move what comes after it before the exponentials.
+    _wait_for_keys(ks, k_ready, step[0] + 1, step[2] > 0)
     if OVERLAPPED:
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
         mbarrier.arrive(v_free.index((step[0] - 1) % STAGES))
@@ -204,12 +210,14 @@ def _attend(
             q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
             fence_async_shared()
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
-        scores = _scores(q, ks, k_ready, step, of_scores)
+        _wait_for_keys(ks, k_ready, step, True)
+        scores = _scores(q, ks, step, of_scores)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_free.index(step % STAGES))
         largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
         exponentials, largest, kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
         denominator = gl.sum(exponentials, 1)
+        _wait_for_keys(ks, k_ready, step + 1, count > 1)
         shares = gl.convert_layout(exponentials.to(vs.dtype), gl.DotOperandLayout(0, of_result, 2))
         if not OVERLAPPED:
             total = _add_values(shares, total, vs, v_ready, step)
@@ -218,13 +226,13 @@ def _attend(
         for i in range(1, cut):
             state = (total, shares, largest, denominator)
             total, shares, largest, denominator = _attend_block(
-                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1), (count - 1 - i) * BLOCK_N),
+                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1, count - 1 - i), (count - 1 - i) * BLOCK_N),
                 *(True, WHICH, ORDER),
             )
         for i in range(cut, count):
             state = (total, shares, largest, denominator)
             total, shares, largest, denominator = _attend_block(
-                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1), (count - 1 - i) * BLOCK_N),
+                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1, count - 1 - i), (count - 1 - i) * BLOCK_N),
                 *(False, WHICH, ORDER),
             )
         step += count
