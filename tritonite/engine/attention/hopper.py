@@ -72,16 +72,17 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
     for tile in range(gl.program_id(0), tiles, programs):
         first, batch, head, count, cut = _tile(tile, sizes, FACTS)
         shared = head // FACTS.ratio
-        for i in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_free.index(i), 1 - turn % 2)
-            mbarrier.expect(q_ready.index(i), Q_BYTES)
-            load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
         for block in range(count):
             stage, phase = step % STAGES, 1 - step // STAGES % 2
             row = (count - 1 - block) * BLOCK_N
             mbarrier.wait(k_free.index(stage), phase)
             mbarrier.expect(k_ready.index(stage), K_BYTES)
             load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
+            if block == 0:
+                for i in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_free.index(i), 1 - turn % 2)
+                    mbarrier.expect(q_ready.index(i), Q_BYTES)
+                    load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
             mbarrier.wait(v_free.index(stage), phase)
             mbarrier.expect(v_ready.index(stage), V_BYTES)
             load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
