@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.engine.attention import hopper
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.launch import libentry
@@ -246,6 +247,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     """
     heads, queries = problem.query.shape[1], problem.queries
     if not problem.batch * heads * queries:
+        return
+    if hopper.takes(problem, out):
+        hopper.attention(problem, out, logsumexp, empty)
         return
     tile = problem.tiles.forward
     blocks = -(-queries // tile.BLOCK_M)
