@@ -172,9 +172,7 @@ class Barriers:
 
     def __init__(self):
         self.changed, self.known = threading.Condition(), {}
-
-    def MBarrierLayout(self):
-        return None
+        self.MBarrierLayout = lambda: None
 
     def init(self, barrier, count):
         self.known[barrier.memory.data_ptr()] = types.SimpleNamespace(count=count, pending=count, bytes=0, phase=0)
@@ -266,6 +264,7 @@ def run(work, tile, at_once, programs=3, empty="inf"):
         for thread in threads:
             thread.join()
 
+    begun = []
     number = lambda value: block(value) if isinstance(value, int) else value
     extreme = lambda function: lambda x, y: function(block(x), block(y))
     language = types.SimpleNamespace(
@@ -282,8 +281,8 @@ def run(work, tile, at_once, programs=3, empty="inf"):
         sum=lambda x, dim: x.sum(dim),
         cdiv=lambda x, y: (x + y - 1) // y,
         store=lambda pointers, value, mask: pointers.store(value, mask),
-        convert_layout=lambda x, _: x,
-        program_id=lambda _: number(program),
+        convert_layout=lambda x, _, assert_trivial=False: x,
+        program_id=lambda _: number(len(begun) - 1),
         static_range=range,
         warp_specialize=warp_specialize,
         **{name: getattr(torch, name) for name in ("abs", "exp2", "log2", "int32", "int64", "float32")},
@@ -301,18 +300,23 @@ def run(work, tile, at_once, programs=3, empty="inf"):
         "warpgroup_mma": products.begin,
         "warpgroup_mma_wait": products.wait,
         "fence_async_shared": lambda: None,
+        # Which halves are a register's is the compiler's matter.
+        "_packed": lambda x, dtype: x.to(dtype),
+        "_unpacked": lambda pairs, dtype, total: pairs,
         "range": lambda *bounds: map(number, range(*bounds)),
         "ROWS": rows,
         "_LOG2E": hopper._LOG2E.value,
         "_LN2": hopper._LN2.value,
     }
     kernel = hopper.attend_warp_specialized.jit.fn
-    helpers = ("_tile", "_copy", "_wait_for_keys", "_scores", "_add_values", "_exponentials", "_attend_block", "_attend")
-    for function in (place.fn, kernel, *[getattr(hopper, name).fn for name in helpers]):
+    steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_row_max", "_exponentials")
+    helpers = [getattr(hopper, name).fn for name in ("_tile", "_copy", *steps, "_attend_block", "_attend")]
+    for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
     for program in range(programs):
+        begun.append(program)
         scope[kernel.__name__](
             Descriptor(work.query, [1, 1, rows, block_d]),
             Descriptor(work.key, [1, 1, tile.BLOCK_N, block_d]),

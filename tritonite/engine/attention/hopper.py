@@ -60,17 +60,16 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
     """What one warp does: copy a tile's queries, and its keys and values to where those before have been used."""
     query, key, value = operands
     qs, ks, vs = buffers
-    q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
-    tiles, programs = sizes[8], sizes[9]
+    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, _, _, _, _, _, _, _, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
     BLOCK_N: gl.constexpr = ks.shape[3]
     Q_BYTES: gl.constexpr = ROWS * qs.shape[4] * 2
     K_BYTES: gl.constexpr = BLOCK_N * ks.shape[4] * 2
     V_BYTES: gl.constexpr = BLOCK_N * vs.shape[4] * 2
     step = 0
-    turn = 0
     for tile in range(gl.program_id(0), tiles, programs):
-        first, batch, head, count, cut = _tile(tile, sizes, FACTS)
+        first, batch, head, count, _cut = _tile(tile, sizes, FACTS)
         shared = head // FACTS.ratio
         for block in range(count):
             stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -80,14 +79,13 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
             load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
             if block == 0:
                 for i in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_free.index(i), 1 - turn % 2)
+                    mbarrier.wait(q_free.index(i), 1 - tile // programs % 2)
                     mbarrier.expect(q_ready.index(i), Q_BYTES)
                     load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
             mbarrier.wait(v_free.index(stage), phase)
             mbarrier.expect(v_ready.index(stage), V_BYTES)
             load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
             step += 1
-        turn += 1
 
 
 @gluon.jit
@@ -107,13 +105,54 @@ def _scores(q, ks, step, layout: gl.constexpr):
 
 
 @gluon.jit
-def _add_values(shares, total, vs, v_ready, step):
-    """Start the products of probabilities and a block of values."""
+def _packed(exponentials, DTYPE: gl.constexpr):
+    """Pairs of a half type, each in an int32: of halves that go round a loop the assembler takes each by itself."""
+    ROUND: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;" if gl.float16 == DTYPE else "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    even, odd = exponentials.reshape((exponentials.shape[0], exponentials.shape[1] // 2, 2)).split()
+    return gl.inline_asm_elementwise(ROUND, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _unpacked(pairs, DTYPE: gl.constexpr, total):
+    """The halves of pairs, as the first operand of a product has them in registers."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    halves = gl.join(even, odd).reshape((pairs.shape[0], 2 * pairs.shape[1])).to(DTYPE, bitcast=True)
+    return gl.convert_layout(halves, gl.DotOperandLayout(0, total.type.layout, 2))
+
+
+@gluon.jit
+def _add_values(pairs, total, vs, v_ready, step):
+    """Start the products of probabilities and a block of values: (these, what has to stay until they are there)."""
+    shares = _unpacked(pairs, vs.dtype, total)
     STAGES: gl.constexpr = vs.shape[0]
     stage = step % STAGES
     mbarrier.wait(v_ready.index(stage), step // STAGES % 2)
     v = vs.index(stage).reshape((vs.shape[3], vs.shape[4]))
-    return warpgroup_mma(shares, v, total, is_async=True)
+    return warpgroup_mma(shares, v, total, is_async=True), shares
+
+
+@gluon.jit
+def _by_thread(x):
+    """(rows, columns) in five dimensions, of which the fourth is that of the four threads that have a row.
+
+    A thread has two of every eight columns. To fold the others one after the other makes a tree, which waits for its
+    operations less often than a row of them does.
+    """
+    return x.reshape((x.shape[0], x.shape[1] // 32, 4, 4, 2))
+
+
+@gluon.jit
+def _thread_sums(x):
+    """The sums of rows by thread, in four columns."""
+    return gl.sum(gl.sum(gl.sum(_by_thread(x), 4), 2), 1)
+
+
+@gluon.jit
+def _row_max(x):
+    largest = gl.max(gl.max(gl.max(gl.max(_by_thread(x), 4), 2), 1), 1)
+    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
 
 
 @gluon.jit
@@ -122,11 +161,11 @@ def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(columns[None, :] < ends[:, None], scores * factor, float("-inf"))
-        most = gl.maximum(largest, gl.max(scores, 1))
+        most = gl.maximum(largest, _row_max(scores))
         base = gl.where(most == float("-inf"), 0.0, most)
         exponentials = gl.exp2(scores - base[:, None])
     else:
-        most = gl.maximum(largest, gl.max(scores, 1) * factor)
+        most = gl.maximum(largest, _row_max(scores) * factor)
         base = gl.where(most == float("-inf"), 0.0, most)
         exponentials = gl.exp2(scores * factor - base[:, None])
     return exponentials, most, gl.exp2(largest - base)
@@ -134,10 +173,14 @@ def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
 
 @gluon.jit
 def _attend_block(
-    state, q, buffers, barriers, factor, ends, step, first, MASKED: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
+    state, q, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
 ):
-    """Start a block's scores, then the block before's products with values, and have exponentials under these."""
-    total, shares, largest, denominator = state
+    """Start a block's scores, then the block before's products with values, and have exponentials under these.
+
+    `numbers` are those of the block and of the turn, counted over all tiles, and how many blocks are left after it.
+    """
+    step, turn, left = numbers
+    total, pairs, largest, denominator = state
     _, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free, turns = barriers
     STAGES: gl.constexpr = ks.shape[0]
@@ -146,44 +189,42 @@ def _attend_block(
     OVERLAPPED: gl.constexpr = ORDER[2]
     layout: gl.constexpr = largest.type.layout.parent
     if PING_PONG:
-        # Steps are counted over all tiles, and each tile's first one has no turn.
-        mbarrier.wait(turns.index(WHICH), (step[1] + (1 if WHICH == 0 else 0)) % 2)
-    scores = _scores(q, ks, step[0], layout)
+        mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
+    scores = _scores(q, ks, step, layout)
     if OVERLAPPED:
-        total = _add_values(shares, total, vs, v_ready, step[0] - 1)
+        total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
     if PING_PONG:
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(k_free.index(step[0] % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, first, MASKED)
-    denominator = denominator * kept + gl.sum(exponentials, 1)
+    mbarrier.arrive(k_free.index(step % STAGES))
+    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
+    denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
-    _wait_for_keys(ks, k_ready, step[0] + 1, step[2] > 0)
+    _wait_for_keys(ks, k_ready, step + 1, left > 0)
     if OVERLAPPED:
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-        mbarrier.arrive(v_free.index((step[0] - 1) % STAGES))
+        mbarrier.arrive(v_free.index((step - 1) % STAGES))
     own: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     total = total * gl.convert_layout(kept, own)[:, None]
-    shares = gl.convert_layout(exponentials.to(vs.dtype), gl.DotOperandLayout(0, total.type.layout, 2))
+    pairs = _packed(exponentials, vs.dtype)
     if not OVERLAPPED:
-        total = _add_values(shares, total, vs, v_ready, step[0])
+        total, shares = _add_values(pairs, total, vs, v_ready, step)
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-        mbarrier.arrive(v_free.index(step[0] % STAGES))
-    return total, shares, largest, denominator
+        mbarrier.arrive(v_free.index(step % STAGES))
+    return total, pairs, largest, denominator
 
 
 @gluon.jit
-def _attend(
-    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
-):
+def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
     """What a group of four warps does: the queries of number WHICH of every tile."""
     out, logsumexp, logarithm_strides, staging = results
     qs, ks, vs = buffers
-    q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
-    heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs = sizes
+    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, _, _, _, queries, keys, diagonal, padded, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
     BLOCK_N: gl.constexpr = FACTS.block_n
     BLOCK_D: gl.constexpr = FACTS.block_d
@@ -196,7 +237,6 @@ def _attend(
     factor = (gl.abs(number) * _LOG2E).to(gl.float32)
     step = 0
     turn = 0
-    shared_steps = 0
     for tile in range(gl.program_id(0), tiles, programs):
         row, batch, head, count, cut = _tile(tile, sizes, FACTS)
         row += WHICH * ROWS
@@ -205,7 +245,7 @@ def _attend(
         if FACTS.causal:
             ends = gl.minimum(ends, rows + (diagonal + 1))
         q = qs.index(WHICH).reshape((ROWS, BLOCK_D))
-        mbarrier.wait(q_ready.index(WHICH), turn % 2)
+        mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
         # What is largest is so after scaling by a positive number.
         if number < 0:
             q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
@@ -216,33 +256,32 @@ def _attend(
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_free.index(step % STAGES))
         largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
-        exponentials, largest, kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
-        denominator = gl.sum(exponentials, 1)
+        exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
+        denominator = _thread_sums(exponentials)
         _wait_for_keys(ks, k_ready, step + 1, count > 1)
-        shares = gl.convert_layout(exponentials.to(vs.dtype), gl.DotOperandLayout(0, of_result, 2))
+        pairs = _packed(exponentials, vs.dtype)
         if not OVERLAPPED:
-            total = _add_values(shares, total, vs, v_ready, step)
+            total, shares = _add_values(pairs, total, vs, v_ready, step)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
             mbarrier.arrive(v_free.index(step % STAGES))
         for i in range(1, cut):
-            state = (total, shares, largest, denominator)
-            total, shares, largest, denominator = _attend_block(
-                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1, count - 1 - i), (count - 1 - i) * BLOCK_N),
-                *(True, WHICH, ORDER),
+            state = (total, pairs, largest, denominator)
+            total, pairs, largest, denominator = _attend_block(
+                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), True, WHICH, ORDER
             )
         for i in range(cut, count):
-            state = (total, shares, largest, denominator)
-            total, shares, largest, denominator = _attend_block(
-                *(state, q, buffers, barriers, factor, ends, (step + i, shared_steps + i - 1, count - 1 - i), (count - 1 - i) * BLOCK_N),
-                *(False, WHICH, ORDER),
+            state = (total, pairs, largest, denominator)
+            total, pairs, largest, denominator = _attend_block(
+                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
             )
         step += count
-        shared_steps += count - 1
-        turn += 1
+        # A tile's first block has no turn.
+        turn += count - 1
         if OVERLAPPED:
-            total = _add_values(shares, total, vs, v_ready, step - 1)
+            total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
             mbarrier.arrive(v_free.index((step - 1) % STAGES))
+        denominator = gl.convert_layout(gl.sum(denominator, 1), of_rows)
         nothing = denominator == 0
         denominator = gl.where(nothing, 1.0, denominator)
         if logsumexp is not None:
