@@ -415,7 +415,7 @@ def takes(problem: Problem, out: torch.Tensor) -> bool:
 def _sizes(problem: Problem) -> tuple[int, int]:
     """The powers of two that hold the elements of a head, and of a value's."""
     least = min(table.WARP_SPECIALIZED)
-    return tuple([max(least, power_of_2(tensor.shape[3])) for tensor in (problem.query, problem.value)])
+    return max(least, power_of_2(problem.query.shape[3])), max(least, power_of_2(problem.value.shape[3]))
 
 
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
