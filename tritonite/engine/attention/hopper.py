@@ -34,6 +34,8 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
 # The queries of a group of four warps, whose tensor cores take as many.
 ROWS = gl.constexpr(64)
+# The bytes of shared memory that are left for barriers, and for what Triton has beside them.
+_BARRIERS = 1024
 
 
 @gluon.jit
@@ -231,6 +233,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     BLOCK_V: gl.constexpr = FACTS.block_v
     EMPTY: gl.constexpr = FACTS.empty
     OVERLAPPED: gl.constexpr = ORDER[2]
+    OWN_STAGING: gl.constexpr = ORDER[3]
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -274,6 +277,9 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
             )
+        if OWN_STAGING:
+            # All products with these queries have been computed.
+            mbarrier.arrive(q_free.index(WHICH))
         step += count
         # A tile's first block has no turn.
         turn += count - 1
@@ -293,11 +299,16 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
         scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, of_result))[:, None]
         here = staging.index(WHICH)
+        if OWN_STAGING:
+            # The result before has left.
+            tma.store_wait(pendings=0)
         here.reshape((ROWS, BLOCK_V)).store(scaled.to(out.dtype))
         fence_async_shared()
         store(out, [batch, head, row, 0], here)
-        tma.store_wait(pendings=0)
-        mbarrier.arrive(q_free.index(WHICH))
+        if not OWN_STAGING:
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(q_free.index(WHICH))
+    tma.store_wait(pendings=0)
 
 
 @libentry()
@@ -327,16 +338,16 @@ def attend_warp_specialized(
 ):
     """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    ORDER is how many groups of warps there are, whether they take turns to multiply, and whether a group's products
-    are under its exponentials. Keys and values have STAGES blocks each in shared memory. The result leaves by way of
-    the queries' place there, where it fits in it.
+    ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
+    under its exponentials, and whether a result leaves by a place in shared memory of its own, so that the next tile's
+    queries come meanwhile, or by that of the queries. Keys and values have STAGES blocks each there.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
     staging = qs
-    if FACTS.block_v != FACTS.block_d:
+    if ORDER[3]:
         staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
@@ -427,6 +438,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     programs = min(tiles, devices.multiprocessors(out.device)) if tile.persistent else tiles
+    size, columns = out.dtype.itemsize, block_d + block_v
+    shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
+    own_staging = block_d != block_v or (tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device))
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         _descriptor(problem.query, ROWS.value, block_d),
@@ -446,7 +460,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped),
+        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
         STAGES=tile.num_stages,
         num_warps=4,
     )
