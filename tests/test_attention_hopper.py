@@ -343,9 +343,9 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
 TILES = [
     WarpSpecialized(128, 128, 2),
     WarpSpecialized(192, 64, 3),
-    WarpSpecialized(128, 32, 2, ping_pong=False),
-    WarpSpecialized(128, 64, 2, overlapped=False),
-    WarpSpecialized(192, 32, 2, ping_pong=False, overlapped=False),
+    WarpSpecialized(128, 32, 2, ping_pong=None),
+    WarpSpecialized(128, 64, 2, ping_pong=None, overlapped=False),
+    WarpSpecialized(192, 32, 2, ping_pong="scores"),
 ]
 
 

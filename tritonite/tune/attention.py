@@ -80,14 +80,15 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
 class WarpSpecialized(NamedTuple):
     """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps.
 
-    The groups take turns to multiply where they `ping_pong`, a block's products are under the exponentials of the one
-    before where they are `overlapped`, and `persistent` programs take tile after tile.
+    The groups take turns to multiply, which each gives to the next after its "scores" of a block, or after all its
+    "products" of one (`ping_pong`). A block's products are under the exponentials of the one before where they are
+    `overlapped`, and `persistent` programs take tile after tile.
     """
 
     BLOCK_M: int
     BLOCK_N: int
     num_stages: int
-    ping_pong: bool = True
+    ping_pong: str | None = "products"
     overlapped: bool = True
     persistent: bool = False
 
@@ -96,7 +97,7 @@ class WarpSpecialized(NamedTuple):
 WARP_SPECIALIZED = {
     64: WarpSpecialized(128, 128, 2),
     128: WarpSpecialized(128, 128, 2),
-    256: WarpSpecialized(128, 64, 2, ping_pong=False),
+    256: WarpSpecialized(128, 64, 2, ping_pong=None),
 }
 
 

@@ -190,12 +190,14 @@ def _attend_block(
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
     layout: gl.constexpr = largest.type.layout.parent
-    if PING_PONG:
+    if PING_PONG is not None:
         mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
     scores = _scores(q, ks, step, layout)
+    if PING_PONG == "scores":
+        mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-    if PING_PONG:
+    if PING_PONG == "products":
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -338,9 +340,10 @@ def attend_warp_specialized(
 ):
     """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
-    under its exponentials, and whether a result leaves by a place in shared memory of its own, so that the next tile's
-    queries come meanwhile, or by that of the queries. Keys and values have STAGES blocks each there.
+    ORDER is how many groups of warps there are, after what of a block one gives its turn to multiply to the next (its
+    scores, all its products, or None, where there are no turns), whether a group's products are under its exponentials,
+    and whether a result leaves by a place in shared memory of its own, so that the next tile's queries come meanwhile,
+    or by that of the queries. Keys and values have STAGES blocks each there.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
