@@ -27,6 +27,8 @@ import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
 from tritonite.engine import pointwise
+from tritonite.engine.attention import hopper
+from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.errors import Decline, did_you_mean
@@ -304,6 +306,20 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])
 
 
+def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """The forward pass that Hopper's GPUs have, by every tile of its table, of heads and values of several sizes."""
+    halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
+    for dtype, (head, value), causal in itertools.product(halves, sizes, (False, True)):
+        if not full and (dtype, head, causal) != (torch.float16, value, True):
+            continue
+        query, key = torch.empty(2, 4, 200, head, dtype=dtype), torch.empty(2, 2, 300, head, dtype=dtype)
+        out, logsumexp = torch.empty(2, 4, 200, value, dtype=dtype), torch.empty(2, 4, 200) if causal else None
+        problem = Problem(query, key, key.new_empty(2, 2, 300, value), None, None, causal, 100, "ieee")
+        with _noting() as found:
+            hopper.attention(problem, out, logsumexp)
+        yield f"attention {dtype} of {head} and {value}{' causal' if causal else ''}", found[0], ("sm_90",)
+
+
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)[: None if full else 1]:
@@ -333,6 +349,7 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
 
 
 _GROUPS = {
+    "attention": warp_specialized_attention,
     "decoding": decoding,
     "sorted": sorted_rows,
     "tiles": tiles,
@@ -375,10 +392,10 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "decoding" stands for attention of few queries over many keys, "sorted" for long rows in order, "tiles" for products
-    by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows,
-    "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
-    for one of them.
+    "attention" stands for Hopper's forward pass, "decoding" for attention of few queries over many keys, "sorted" for
+    long rows in order, "tiles" for products by all tables of tiles, "rows" for long rows, "fused" for operators outside
+    ATen, "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to
+    all targets of a compiler is compiled for one of them.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

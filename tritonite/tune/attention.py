@@ -78,6 +78,35 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     return found
 
 
+class WarpSpecialized(NamedTuple):
+    """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps.
+
+    The groups take turns to multiply, which each gives to the next after its "scores" of a block, or after all its
+    "products" of one (`ping_pong`). A block's products are under the exponentials of the one before where they are
+    `overlapped`, and `persistent` programs take tile after tile.
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_stages: int
+    ping_pong: str | None = "products"
+    overlapped: bool = True
+    persistent: bool = False
+
+
+# By the powers of two that hold a head and a value, those of one size.
+WARP_SPECIALIZED = {
+    64: WarpSpecialized(128, 128, 2),
+    128: WarpSpecialized(128, 128, 2),
+    256: WarpSpecialized(128, 64, 2, ping_pong=None),
+}
+
+
+def warp_specialized(head: int, value: int) -> WarpSpecialized | None:
+    """That for heads and values in powers of two, which the larger decides, or None."""
+    return WARP_SPECIALIZED.get(max(head, value))
+
+
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.
 FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
 # The rows of the smallest tile, which tensor cores take.

@@ -17,12 +17,12 @@ from tritonite.engine.attention.forward import (
     exponential,
     key_range,
     load_rows,
-    place,
     score_factor,
     seen,
     sequence,
     store_rows,
 )
+from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.launch import libentry
 
@@ -148,7 +148,7 @@ def attend_to_queries(
     BLOCK_V: tl.constexpr = FACTS.block_v
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
-    block, batch, head = place(blocks, heads, batch_heads, group)
+    block, batch, head = place(tl.program_id(0), blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
     queries, keys, diagonal, first, first_key = sequence(
         query_starts, key_starts, batch, queries, keys, diagonal, FACTS

@@ -7,26 +7,14 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
+from tritonite.engine.attention import hopper
+from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.launch import libentry
 
 # Exponentials are powers of two, which devices have an instruction for.
 LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def place(blocks, heads, batch_heads, group):
-    """(block, batch, head) of a program: the last block first, of as many heads together as a cache has room for.
-
-    In causal attention the last rows take longest, and begun first they leave the short ones to fill the end.
-    """
-    program = tl.program_id(0)
-    first = program // (group * blocks) * group
-    rest = program - first * blocks
-    count = tl.minimum(group, batch_heads - first)
-    own = first + rest % count
-    return blocks - 1 - rest // count, (own // heads).to(tl.int64), (own % heads).to(tl.int64)
 
 
 @triton.jit
@@ -197,7 +185,7 @@ def attend(
     VALUE: tl.constexpr = FACTS.value_size
     EMPTY: tl.constexpr = FACTS.empty
     NATURAL: tl.constexpr = FACTS.natural
-    block, batch, head = place(blocks, heads, batch_heads, group)
+    block, batch, head = place(tl.program_id(0), blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
     queries, keys, diagonal, first, first_key = sequence(
         query_starts, key_starts, batch, queries, keys, diagonal, FACTS
@@ -259,6 +247,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     """
     heads, queries = problem.query.shape[1], problem.queries
     if not problem.batch * heads * queries:
+        return
+    if hopper.takes(problem, out):
+        hopper.attention(problem, out, logsumexp, empty)
         return
     tile = problem.tiles.forward
     blocks = -(-queries // tile.BLOCK_M)

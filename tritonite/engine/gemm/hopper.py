@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
 # By their names since Triton 3.9, or before.
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
@@ -59,13 +59,13 @@ def _copy(a, b, b_more, buffers, sizes, ORDER: gl.constexpr):
             for i in gl.static_range(COPIES):
                 first = (row * COPIES + i) * ROWS
                 place_a = [batch, inner, first] if A_TRANSPOSED else [batch, first, inner]
-                _load(a, place_a, here, xs.index(stage * COPIES + i))
+                load(a, place_a, here, xs.index(stage * COPIES + i))
             first = column * (COLUMNS + MORE)
-            _load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
+            load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
             if MORE > 0:
                 first += COLUMNS
                 place_b = [batch, first, inner] if B_TRANSPOSED else [batch, inner, first]
-                _load(b_more, place_b, here, ys_more.index(stage))
+                load(b_more, place_b, here, ys_more.index(stage))
             step += 1
 
 
@@ -100,7 +100,7 @@ def _write(
     else:
         here.reshape((ROWS, WIDTH)).store(result.to(out.dtype))
     fence_async_shared()
-    _store(out, [written, column, row] if OUT_TRANSPOSED else [written, row, column], here)
+    store(out, [written, column, row] if OUT_TRANSPOSED else [written, row, column], here)
 
 
 @gluon.jit

@@ -1,0 +1,458 @@
+"""The warp-specialised forward pass of attention: which calls it takes, its algorithm without a GPU, and its values."""
+
+import dataclasses
+import itertools
+import math
+import random
+import threading
+import time
+import types
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import devices
+from tritonite.engine.attention import forward, hopper
+from tritonite.engine.attention.place import place
+from tritonite.engine.attention.problem import Packed, Problem
+from tritonite.tune import attention as table
+from tritonite.tune.attention import WarpSpecialized
+
+on_sm_90 = pytest.mark.skipif(
+    not devices.has_wgmma(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
+)
+
+
+def drawn(*shape, dtype=torch.float16):
+    return torch.randn(shape, device=tritonite.device).to(dtype)
+
+
+def by_definition(work, empty="inf"):
+    """(result, logarithms of the sums) in float64; rows that see nothing are 0, and their logarithm is `empty`."""
+    query, key, value = [x.double() for x in (work.query, work.key, work.value)]
+    key, value = [x.repeat_interleave(work.ratio, 1) for x in (key, value)]
+    scores = query @ key.mT * work.factor
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=query.device)
+    if work.causal:
+        seen = seen.tril(work.diagonal)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    logarithms = torch.where(seen.any(-1), scores.logsumexp(-1), float(empty))
+    return scores.softmax(-1).nan_to_num(0) @ value, logarithms
+
+
+def problem(S=20, T=None, D=64, V=None, H=4, shared=2, B=2, causal=True, diagonal=0, scale=None, dtype=torch.float16):
+    shapes = (B, H, S, D), (B, shared, T or S, D), (B, shared, T or S, V or D)
+    return Problem(*[drawn(*shape, dtype=dtype) for shape in shapes], None, scale, causal, diagonal, "ieee")
+
+
+def result(work):
+    return work.query.new_full((*work.query.shape[:3], work.value.shape[3]), math.nan)
+
+
+@pytest.fixture
+def of_hopper(monkeypatch):
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
+def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+    work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
+    assert hopper.takes(work, result(work))
+    rows_first = work._replace(**{name: getattr(work, name).mT.contiguous().mT for name in ("query",)})
+    assert not hopper.takes(rows_first, result(work))
+    by_rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (work.query, work.key, work.value)]
+    assert hopper.takes(Problem(*by_rows, *work[3:]), result(work))
+    packed = drawn(2, 20, 3, 4, 64, dtype=dtype).permute(2, 0, 3, 1, 4)
+    assert hopper.takes(Problem(*packed, *work[3:]), result(Problem(*packed, *work[3:])))
+
+
+def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch):
+    work = problem()
+    out = result(work)
+    assert hopper.takes(work, out)
+    starts = torch.zeros(2, dtype=torch.int32)
+    others = [
+        work._replace(bias=drawn(2, 4, 20, 20)),
+        work._replace(packed=Packed(starts, starts, 20, 20, True, True)),
+        work._replace(key=work.key[:, :, :0], value=work.value[:, :, :0]),
+        work._replace(query=drawn(2, 4, 20, 72)[..., 4:-4]),
+        work._replace(query=drawn(2, 4, 20, 66)[..., :64]),
+        work._replace(key=work.key[:, :1].expand(-1, 2, -1, -1)),
+    ]
+    assert not any(hopper.takes(other, out) for other in others)
+    wide = problem(dtype=torch.float32)
+    assert not hopper.takes(wide, result(wide))
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
+    assert not hopper.takes(work, out)
+
+
+def test_the_host_function_asks(of_hopper, monkeypatch):
+    called = []
+    monkeypatch.setattr(hopper, "attention", lambda *given: called.append(given))
+    work = problem()
+    out = result(work)
+    forward.attention(work, out, None, "0")
+    assert called == [(work, out, None, "0")] and out.isnan().all()
+    biased = work._replace(bias=drawn(2, 4, 20, 20))
+    forward.attention(biased, out, None, "0")
+    assert len(called) == 1 and not out.isnan().any()
+
+
+class Block(torch.Tensor):
+    """Registers; of layouts nothing is asked but that they are there."""
+
+    type = types.SimpleNamespace(layout=types.SimpleNamespace(parent=None))
+
+
+def block(value, dtype=None):
+    return torch.as_tensor(value, dtype=dtype).as_subclass(Block)
+
+
+class Shared:
+    """Shared memory, or a part of it."""
+
+    def __init__(self, memory):
+        self.memory, self.shape, self.dtype = memory, memory.shape, memory.dtype
+
+    def index(self, i):
+        return Shared(self.memory[int(i)])
+
+    def reshape(self, shape):
+        return Shared(self.memory.view(shape))
+
+    def permute(self, order):
+        return Shared(self.memory.permute(order))
+
+    def load(self, _):
+        return block(self.memory.clone())
+
+    def store(self, value):
+        self.memory.copy_(value)
+
+
+class Pointer:
+    """Elements of memory."""
+
+    def __init__(self, memory, offset=0):
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, offset):
+        return Pointer(self.memory, self.offset + offset)
+
+    def store(self, value, mask):
+        self.memory.view(-1)[self.offset[mask].long()] = value[mask]
+
+
+class Descriptor:
+    """A tensor in blocks; what is beyond it reads as 0 and is not written."""
+
+    layout = None
+
+    def __init__(self, tensor, block_shape):
+        self.tensor, self.block_shape, self.dtype = tensor, block_shape, tensor.dtype
+
+    def part(self, place):
+        slices = zip(self.block_shape, map(int, place), self.tensor.shape, strict=True)
+        return tuple([slice(first, min(first + count, end)) for count, first, end in slices])
+
+    def read(self, place):
+        found, part = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.part(place)]
+        found[tuple([slice(count) for count in part.shape])] = part
+        return found
+
+    def write(self, place, value):
+        part = self.tensor[self.part(place)]
+        part.copy_(value.view(self.block_shape)[tuple([slice(count) for count in part.shape])])
+
+
+class Barriers:
+    """Barriers in shared memory, by the addresses of their words."""
+
+    def __init__(self):
+        self.changed, self.known = threading.Condition(), {}
+        self.MBarrierLayout = lambda: None
+
+    def init(self, barrier, count):
+        self.known[barrier.memory.data_ptr()] = types.SimpleNamespace(count=count, pending=count, bytes=0, phase=0)
+
+    def change(self, barrier, arrivals, size):
+        with self.changed:
+            state = self.known[barrier.memory.data_ptr()]
+            state.pending, state.bytes = state.pending - arrivals, state.bytes + size
+            assert state.pending >= 0, "more arrivals than a phase has"
+            if state.pending == state.bytes == 0:
+                state.phase, state.pending = state.phase + 1, state.count
+            self.changed.notify_all()
+
+    def arrive(self, barrier):
+        self.change(barrier, 1, 0)
+
+    def expect(self, barrier, size):
+        self.change(barrier, 1, size)
+
+    def wait(self, barrier, phase, pred=True):
+        state = self.known[barrier.memory.data_ptr()]
+        with self.changed:
+            if pred and not self.changed.wait_for(lambda: state.phase % 2 != phase, timeout=10):
+                raise TimeoutError("a barrier that nothing comes to")
+
+
+class Products:
+    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before."""
+
+    def __init__(self, at_once):
+        self.at_once, self.own = at_once, threading.local()
+
+    def begin(self, a, b, total, use_acc=True, is_async=False):
+        assert is_async
+        memory = lambda x: (x.memory if isinstance(x, Shared) else x).float()
+        product = types.SimpleNamespace(value=None)
+
+        def compute():
+            product.value = block(torch.Tensor(memory(a) @ memory(b)) + (total if use_acc else 0))
+
+        self.own.__dict__.setdefault("begun", []).append((product, compute))
+        if self.at_once:
+            compute()
+        return product
+
+    def wait(self, outstanding, deps):
+        begun = self.own.begun
+        while len(begun) > outstanding:
+            product, compute = begun.pop(0)
+            if product.value is None:
+                compute()
+        unfinished = [product for product, _ in begun]
+        assert not any(dep is product for dep in deps for product in unfinished)
+        values = tuple([dep.value if isinstance(dep, types.SimpleNamespace) else dep for dep in deps])
+        return values[0] if len(values) == 1 else values
+
+
+def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
+    """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
+    out = result(work)
+    logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
+    block_d, block_v = hopper._sizes(work)
+    rows, heads = hopper.ROWS.value, work.query.shape[1]
+    blocks, barriers, products = -(-work.queries // tile.BLOCK_M), Barriers(), Products(at_once)
+    failed = []
+
+    def later():
+        time.sleep(random.random() * 1e-3)
+
+    leaving = threading.local()
+
+    def leave(pendings):
+        assert pendings == 0
+        for descriptor, first, source in leaving.__dict__.pop("results", []):
+            descriptor.write(first, source.memory)
+
+    def load(descriptor, place, barrier, to):
+        def copy():
+            later()
+            to.memory.copy_(descriptor.read(place))
+            barriers.change(barrier, 0, -to.memory.numel() * 2)
+
+        threading.Thread(target=copy).start()
+
+    def guarded(function, given):
+        try:
+            function(*given)
+        except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
+            failed.append(error)
+
+    def warp_specialize(partitions, warps, registers):
+        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    begun = []
+    number = lambda value: block(value) if isinstance(value, int) else value
+    extreme = lambda function: lambda x, y: function(block(x), block(y))
+    language = types.SimpleNamespace(
+        allocate_shared_memory=lambda dtype, shape, _: Shared(
+            torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
+        ),
+        arange=lambda begin, end, _: block(torch.arange(begin, end)),
+        zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
+        full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
+        where=lambda mask, x, y: torch.where(mask, x, y),
+        minimum=extreme(torch.minimum),
+        maximum=extreme(torch.maximum),
+        max=lambda x, dim: x.amax(dim),
+        sum=lambda x, dim: x.sum(dim),
+        cdiv=lambda x, y: (x + y - 1) // y,
+        store=lambda pointers, value, mask: pointers.store(value, mask),
+        convert_layout=lambda x, _, assert_trivial=False: x,
+        program_id=lambda _: number(len(begun) - 1),
+        static_range=range,
+        warp_specialize=warp_specialize,
+        **{name: getattr(torch, name) for name in ("abs", "exp2", "log2", "int32", "int64", "float32")},
+        **dict.fromkeys(
+            ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"), lambda *_: None
+        ),
+    )
+    scope = {
+        "gl": language,
+        "tl": language,
+        "mbarrier": barriers,
+        "tma": types.SimpleNamespace(store_wait=leave),
+        "load": load,
+        "store": lambda *given: leaving.__dict__.setdefault("results", []).append(given),
+        "warpgroup_mma": products.begin,
+        "warpgroup_mma_wait": products.wait,
+        "fence_async_shared": lambda: None,
+        # Which halves are a register's is the compiler's matter.
+        "_packed": lambda x, dtype: x.to(dtype),
+        "_unpacked": lambda pairs, dtype, total: pairs,
+        "range": lambda *bounds: map(number, range(*bounds)),
+        "ROWS": rows,
+        "_LOG2E": hopper._LOG2E.value,
+        "_LN2": hopper._LN2.value,
+    }
+    kernel = hopper.attend_warp_specialized.jit.fn
+    steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_row_max", "_exponentials")
+    helpers = [getattr(hopper, name).fn for name in ("_tile", "_copy", *steps, "_attend_block", "_attend")]
+    for function in (place.fn, kernel, *helpers):
+        scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
+    facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
+    facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
+    for program in range(programs):
+        begun.append(program)
+        scope[kernel.__name__](
+            Descriptor(work.query, [1, 1, rows, block_d]),
+            Descriptor(work.key, [1, 1, tile.BLOCK_N, block_d]),
+            Descriptor(work.value, [1, 1, tile.BLOCK_N, block_v]),
+            Descriptor(out, [1, 1, rows, block_v]),
+            Pointer(logsumexp),
+            *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
+            *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
+            FACTS=types.SimpleNamespace(**facts),
+            ORDER=(tile.BLOCK_M // rows, tile.ping_pong, tile.overlapped, own_staging),
+            STAGES=tile.num_stages,
+        )
+        if failed:
+            raise failed[0]
+    return out, logsumexp
+
+
+TILES = [
+    WarpSpecialized(128, 128, 2),
+    WarpSpecialized(192, 64, 3),
+    WarpSpecialized(128, 32, 2, ping_pong=None),
+    WarpSpecialized(128, 64, 2, ping_pong=None, overlapped=False),
+    WarpSpecialized(192, 32, 2, ping_pong="scores"),
+]
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("own_staging", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("S", "T", "causal", "diagonal", "scale"),
+    [(300, 300, True, 0, None), (130, 290, True, 160, -0.3), (200, 90, True, -110, 0.1), (65, 257, False, 0, 0.0)],
+)
+def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own_staging):
+    """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+    work = problem(S=S, T=T, V=80 if own_staging else 64, causal=causal, diagonal=diagonal, scale=scale)
+    out, logsumexp = run(work, tile, at_once, own_staging)
+    expected, logarithms = by_definition(work)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(logsumexp[:, :, :S].double(), logarithms, atol=1e-5, rtol=1e-5)
+    assert logsumexp[:, :, S:].eq(math.inf).all()
+
+
+def attended(work, empty="inf"):
+    """(result, logarithms) of the host function, beside memory that must stay as it was."""
+    whole = work.query.new_full((*work.query.shape[:2], work.queries + 3, work.value.shape[3] + 8), math.nan)
+    out = whole[:, :, : work.queries, : work.value.shape[3]]
+    logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan, device=out.device)
+    forward.attention(work, out, logsumexp, empty)
+    assert whole[:, :, work.queries :].isnan().all() and whole[..., out.shape[3] :].isnan().all()
+    assert logsumexp[:, :, work.queries :].eq(math.inf).all()
+    return out, logsumexp[:, :, : work.queries]
+
+
+def check(work, empty="inf"):
+    """The values by the warp-specialised kernel, against their definition and the kernel for all devices."""
+    assert hopper.takes(work, result(work))
+    far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
+    out, logsumexp = attended(work, empty)
+    expected, logarithms = by_definition(work, empty)
+    torch.testing.assert_close(out.double(), expected, atol=far, rtol=far)
+    torch.testing.assert_close(logsumexp.double(), logarithms, atol=2e-5, rtol=2e-5)
+    assert all(map(torch.equal, (out, logsumexp), attended(work, empty)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "takes", lambda *_: False)
+        other, others = attended(work, empty)
+    torch.testing.assert_close(out, other, atol=far, rtol=far)
+    torch.testing.assert_close(logsumexp, others, atol=2e-5, rtol=2e-5)
+
+
+@on_sm_90
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("D", [64, 128, 256, 80, 96, 8])
+def test_sizes_of_heads(D, causal, dtype):
+    check(problem(S=700, D=D, causal=causal, dtype=dtype))
+
+
+@on_sm_90
+@pytest.mark.parametrize(("D", "V"), [(64, 128), (128, 64), (128, 256), (256, 128), (72, 136)])
+def test_values_of_another_size(D, V):
+    check(problem(S=300, T=500, D=D, V=V, diagonal=200))
+
+
+@on_sm_90
+@pytest.mark.parametrize("empty", ["0", "inf"])
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000])
+def test_lengths(S, empty):
+    for T, causal in itertools.product((S, 1, 300), (False, True)):
+        for diagonal in (0, T - S, -50, 70) if causal else (0,):
+            check(problem(S=S, T=T, causal=causal, diagonal=diagonal), empty)
+
+
+@on_sm_90
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_scale(D, scale):
+    check(problem(S=300, D=D, scale=scale))
+
+
+@on_sm_90
+@pytest.mark.parametrize("D", [64, 80, 128])
+def test_layouts(D):
+    work = problem(S=300, D=D)
+    check(Problem(*[x.transpose(1, 2).contiguous().transpose(1, 2) for x in work[:3]], *work[3:]))
+    check(Problem(*drawn(2, 300, 3, 4, D).permute(2, 0, 3, 1, 4), *work[3:]))
+
+
+@on_sm_90
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
+    """Of so many heads that persistent programs have several tiles."""
+    monkeypatch.setattr(table, "warp_specialized", lambda *_: tile._replace(persistent=persistent))
+    check(problem(S=450, H=64, shared=32, causal=causal))
+
+
+@on_sm_90
+def test_numbers_are_repeated_through_the_dispatcher(path):
+    """A plan holds descriptors: of other operands, and with another scale, of either sign."""
+    name = "_scaled_dot_product_flash_attention"
+    for scale in (0.2, -0.3, 0.1):
+        work = problem(S=300, causal=True, scale=scale)
+        with tritonite.use_gems(include=[name]):
+            out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*work[:3], 0.0, True, scale=scale)
+        expected, logarithms = by_definition(work)
+        torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)
+        torch.testing.assert_close(logsumexp.double(), logarithms, atol=2e-5, rtol=2e-5)
+    counts = tritonite.stats()[name]
+    assert not counts.unrecordable and not counts.declined
+    assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))

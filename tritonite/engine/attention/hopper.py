@@ -1,0 +1,469 @@
+"""The warp-specialised forward pass of attention, in Gluon, for tensor cores that read shared memory (sm_90).
+
+One warp copies blocks, and groups of four warps each take 64 queries: while one's exponentials are computed, tensor
+cores multiply for another, and within a group for its next block (Shah et al. 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
+
+from tritonite import devices
+from tritonite.engine.attention.place import place
+from tritonite.engine.attention.problem import Problem
+from tritonite.engine.gemm.hopper import in_shared_memory, load, store
+from tritonite.engine.iteration import power_of_2
+from tritonite.launch import libentry
+from tritonite.tune import attention as table
+
+_LOG2E = gl.constexpr(1.4426950408889634)
+_LN2 = gl.constexpr(0.6931471805599453)
+# The queries of a group of four warps, whose tensor cores take as many.
+ROWS = gl.constexpr(64)
+# The bytes of shared memory that are left for barriers, and for what Triton has beside them.
+_BARRIERS = 1024
+
+
+@gluon.jit
+def _tile(tile, sizes, FACTS: gl.constexpr):
+    """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a tile.
+
+    Blocks of keys are taken from the last to the first, and there is always one.
+    """
+    heads, batch_heads, group, blocks, _, keys, diagonal, _, _, _ = sizes
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    block, batch, head = place(tile, blocks, heads, batch_heads, group)
+    end, whole = keys, keys // BLOCK_N
+    if FACTS.causal:
+        first = block * BLOCK_M + diagonal + 1
+        end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
+        whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
+    count = gl.cdiv(end, BLOCK_N)
+    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+
+
+@gluon.jit
+def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """What one warp does: copy a tile's queries, and its keys and values to where those before have been used."""
+    query, key, value = operands
+    qs, ks, vs = buffers
+    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, _, _, _, _, _, _, _, tiles, programs = sizes
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_N: gl.constexpr = ks.shape[3]
+    Q_BYTES: gl.constexpr = ROWS * qs.shape[4] * 2
+    K_BYTES: gl.constexpr = BLOCK_N * ks.shape[4] * 2
+    V_BYTES: gl.constexpr = BLOCK_N * vs.shape[4] * 2
+    step = 0
+    for tile in range(gl.program_id(0), tiles, programs):
+        first, batch, head, count, _cut = _tile(tile, sizes, FACTS)
+        shared = head // FACTS.ratio
+        for block in range(count):
+            stage, phase = step % STAGES, 1 - step // STAGES % 2
+            row = (count - 1 - block) * BLOCK_N
+            mbarrier.wait(k_free.index(stage), phase)
+            mbarrier.expect(k_ready.index(stage), K_BYTES)
+            load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
+            if block == 0:
+                for i in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_free.index(i), 1 - tile // programs % 2)
+                    mbarrier.expect(q_ready.index(i), Q_BYTES)
+                    load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
+            mbarrier.wait(v_free.index(stage), phase)
+            mbarrier.expect(v_ready.index(stage), V_BYTES)
+            load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _wait_for_keys(ks, k_ready, step, wanted):
+    STAGES: gl.constexpr = ks.shape[0]
+    mbarrier.wait(k_ready.index(step % STAGES), step // STAGES % 2, pred=wanted)
+
+
+@gluon.jit
+def _scores(q, ks, step, layout: gl.constexpr):
+    """Start the products of queries and the next block of keys."""
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_N: gl.constexpr = ks.shape[3]
+    k = ks.index(step % STAGES).reshape((BLOCK_N, ks.shape[4])).permute((1, 0))
+    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    return warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _packed(exponentials, DTYPE: gl.constexpr):
+    """Pairs of a half type, each in an int32: of halves that go round a loop the assembler takes each by itself."""
+    ROUND: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;" if gl.float16 == DTYPE else "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    even, odd = exponentials.reshape((exponentials.shape[0], exponentials.shape[1] // 2, 2)).split()
+    return gl.inline_asm_elementwise(ROUND, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _unpacked(pairs, DTYPE: gl.constexpr, total):
+    """The halves of pairs, as the first operand of a product has them in registers."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    halves = gl.join(even, odd).reshape((pairs.shape[0], 2 * pairs.shape[1])).to(DTYPE, bitcast=True)
+    return gl.convert_layout(halves, gl.DotOperandLayout(0, total.type.layout, 2))
+
+
+@gluon.jit
+def _add_values(pairs, total, vs, v_ready, step):
+    """Start the products of probabilities and a block of values: (these, what has to stay until they are there)."""
+    shares = _unpacked(pairs, vs.dtype, total)
+    STAGES: gl.constexpr = vs.shape[0]
+    stage = step % STAGES
+    mbarrier.wait(v_ready.index(stage), step // STAGES % 2)
+    v = vs.index(stage).reshape((vs.shape[3], vs.shape[4]))
+    return warpgroup_mma(shares, v, total, is_async=True), shares
+
+
+@gluon.jit
+def _by_thread(x):
+    """(rows, columns) in five dimensions, of which the fourth is that of the four threads that have a row.
+
+    A thread has two of every eight columns. To fold the others one after the other makes a tree, which waits for its
+    operations less often than a row of them does.
+    """
+    return x.reshape((x.shape[0], x.shape[1] // 32, 4, 4, 2))
+
+
+@gluon.jit
+def _thread_sums(x):
+    """The sums of rows by thread, in four columns."""
+    return gl.sum(gl.sum(gl.sum(_by_thread(x), 4), 2), 1)
+
+
+@gluon.jit
+def _row_max(x):
+    largest = gl.max(gl.max(gl.max(gl.max(_by_thread(x), 4), 2), 1), 1)
+    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
+    """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
+    if MASKED:
+        columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
+        scores = gl.where(columns[None, :] < ends[:, None], scores * factor, float("-inf"))
+        most = gl.maximum(largest, _row_max(scores))
+        base = gl.where(most == float("-inf"), 0.0, most)
+        exponentials = gl.exp2(scores - base[:, None])
+    else:
+        most = gl.maximum(largest, _row_max(scores) * factor)
+        base = gl.where(most == float("-inf"), 0.0, most)
+        exponentials = gl.exp2(scores * factor - base[:, None])
+    return exponentials, most, gl.exp2(largest - base)
+
+
+@gluon.jit
+def _attend_block(
+    state, q, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
+):
+    """Start a block's scores, then the block before's products with values, and have exponentials under these.
+
+    `numbers` are those of the block and of the turn, counted over all tiles, and how many blocks are left after it.
+    """
+    step, turn, left = numbers
+    total, pairs, largest, denominator = state
+    _, ks, vs = buffers
+    _, _, k_ready, k_free, v_ready, v_free, turns = barriers
+    STAGES: gl.constexpr = ks.shape[0]
+    CONSUMERS: gl.constexpr = ORDER[0]
+    PING_PONG: gl.constexpr = ORDER[1]
+    OVERLAPPED: gl.constexpr = ORDER[2]
+    layout: gl.constexpr = largest.type.layout.parent
+    if PING_PONG is not None:
+        mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
+    scores = _scores(q, ks, step, layout)
+    if PING_PONG == "scores":
+        mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
+    if OVERLAPPED:
+        total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+    if PING_PONG == "products":
+        mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
+    if OVERLAPPED:
+        scores = warpgroup_mma_wait(1, deps=(scores,))
+    else:
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+    mbarrier.arrive(k_free.index(step % STAGES))
+    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
+    denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
+    # Here, because the assembler does not move what comes after it before the exponentials.
+    _wait_for_keys(ks, k_ready, step + 1, left > 0)
+    if OVERLAPPED:
+        total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+        mbarrier.arrive(v_free.index((step - 1) % STAGES))
+    own: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    total = total * gl.convert_layout(kept, own)[:, None]
+    pairs = _packed(exponentials, vs.dtype)
+    if not OVERLAPPED:
+        total, shares = _add_values(pairs, total, vs, v_ready, step)
+        total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+        mbarrier.arrive(v_free.index(step % STAGES))
+    return total, pairs, largest, denominator
+
+
+@gluon.jit
+def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
+    """What a group of four warps does: the queries of number WHICH of every tile."""
+    out, logsumexp, logarithm_strides, staging = results
+    qs, ks, vs = buffers
+    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, _, _, _, queries, keys, diagonal, padded, tiles, programs = sizes
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    EMPTY: gl.constexpr = FACTS.empty
+    OVERLAPPED: gl.constexpr = ORDER[2]
+    OWN_STAGING: gl.constexpr = ORDER[3]
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    factor = (gl.abs(number) * _LOG2E).to(gl.float32)
+    step = 0
+    turn = 0
+    for tile in range(gl.program_id(0), tiles, programs):
+        row, batch, head, count, cut = _tile(tile, sizes, FACTS)
+        row += WHICH * ROWS
+        rows = row + gl.arange(0, ROWS, of_rows)
+        ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
+        if FACTS.causal:
+            ends = gl.minimum(ends, rows + (diagonal + 1))
+        q = qs.index(WHICH).reshape((ROWS, BLOCK_D))
+        mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
+        # What is largest is so after scaling by a positive number.
+        if number < 0:
+            q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+            fence_async_shared()
+        total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
+        _wait_for_keys(ks, k_ready, step, True)
+        scores = _scores(q, ks, step, of_scores)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        mbarrier.arrive(k_free.index(step % STAGES))
+        largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
+        exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
+        denominator = _thread_sums(exponentials)
+        _wait_for_keys(ks, k_ready, step + 1, count > 1)
+        pairs = _packed(exponentials, vs.dtype)
+        if not OVERLAPPED:
+            total, shares = _add_values(pairs, total, vs, v_ready, step)
+            total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+            mbarrier.arrive(v_free.index(step % STAGES))
+        for i in range(1, cut):
+            state = (total, pairs, largest, denominator)
+            total, pairs, largest, denominator = _attend_block(
+                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), True, WHICH, ORDER
+            )
+        for i in range(cut, count):
+            state = (total, pairs, largest, denominator)
+            total, pairs, largest, denominator = _attend_block(
+                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
+            )
+        if OWN_STAGING:
+            # All products with these queries have been computed.
+            mbarrier.arrive(q_free.index(WHICH))
+        step += count
+        # A tile's first block has no turn.
+        turn += count - 1
+        if OVERLAPPED:
+            total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+            total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+            mbarrier.arrive(v_free.index((step - 1) % STAGES))
+        denominator = gl.convert_layout(gl.sum(denominator, 1), of_rows)
+        nothing = denominator == 0
+        denominator = gl.where(nothing, 1.0, denominator)
+        if logsumexp is not None:
+            logarithm = (largest + gl.log2(denominator)) * _LN2
+            logarithm = gl.where(nothing, float(EMPTY), logarithm)
+            logarithm = gl.where(rows < queries, logarithm, float("inf"))
+            place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
+            pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
+            gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
+        scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, of_result))[:, None]
+        here = staging.index(WHICH)
+        if OWN_STAGING:
+            # The result before has left.
+            tma.store_wait(pendings=0)
+        here.reshape((ROWS, BLOCK_V)).store(scaled.to(out.dtype))
+        fence_async_shared()
+        store(out, [batch, head, row, 0], here)
+        if not OWN_STAGING:
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(q_free.index(WHICH))
+    tma.store_wait(pendings=0)
+
+
+@libentry()
+@gluon.jit(
+    do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded", "programs"]
+)
+def attend_warp_specialized(
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    logarithm_strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    padded,
+    programs,
+    scale: tl.float64,
+    FACTS: gl.constexpr,
+    ORDER: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+
+    ORDER is how many groups of warps there are, after what of a block one gives its turn to multiply to the next (its
+    scores, all its products, or None, where there are no turns), whether a group's products are under its exponentials,
+    and whether a result leaves by a place in shared memory of its own, so that the next tile's queries come meanwhile,
+    or by that of the queries. Keys and values have STAGES blocks each there.
+    """
+    CONSUMERS: gl.constexpr = ORDER[0]
+    qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
+    ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
+    staging = qs
+    if ORDER[3]:
+        staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=1)
+        mbarrier.init(turns.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=CONSUMERS)
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=CONSUMERS)
+    operands, buffers = (query, key, value), (qs, ks, vs)
+    barriers = q_ready, q_free, k_ready, k_free, v_ready, v_free, turns
+    results = out, logsumexp, logarithm_strides, staging
+    tiles = blocks * batch_heads
+    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+def _takes_descriptor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
+    every = 16 // tensor.dtype.itemsize
+    apart = [tensor.stride(d) for d in range(3) if tensor.shape[d] > 1]
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
+    return tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) and aligned
+
+
+def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Of blocks of (1, 1, rows, columns), swizzled as tensor cores take them."""
+    every, shape = 16 // tensor.dtype.itemsize, tensor.shape
+    # Where there is one of them, how far apart they are may be anything.
+    whole = -(-shape[3] // every) * every
+    strides = [tensor.stride(d) if shape[d] > 1 else whole for d in range(3)]
+    return in_shared_memory(AnyLayout(tensor, list(shape), [*strides, 1], [1, 1, rows, columns]))
+
+
+def takes(problem: Problem, out: torch.Tensor) -> bool:
+    """Whether this is the kernel for a problem, on a device that has what it needs."""
+    tensors = problem.query, problem.key, problem.value, out
+    return (
+        devices.has_wgmma(out.device)
+        and problem.bias is None
+        and problem.packed is None
+        and out.dtype in (torch.float16, torch.bfloat16)
+        and all(map(_takes_descriptor, tensors))
+        and table.warp_specialized(*_sizes(problem)) is not None
+    )
+
+
+def _sizes(problem: Problem) -> tuple[int, int]:
+    """The powers of two that hold the elements of a head, and of a value's."""
+    least = min(table.WARP_SPECIALIZED)
+    return max(least, power_of_2(problem.query.shape[3])), max(least, power_of_2(problem.value.shape[3]))
+
+
+def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
+    """As `forward.attention`, of a problem that this kernel `takes`."""
+    block_d, block_v = _sizes(problem)
+    tile = table.warp_specialized(block_d, block_v)
+    assert tile is not None
+    heads, queries = problem.query.shape[1], problem.queries
+    blocks = -(-queries // tile.BLOCK_M)
+    tiles = blocks * problem.batch * heads
+    programs = min(tiles, devices.multiprocessors(out.device)) if tile.persistent else tiles
+    size, columns = out.dtype.itemsize, block_d + block_v
+    shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
+    own_staging = block_d != block_v or (tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device))
+    facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
+    attend_warp_specialized[(programs,)](
+        _descriptor(problem.query, ROWS.value, block_d),
+        _descriptor(problem.key, tile.BLOCK_N, block_d),
+        _descriptor(problem.value, tile.BLOCK_N, block_v),
+        _descriptor(out, ROWS.value, block_v),
+        logsumexp,
+        logarithm_strides=problem.logarithm_strides(logsumexp),
+        heads=heads,
+        batch_heads=problem.batch * heads,
+        group=problem.group,
+        blocks=blocks,
+        queries=queries,
+        keys=problem.keys,
+        diagonal=problem.diagonal,
+        padded=0 if logsumexp is None else logsumexp.shape[2],
+        programs=programs,
+        scale=problem.factor,
+        FACTS=replace(facts, block_d=block_d, block_v=block_v),
+        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
+        STAGES=tile.num_stages,
+        num_warps=4,
+    )
