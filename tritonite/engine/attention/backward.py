@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dispatch.call import empty
 from tritonite.engine.attention.forward import (
     LOG2E,
@@ -23,7 +22,7 @@ from tritonite.engine.attention.forward import (
     store_rows,
 )
 from tritonite.engine.attention.place import place
-from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.launch import libentry
 
 
@@ -436,7 +435,7 @@ def attention_backward(
             **numbers,
             FACTS=problem.facts(tile, *tensors),
             **tile.options,
-            **devices.current.options,
+            **compiler_options(query.dtype is torch.float32),
         )
     tile = problem.tiles.key
     blocks, shared = -(-problem.keys // tile.BLOCK_N), key.shape[1]
@@ -449,5 +448,5 @@ def attention_backward(
             **numbers,
             FACTS=problem.facts(tile, *tensors),
             **tile.options,
-            **devices.current.options,
+            **compiler_options(query.dtype is torch.float32),
         )

@@ -18,7 +18,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import Number, empty, settings
 from tritonite.engine.attention.forward import LOG2E, biased
-from tritonite.engine.attention.problem import Facts, Problem, products
+from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.launch import ASSERTING, libentry
 from tritonite.tune import attention as table
@@ -530,7 +530,7 @@ def _run(
         padded=0 if logsumexp is None else logsumexp.shape[2],
         FACTS=facts,
         **cut.tile.options,
-        **devices.current.options,
+        **compiler_options(facts.natural),
         **(ASSERTING if facts.page else {}),
     )
     if partial is not None:

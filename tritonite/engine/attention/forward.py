@@ -6,10 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.engine.attention import hopper
 from tritonite.engine.attention.place import place
-from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.launch import libentry
 
 # Exponentials are powers of two, which devices have an instruction for.
@@ -271,5 +270,5 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         scale=problem.factor,
         FACTS=problem.facts(tile, out, empty=empty),
         **tile.options,
-        **devices.current.options,
+        **compiler_options(problem.query.dtype is torch.float32),
     )

@@ -61,6 +61,11 @@ class Packed(NamedTuple):
     logarithms: bool
 
 
+def compiler_options(natural: bool) -> dict[str, Any]:
+    """What the compiler of a kernel is told. Exponentials are 0 where they are subnormal, but `natural` ones."""
+    return devices.current.options | ({} if natural else devices.current.flushing)
+
+
 def products(precision: str, query: torch.Tensor) -> str:
     """How products are computed: as gemm has them, by parts of bfloat16 where tensor cores are fast."""
     exact = precision == "ieee" and query.dtype is torch.float32
