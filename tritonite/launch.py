@@ -120,10 +120,11 @@ def _interpreting() -> Iterator[None]:
         semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         constant = semantic.scalar_constant
-        patch_tensor = interpreter._patch_lang_tensor
+        patch_tensor, reduce = interpreter._patch_lang_tensor, interpreter.ReduceOps.generic_reduce
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
+        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_by_halves(reduce, *given)
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
@@ -140,6 +141,7 @@ def _interpreting() -> Iterator[None]:
             InterpretedFunction.__call__ = caller
             semantic.scalar_constant = constant
             interpreter._patch_lang_tensor = patch_tensor
+            interpreter.ReduceOps.generic_reduce = reduce
 
 
 @dataclass(eq=False, slots=True)

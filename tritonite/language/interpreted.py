@@ -76,6 +76,25 @@ def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: An
     return constant(value, dtype)
 
 
+def reduce_by_halves(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
+    """The interpreter's reduction by any function, of neighbours in whole blocks; its `own` goes element by element.
+
+    That is left to functions which branch on the elements.
+    """
+    if reduction.axis is None or reduction.keep_dims:
+        return own(reduction, states)
+    blocks = [np.moveaxis(state.handle.data, reduction.axis, -1) for state in states]
+    while blocks[0].shape[-1] > 1:
+        sides = [[block[..., side::2] for block in blocks] for side in (0, 1)]
+        halves = [reduction.to_tensor(x, state.dtype) for side in sides for x, state in zip(side, states, strict=True)]
+        try:
+            found = reduction.combine_fn.fn(*halves)
+        except InvalidDeclaration:
+            return own(reduction, states)
+        blocks = [each.handle.data for each in (found if isinstance(found, tuple) else (found,))]
+    return [reduction.to_tensor(block[..., 0], state.dtype) for block, state in zip(blocks, states, strict=True)]
+
+
 def refuse_unless(condition: Any, message: str) -> None:
     """The interpreter's assertion, of all elements of a block. Raises Decline."""
     if not np.all(condition):
