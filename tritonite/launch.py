@@ -86,9 +86,12 @@ def share_with(dispatcher: Any) -> None:
 @functools.lru_cache(maxsize=1)
 def _prepare_core() -> None:
     """Prepare what Triton's own functions call of its language, for the process, as the first call of one would."""
-    from triton.runtime.interpreter import _patch_lang
+    from triton.runtime import interpreter
 
-    _patch_lang(triton.language.cdiv.fn)
+    from tritonite.language import interpreted
+
+    interpreter._patch_lang(triton.language.cdiv.fn)
+    interpreter._get_np_dtype = interpreted.by_name(interpreter._get_np_dtype)
 
 
 @contextlib.contextmanager

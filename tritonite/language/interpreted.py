@@ -16,6 +16,19 @@ from tritonite.errors import Decline, InvalidDeclaration
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
+def by_name(own: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
+    """The interpreter's NumPy dtype of a dtype; its `own` makes a table of all of them for every operation."""
+    found: dict[str, np.dtype] = {}
+
+    def numpy_dtype(type_: tl.dtype) -> np.dtype:
+        name = type_.scalar.name
+        if name not in found:
+            found[name] = own(type_)
+        return found[name]
+
+    return numpy_dtype
+
+
 def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle:
     """The interpreter's cast, also of float8, with bfloat16 rounded to nearest even as on a GPU; its own truncates."""
     to = type_.scalar
