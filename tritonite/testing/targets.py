@@ -370,8 +370,8 @@ def _targets(
     turn = zlib.crc32(f"{declaration.packets[0]} {specialization.kernel.__name__}".encode())
     if not alike:
         return tuple([kind[turn % len(kind)] for kind in kinds if kind])
-    # AMD's compiler tries tiny blocks of every other operator.
-    chosen = ("sm_90", "gfx942") if everywhere or "tiny" not in label or turn % 2 else ("sm_90",)
+    # AMD's compiler tries tiny blocks, and sizes of 1, of every other operator.
+    chosen = ("sm_90", "gfx942") if everywhere or declaration.family == "matmul" or turn % 2 else ("sm_90",)
     return tuple([name for name in names if name in chosen])
 
 
