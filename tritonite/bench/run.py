@@ -29,8 +29,8 @@ from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
 from tritonite.errors import InvalidProvider
 from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
-from tritonite.testing.judge import cancelling, judge, rounded_terms, terms, to_reference
-from tritonite.testing.samples import CHOSEN, NOT_REACHED, RANDOM, REFERENCES, UNWRITTEN, Sample, compares_zero_sign
+from tritonite.testing.judge import cancelling, comparable, judge, rounded_terms, terms, to_reference
+from tritonite.testing.samples import CHOSEN, NOT_REACHED, REFERENCES, Sample, compares_zero_sign
 
 
 def provider(text: str) -> Provider:
@@ -199,6 +199,7 @@ def _disagreement(
     """
     declined = ""
     reference, sample, name, scanned = None, anew(), case.packet or case.op, 1
+    packet = name if case.pair is None else None
     if case.pair is None and (op := tritonite.overloads()[case.overload]).family == "scan":
         scanned = sample.args[0].shape[sample.args[op.names.index("dim")]]
     if any(result is not None and (result.is_floating_point() or result.is_complex()) for result in expected):
@@ -211,19 +212,15 @@ def _disagreement(
             actual = _results(function, anew())
         if each is TRITONITE and case.pair is None:
             declined = _why_declined(before, totals())
-        theirs, exacts = expected, reference
-        if case.pair is None and name in CHOSEN:
-            arguments = dict(zip(tritonite.overloads()[case.overload].names, sample.args, strict=False)) | sample.kwargs
-            actual, theirs = (CHOSEN[name](**arguments, results=list(found)) for found in (actual, expected))
-            exacts = None if reference is None else reference[:1]
-        unwritten = UNWRITTEN.get(name, ()) if case.pair is None else ()
-        # Random numbers differ from call to call.
-        for i, (own, aten) in enumerate(zip(actual, theirs, strict=True) if name not in RANDOM else ()):
+        exacts = reference[:1] if reference and packet in CHOSEN else reference
+        results = [comparable(packet, found, (sample.args, sample.kwargs)) for found in (actual, expected)]
+        for i, (ours, theirs) in enumerate(zip(*results, strict=True)):
+            own, aten = ours.value, theirs.value
             if own is None or aten is None:
                 if own is not aten:
                     return f"result {i} is a tensor of ATen's or of {each.name}'s alone", declined
                 continue
-            if i in unwritten and (own.dtype, own.shape) == (aten.dtype, aten.shape):
+            if theirs.extent != "values" and ours.kind == theirs.kind:
                 continue
             exact = exacts[i] if exacts and i < len(exacts) else None
             roundoff = max(scanned, terms(name, sample.args, aten, exact))

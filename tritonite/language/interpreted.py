@@ -16,6 +16,19 @@ from tritonite.errors import Decline, InvalidDeclaration
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
+def by_name(own: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
+    """The interpreter's NumPy dtype of a dtype; its `own` makes a table of all of them for every operation."""
+    found: dict[str, np.dtype] = {}
+
+    def numpy_dtype(type_: tl.dtype) -> np.dtype:
+        name = type_.scalar.name
+        if name not in found:
+            found[name] = own(type_)
+        return found[name]
+
+    return numpy_dtype
+
+
 def cast(builder: object, source: TensorHandle, type_: tl.dtype) -> TensorHandle:
     """The interpreter's cast, also of float8, with bfloat16 rounded to nearest even as on a GPU; its own truncates."""
     to = type_.scalar
@@ -74,6 +87,25 @@ def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: An
     if isinstance(value, float) and value == 0 and dtype is not None and dtype.is_floating():
         return semantic.tensor(getattr(semantic.builder, f"get_{dtype.name}")(value), dtype)
     return constant(value, dtype)
+
+
+def reduce_by_halves(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
+    """The interpreter's reduction by any function, of neighbours in whole blocks; its `own` goes element by element.
+
+    That is left to functions which branch on the elements.
+    """
+    if reduction.axis is None or reduction.keep_dims:
+        return own(reduction, states)
+    blocks = [np.moveaxis(state.handle.data, reduction.axis, -1) for state in states]
+    while blocks[0].shape[-1] > 1:
+        sides = [[block[..., side::2] for block in blocks] for side in (0, 1)]
+        halves = [reduction.to_tensor(x, state.dtype) for side in sides for x, state in zip(side, states, strict=True)]
+        try:
+            found = reduction.combine_fn.fn(*halves)
+        except InvalidDeclaration:
+            return own(reduction, states)
+        blocks = [each.handle.data for each in (found if isinstance(found, tuple) else (found,))]
+    return [reduction.to_tensor(block[..., 0], state.dtype) for block, state in zip(blocks, states, strict=True)]
 
 
 def refuse_unless(condition: Any, message: str) -> None:

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tritonite import catalog
 from tritonite.dispatch import call, native
+from tritonite.testing.samples import CHOSEN, RANDOM, UNWRITTEN
 
 # A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
 RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
 ATOL = {torch.float16: 5e-7, torch.bfloat16: 5e-7, torch.float32: 5e-7, torch.float64: 1e-14}
+
+
+class Comparable(NamedTuple):
+    """A result, and how much of it is ATen's: its "kind", its "layout" too, or its "values" too."""
+
+    value: Any
+    extent: str
+
+    @property
+    def kind(self) -> Any:
+        """The dtype, shape and device of a tensor, and anything else itself."""
+        value = self.value
+        return (value.dtype, tuple(value.shape), value.device) if isinstance(value, torch.Tensor) else value
+
+
+def comparable(
+    packet: str | None, results: Sequence[Any], arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
+) -> list[Comparable]:
+    """An operator's results in their places, as they are compared with ATen's: random numbers but for their values, and
+    what ATen leaves as its memory was by its kind.
+
+    Given the call's `arguments`, by place and by name, what ATen chooses freely is replaced by what it stands for.
+    """
+    if arguments is not None and packet in CHOSEN:
+        results = CHOSEN[packet](*arguments[0], results=list(results), **arguments[1])
+    usual, unwritten = "layout" if packet in RANDOM else "values", UNWRITTEN.get(packet or "", ())
+    return [Comparable(result, "kind" if i in unwritten else usual) for i, result in enumerate(results)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
 import types
 import unittest
@@ -98,13 +97,22 @@ def supported(info: Any, dtype: torch.dtype) -> bool:
 
 def sample_inputs(info: Any, dtype: torch.dtype, *, requires_grad: bool, full: bool) -> Iterator[Any]:
     """OpInfo's samples; with `full` the larger set of reference inputs too."""
-    device = devices.current.type
-    found = [info.sample_inputs(device, dtype, requires_grad=requires_grad)]
+    from torch.testing._internal.common_utils import set_rng_seed
+
+    functions = [info.sample_inputs_func]
     if full and not requires_grad and info.reference_inputs_func is not None:
-        found.append(info.reference_inputs(device, dtype, requires_grad=False))
-    for sample in itertools.chain(*found):
-        if "polynomial" not in info.name or not bool((torch.as_tensor(sample.args[0]) > _MOST_STEPS).any()):
-            yield sample
+        functions.append(info.reference_inputs_func)
+    for function in functions:
+        # What `info.sample_inputs` and `info.reference_inputs` give. They look through the stack for a test
+        # case of unittest to tell of each sample, which takes longer than most functions take for all of them.
+        found = iter(function(info, devices.current.type, dtype, requires_grad))
+        while True:
+            set_rng_seed()
+            sample = next(found, None)
+            if sample is None:
+                break
+            if "polynomial" not in info.name or not bool((torch.as_tensor(sample.args[0]) > _MOST_STEPS).any()):
+                yield sample
 
 
 def refine(info: Any, sample: Any, reference: Any) -> Any:

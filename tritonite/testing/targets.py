@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -322,6 +323,7 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
 
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
+    met: set[Any] = set()
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)[: None if full else 1]:
         long, short = torch.ones(3, 5000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
         arguments: list[tuple[str, tuple[Any, ...]]] = [
@@ -341,11 +343,9 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
                 catalog.overloads()[name](*given)
             for specialization in found:
                 # AMD's programs do not wait for each other.
-                yield (
-                    f"{name} {dtype} of long rows",
-                    specialization,
-                    ("sm_80", "sm_90", "sm_100")[: None if full else 2],
-                )
+                chosen = ("sm_90", "sm_80", "sm_100")[: 3 if full else 1 if specialization.kernel in met else 2]
+                met.add(specialization.kernel)
+                yield f"{name} {dtype} of long rows", specialization, chosen
 
 
 _GROUPS = {
@@ -364,18 +364,26 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
     catalog.overloads()
     index, parts = part
     chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
+    met: set[Any] = set()
     for declaration in chosen[index::parts]:
         for label, specialization in _variants(declaration, full):
-            yield label, specialization, _targets(declaration, label, specialization, full)
+            everywhere = bool(names) or specialization.kernel not in met
+            targets = _targets(declaration, label, specialization, everywhere, full)
+            if len(targets) > len(_KINDS):
+                met.add(specialization.kernel)
+            yield label, specialization, targets
     for name, work in _GROUPS.items():
         if not names or name in names:
             yield from itertools.islice(work(full), index, None, parts)
 
 
 def _targets(
-    declaration: catalog.Declaration, label: str, specialization: Specialization, full: bool
+    declaration: catalog.Declaration, label: str, specialization: Specialization, everywhere: bool, full: bool
 ) -> tuple[str, ...]:
-    """Those that a kernel is for; loops and sizes of 1 are the same to every target of a compiler, as are endings."""
+    """Those that a kernel is for; loops and sizes of 1 are the same to every target of a compiler, as are endings.
+
+    Unless it is tried `everywhere`, one of NVIDIA's and one of AMD's, by turns of operators.
+    """
     names = tuple(TARGETS)
     if specialization.kernel is multiply_persistent.jit:
         names = ("sm_90", "sm_100")
@@ -386,7 +394,15 @@ def _targets(
         # Of which bfloat16's is sm_90's.
         names = tuple([name for name in names if name.startswith("sm") and name != "sm_80"])
     alike = "tiny" in label or "zero_dim" in label or declaration.family == "matmul"
-    return tuple([name for name in names if full or not alike or name in ("sm_90", "gfx942")])
+    if full or (everywhere and not alike):
+        return names
+    kinds = [[name for name in names if name in kind] for kind in _KINDS.values()]
+    turn = zlib.crc32(f"{declaration.packets[0]} {specialization.kernel.__name__}".encode())
+    if not alike:
+        return tuple([kind[turn % len(kind)] for kind in kinds if kind])
+    # AMD's compiler tries tiny blocks, and sizes of 1, of every other operator.
+    chosen = ("sm_90", "gfx942") if everywhere or declaration.family == "matmul" or turn % 2 else ("sm_90",)
+    return tuple([name for name in names if name in chosen])
 
 
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
@@ -395,7 +411,8 @@ def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1
     "attention" stands for Hopper's forward pass, "decoding" for attention of few queries over many keys, "sorted" for
     long rows in order, "tiles" for products by all tables of tiles, "rows" for long rows, "fused" for operators outside
     ATen, "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to
-    all targets of a compiler is compiled for one of them.
+    all targets of a compiler is compiled for one of them. Where it is met first in a part, or named, a kernel is
+    compiled for all targets, and elsewhere for one of each compiler's, by turns.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

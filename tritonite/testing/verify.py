@@ -20,15 +20,13 @@ from tritonite.dispatch.override import select, use_gems
 from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import cancelling, judge, poisoned, rounded_terms, terms, to_reference
+from tritonite.testing.judge import cancelling, comparable, judge, poisoned, rounded_terms, terms, to_reference
 from tritonite.testing.samples import (
     CHOSEN,
     DEVICE_DEFINED,
     MAY_DECLINE,
     NOT_REACHED,
-    RANDOM,
     REFERENCES,
-    UNWRITTEN,
     Sample,
     compares_zero_sign,
     samples,
@@ -343,20 +341,20 @@ def _record(
     if isinstance(actual, Exception):
         report.failures.append(f"{label}: {type(actual).__name__}: {actual}")
         return
-    ours, aten = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
+    arguments = None if label == "gradient" else operands
+    ours, aten = (comparable(packet, pytree.tree_leaves(results), arguments) for results in (actual, expected))
     exact = pytree.tree_leaves(reference) if reference is not None else [None] * len(aten)
-    if packet in CHOSEN and label != "gradient":
-        ours, aten = (CHOSEN[packet](*operands[0], results=results, **operands[1]) for results in (ours, aten))
+    if packet in CHOSEN and arguments is not None:
         exact = [exact[0], *[None] * (len(aten) - 1)]
-    for i, (a, b, c) in enumerate(zip(ours, aten, exact, strict=True)):
-        if isinstance(b, torch.Tensor) and (packet in RANDOM or i in UNWRITTEN.get(packet or "", ())):
-            facts = [(x.dtype, tuple(x.shape), x.device) for x in (a, b)]
-            if facts[0] != facts[1]:
-                report.failures.append(f"{label}: result {i} of {facts[0]} where ATen gives {facts[1]}")
-            continue
+    for i, (own, theirs, c) in enumerate(zip(ours, aten, exact, strict=True)):
+        a, b = own.value, theirs.value
         if not isinstance(b, torch.Tensor):
             if isinstance(b, bool) and a is not b:
                 report.failures.append(f"{label}: {a} where ATen gives {b}")
+            continue
+        if theirs.extent != "values":
+            if own.kind != theirs.kind:
+                report.failures.append(f"{label}: result {i} of {own.kind} where ATen gives {theirs.kind}")
             continue
         # Some outputs, as log_sigmoid's buffer, are empty on one kind of device and not on another.
         exact_one = c.detach() if c is not None and c.shape == b.shape else None

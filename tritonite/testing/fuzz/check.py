@@ -15,8 +15,8 @@ from tritonite.dispatch.override import native_dispatcher, use_gems
 from tritonite.dtypes import FLOATS
 from tritonite.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
-from tritonite.testing.judge import cancelling, judge, poisoned, terms, to_reference
-from tritonite.testing.samples import CHOSEN, RANDOM, REFERENCES, UNWRITTEN, compares_zero_sign
+from tritonite.testing.judge import Comparable, cancelling, comparable, judge, poisoned, terms, to_reference
+from tritonite.testing.samples import REFERENCES, compares_zero_sign
 
 
 class Finding(NamedTuple):
@@ -138,10 +138,9 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
     ours, aten = _flat(actual), _flat(expected)
     if [type(x) for x in ours] != [type(x) for x in aten]:
         return "results", f"{ours} where ATen gives {aten}"
-    if call.op.packet in CHOSEN:
-        ours, aten = _in_place_of_choices(actual, ours), _in_place_of_choices(expected, aten)
     exact: Any = None
-    for i, (a, b) in enumerate(zip(ours, aten, strict=True)):
+    for i, (own, theirs) in enumerate(zip(_comparable(actual, ours), _comparable(expected, aten), strict=True)):
+        a, b = own.value, theirs.value
         if not isinstance(b, torch.Tensor):
             if a is not b and a != b:
                 return "value", f"{a} where ATen gives {b}"
@@ -149,13 +148,13 @@ def difference(call: Call, expected: Outcome, actual: Outcome, served: bool) -> 
         for what in ("dtype", "shape", "device"):
             if getattr(a, what) != getattr(b, what):
                 return what, f"result {i} has {getattr(a, what)} where ATen gives {getattr(b, what)}"
-        if i in UNWRITTEN.get(call.op.packet, ()):
+        if theirs.extent == "kind":
             continue
         if b.numel() and any(size > 1 and x != y for size, x, y in zip(b.shape, a.stride(), b.stride(), strict=True)):
             return "strides", f"result {i} of shape {tuple(b.shape)} has {a.stride()} where ATen gives {b.stride()}"
         if _memory(a, actual.call) != _memory(b, expected.call):
             return "alias", f"result {i} shares memory with other arguments than ATen's"
-        if call.op.packet in RANDOM or torch.equal(_bits(a), _bits(b)):
+        if theirs.extent == "layout" or torch.equal(_bits(a), _bits(b)):
             continue
         if exact is None:
             exact = _flat(outcome_in_float64(call)) or [None] * len(aten)
@@ -193,13 +192,9 @@ def _flat(outcome: Outcome) -> list[Any]:
     return pytree.tree_leaves([outcome.call.arguments[name] for name in _written(outcome.call)])
 
 
-def _in_place_of_choices(outcome: Outcome, results: list[Any]) -> list[Any]:
-    """Results in which what ATen chooses freely is replaced by what it stands for; last come the results themselves.
-
-    Only the dtype, layout and memory of these are compared.
-    """
+def _comparable(outcome: Outcome, results: list[Any]) -> list[Comparable]:
     given = {name: x for name, x in outcome.call.arguments.items() if name not in outcome.call.op.out_names}
-    return CHOSEN[outcome.call.op.packet](**given, results=results)
+    return comparable(outcome.call.op.packet, results, ((), given))
 
 
 def _written(call: Call) -> list[str]:
