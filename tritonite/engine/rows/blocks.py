@@ -166,7 +166,9 @@ class Blocks(NamedTuple):
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
         whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
-        return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, "sharing": self.sharing}
+        once = self.steps <= 1
+        held = once and self.splits == self.sharing == 1 and 2 * space.n_reduced > self.columns
+        return {"block": self[:2], "whole": whole, "once": once, "held": held, "sharing": self.sharing}
 
 
 def fusion() -> dict[str, Any]:
