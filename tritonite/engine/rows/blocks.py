@@ -26,6 +26,7 @@ class Space(NamedTuple):
     alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others, so that it
     is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at words of
     several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
+    `itemsize` is that of the first input's elements.
     """
 
     n_kept: int
@@ -36,6 +37,7 @@ class Space(NamedTuple):
     index_strides: tuple[int, ...]
     kinds: tuple[int, ...]
     integer: Any
+    itemsize: int
     aligned: int
 
     @property
@@ -55,6 +57,12 @@ class Space(NamedTuple):
     def has_weights(self) -> bool:
         """Whether an operand is the same for every row."""
         return REDUCED in self.kinds
+
+    @property
+    def word(self) -> int:
+        """How many elements of the first input a thread loads at once."""
+        most = 16 // self.itemsize
+        return most if self.aligned == 1 else max(1, min(self.aligned, most))
 
     @property
     def strides(self) -> tuple[Any, ...]:
@@ -114,6 +122,7 @@ class Space(NamedTuple):
             index_strides=tuple(reduced_strides[every]) if indexed else (),
             kinds=kinds[:n],
             integer=tl.int64 if wide else tl.int32,
+            itemsize=inputs[0].dtype.itemsize,
             aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
         )
 
@@ -162,6 +171,11 @@ class Blocks(NamedTuple):
     def options(self) -> dict[str, Any]:
         """What the compiler is told."""
         return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options, **fusion()}
+
+    def consecutive(self, space: Space) -> bool:
+        """Whether a thread has 16 bytes next to each other, or else not as many elements that are far apart."""
+        group = 16 // space.itemsize
+        return space.word == group or self.rows > 1 or self.columns < 32 * self.warps * space.word * group
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
@@ -305,7 +319,7 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
     if 2 * space.n_kept <= device.programs:
         return _regime(space, regimes.split)
-    if not space.aligned:
+    if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
         shared = regimes.cooperative_halves if itemsize < 4 else regimes.cooperative_staged

@@ -46,6 +46,8 @@ class Facts:
     written: tuple[int, ...] = ()
     # `Space.aligned`, and the integers that offsets are computed in.
     aligned: int = 1
+    # Whether stages group elements that are next to each other.
+    consecutive: bool = True
     index: Any = tl.int32
     # A block, in which of its dimensions no block goes beyond the end, whether a program has one block of a row, and
     # whether that is the whole row, which fills more than half of it.

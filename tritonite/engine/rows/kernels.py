@@ -54,8 +54,8 @@ def load(
 ):
     """The values in a block of the operands from BEGIN to END; COMMON is the cache modifier of what rows share.
 
-    Where rows do not start at 16 bytes, elements are loaded one by one. What rows have in common is loaded so, too:
-    with two layouts the compiler would pass elements from thread to thread.
+    Where rows do not start at 16 bytes, elements are loaded one by one, or by words of a few. What rows have in common
+    is loaded so, too: with two layouts the compiler would pass elements from thread to thread.
     """
     kept, kept_mask, shapes, strides = rows
     values = ()
@@ -69,8 +69,8 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif FACTS.kinds[i] == _REDUCED:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            if not FACTS.aligned:
-                offset = tl.max_contiguous(offset, [1, 1])
+            if FACTS.aligned != 1:
+                offset = tl.max_contiguous(offset, [1, max(1, FACTS.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
         else:
             pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
@@ -163,11 +163,11 @@ def _grouped(block, ROWS: tl.constexpr, GROUP: tl.constexpr, CONSECUTIVE: tl.con
 def _states_of_groups(values, span, mask, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
     """The states of GROUP of a block's elements each, which one thread has: no barrier and no shuffle.
 
-    They are next to each other where a thread loads them at once; else it loads one by one, as far apart as can be.
+    They are next to each other where a thread loads them at once; else they are as far apart as can be.
     """
     SHAPE: tl.constexpr = FACTS.block
     ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
-    CONSECUTIVE: tl.constexpr = FACTS.aligned or SHAPE[0] > 1
+    CONSECUTIVE: tl.constexpr = FACTS.consecutive
     begin, n_reduced = span[0], span[2]
     groups = ()
     for i in tl.static_range(len(values)):
