@@ -407,7 +407,7 @@ def _gradients_by_channels(grad, input, mean, rstd, weight, results):
         means = [empty(mean.shape, compute, input.device) for _ in range(2)]
         weights = weight[..., 0].expand(product.shape)
         _MEANS_OF_SUMS.run(
-            (product, total, weights), (2,), [each[..., 0, 0] for each in means], compute, (input.shape[3],)
+            (product, total, weights), (2,), [each[..., 0, 0] for each in means], compute, (float(input.shape[3]),)
         )
         _group_gradient.run((grad, input, mean, rstd, weight, *means), (own,))
     if by_weight is not None and by_bias is not None:
