@@ -270,8 +270,10 @@ def for_states(space: Space) -> Blocks:
         # One program has all of them, however many.
         blocks = invariant(space)
         return blocks._replace(steps=blocks.steps * blocks.splits, splits=1)
-    rows = min(power_of_2(space.n_kept), 32)
-    columns = min(power_of_2(space.n_reduced), max(1, devices.current.row_elements // rows))
+    # All splits at once where they fit: they are waited for once.
+    tile, splits = devices.current.row_elements, power_of_2(space.n_reduced)
+    rows = min(power_of_2(space.n_kept), max(8, min(32, tile // splits)))
+    columns = min(splits, max(1, tile // rows))
     return Blocks(rows, columns, 4, -(-space.n_kept // rows), -(-space.n_reduced // columns))
 
 
