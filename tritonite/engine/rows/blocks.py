@@ -113,7 +113,7 @@ class Space(NamedTuple):
         reduced_strides = [_served(reduced_sizes, own) for own in reduced_strides]
         parts = [step for own, kind in zip(reduced_strides, kinds, strict=False) if kind == BOTH for step in own[1:]]
         parts += reduced_sizes[:1] if parts else []
-        return cls(
+        space = cls(
             n_kept=math.prod(kept_sizes),
             n_reduced=n_reduced,
             shapes=(tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
@@ -125,6 +125,12 @@ class Space(NamedTuple):
             itemsize=inputs[0].dtype.itemsize,
             aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
         )
+        # Elements with others between them, in the same 32 bytes: threads next to each other have to load them at once.
+        beside = [
+            kind == BOTH and own[0] * x.dtype.itemsize < 32 and own[0] > 1
+            for x, kind, own in zip(inputs, kinds, reduced_strides, strict=False)
+        ]
+        return space._replace(aligned=0) if any(beside) and space.inner else space
 
 
 def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
