@@ -120,7 +120,7 @@ def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained):
     """Where ATen's kernel for GPUs lays them out: the result as the input, its gradient by the kernel that makes it."""
     x = x.to("meta")
     assert batch_norm._result_strides(x) == x.stride()
-    assert batch_norm._has_channels_last_kernels(x) is kernels
+    assert batch_norm.has_channels_last_kernels(x) is kernels
     for grad in (x, x.contiguous()):
         assert batch_norm._gradient_strides(grad, x, True, not kernels) == trained
         assert batch_norm._gradient_strides(grad, x, False, False) == x.contiguous().stride()

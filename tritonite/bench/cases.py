@@ -39,6 +39,7 @@ ROWS: tuple[Shape, ...] = (SMALL, (4096, 4096), (65_536, 1024), (1024, 65_536), 
 SHAPES = dict.fromkeys(("normalization", "reduction", "scan", "softmax"), ROWS)
 # Images of the first and of the last layers of a residual network, and rows.
 SHAPES["batch_norm"] = (SMALL, (256, 64, 56, 56), (256, 512, 7, 7), (65_536, 1024))
+SHAPES["sync_batch_norm"] = SHAPES["batch_norm"][1:]
 SHAPES["loss"] = ((16, 128_256), *ROWS)
 SHAPES["nll_loss"] = ((8192, 1000), (8192, 32_000), (4096, 128_256))
 # (M, N, K): of layers, of long sums and of few tiles; and of one decoding step for up to 16 sequences.

@@ -954,6 +954,14 @@ def _grains(written: torch.Tensor, read: torch.Tensor) -> tuple[tuple[int, int, 
     return tuple(found)
 
 
+def _lies_along(strides: Sequence[int], d: int) -> bool:
+    """Whether an operand's elements are next to each other along dimension d, and apart along the fastest.
+
+    One that repeats along the fastest is read once for each row, whichever way a tile lies.
+    """
+    return strides[d] == 1 and strides[0] != 0
+
+
 def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize: int) -> tuple[int, int] | None:
     """(rows, columns) of a tile over dimensions 1 and 0, or None for the flat kernel.
 
@@ -966,7 +974,7 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
         return None
     # Fewer rows than a tile has matter where there are many tiles of them; elsewhere one kernel serves all.
     most_rows = power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else elements
-    if any(own[1] == 1 for own in strides):
+    if any(_lies_along(own, 1) for own in strides):
         rows, columns = device.transpose_tile
         return min(rows, most_rows), min(columns, power_of_2(sizes[0]))
     columns = min(elements, power_of_2(sizes[0]))
@@ -1000,7 +1008,7 @@ class _Space(NamedTuple):
     def with_tile_second(self) -> _Space:
         """The dimension that some operand is contiguous in, if it is not the fastest, becomes the tile's second."""
         for d in range(2, len(self.sizes)):
-            if self.sizes[0] >= 16 and any(own[d] == 1 for own in self.every()):
+            if self.sizes[0] >= 16 and any(_lies_along(own, d) for own in self.every()):
                 return self.reorder([0, d, *(e for e in range(1, len(self.sizes)) if e != d)])
         return self
 

@@ -58,6 +58,7 @@ for _family in (
     "sets",
     "softmax",
     "sorting",
+    "sync_batch_norm",
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.

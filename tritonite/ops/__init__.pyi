@@ -1181,6 +1181,133 @@ def batch_norm_backward(
     reserve: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
+def batch_norm_backward_elemt(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    sum_dy: torch.Tensor,
+    sum_dy_xmu: torch.Tensor,
+    count: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def batch_norm_backward_elemt(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    sum_dy: torch.Tensor,
+    sum_dy_xmu: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def batch_norm_backward_reduce(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_backward_reduce(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+    out2: torch.Tensor,
+    out3: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_elemt(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    eps: float,
+) -> torch.Tensor: ...
+@overload
+def batch_norm_elemt(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor: ...
+@overload
+def batch_norm_gather_stats(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_gather_stats(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_gather_stats_with_counts(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_gather_stats_with_counts(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
+    *,
+    out0: torch.Tensor,
+    out1: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_stats(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def batch_norm_stats(
+    input: torch.Tensor, eps: float, *, out0: torch.Tensor, out1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
 def bernoulli(self: torch.Tensor, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...
 @overload
 def bernoulli(self: torch.Tensor, p: float, *, generator: torch._C.Generator | None = None) -> torch.Tensor: ...

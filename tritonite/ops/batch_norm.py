@@ -66,7 +66,7 @@ def _pair(first, second, count, number):
 
 
 # Of sets of one element: what becomes of each channel's running statistics, and them as if they were the batch's.
-_update = Reduction((0.0, 0.0), _moved, add_pairs, _pair, (None, None), 2, parametric=True)
+running_update = Reduction((0.0, 0.0), _moved, add_pairs, _pair, (None, None), 2, parametric=True)
 _given = Reduction((0.0, 0.0), _as_of_batch, add_pairs, _pair, (None, None), 2, parametric=True)
 
 
@@ -107,7 +107,7 @@ def _gradient_by_given_statistics(grad_out, rstd, weight):
     return result
 
 
-def _channels(input, *by_channel):
+def channels_of(input, *by_channel):
     """(the dimensions of a channel, a shape that lays its values along it); declines no elements."""
     if input.dim() < 2 or not input.numel() or any(tuple(each.shape) != (input.shape[1],) for each in by_channel):
         raise Decline("no channels, no elements, or values of another number of channels")
@@ -115,7 +115,7 @@ def _channels(input, *by_channel):
     return dims, (1, -1, *[1] * (input.dim() - 2))
 
 
-def _laid(shape, *operands):
+def along_channels(shape, *operands):
     return [None if operand is None else operand.view(shape) for operand in operands]
 
 
@@ -137,7 +137,7 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=N
     """Write (result, mean, rstd) by the batch's own statistics, and into `moved` the `running` ones after it."""
     check_floats(input)
     parameters = parameters_dtype(input, weight, bias, *running, *moved)
-    dims, along = _channels(input, *present(weight, bias, *running, *moved))
+    dims, along = channels_of(input, *present(weight, bias, *running, *moved))
     if input.numel() == input.shape[1]:
         raise Decline("one element a channel")
     channels, kept = (input.shape[1],), kept_dtype(input, parameters)
@@ -150,10 +150,10 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=N
     compute = opmath(input.dtype)
     # The mean and the variance before they are rounded.
     exact = tuple([empty(channels, compute, input.device) for _ in running])
-    affine, written = expanded(input.shape, *_laid(along, weight, bias)), (0, 1, 0, 2)[: 2 + len(exact)]
+    affine, written = expanded(input.shape, *along_channels(along, weight, bias)), (0, 1, 0, 2)[: 2 + len(exact)]
     normalized(input, *affine, dims, eps, outs[0], (*outs[1:], *exact), _FORWARD, written)
     if running:
-        _update.run((*running, *exact), (), moved, compute, (momentum,))
+        running_update.run((*running, *exact), (), moved, compute, (momentum,))
     return outs
 
 
@@ -167,7 +167,7 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides
     if running_mean is None or running_var is None:
         raise Decline("no statistics")
     parameters = parameters_dtype(input, weight, bias, running_mean, running_var)
-    _, along = _channels(input, *present(weight, bias, running_mean, running_var))
+    _, along = channels_of(input, *present(weight, bias, running_mean, running_var))
     every = present(input, weight, bias, running_mean, running_var)
     strides, kept = strides or _result_strides(*every), kept_dtype(input, parameters)
     if size is None:
@@ -175,7 +175,7 @@ def _inferred(input, weight, bias, running_mean, running_var, eps, outs, strides
     outs = outputs(every, [input.shape, (size,), (size,)], [input.dtype, kept, kept], outs, strides=strides)
     if not copied:
         _check_layout(outs, strides)
-    given = _laid(along, running_mean, running_var, weight, bias)
+    given = along_channels(along, running_mean, running_var, weight, bias)
     _by_given_statistics.run((input, *given, eps), outs[:1])
     if size:
         _given.run((running_mean, running_var), (), outs[1:], opmath(input.dtype), (eps,))
@@ -186,7 +186,7 @@ def _fresh(*running):
     return tuple(empty(each.shape, each.dtype, each.device) for each in running)
 
 
-def _running(running_mean, running_var):
+def running_pair(running_mean, running_var):
     if (running_mean is None) != (running_var is None):
         raise Decline("one of two running statistics")
     return tuple(present(running_mean, running_var))
@@ -223,7 +223,7 @@ def native_batch_norm(
 ):
     if not training:
         return _inferred(input, weight, bias, running_mean, running_var, eps, outs)
-    running = _running(running_mean, running_var)
+    running = running_pair(running_mean, running_var)
     return _trained(input, weight, bias, running, running, momentum, eps, outs)
 
 
@@ -269,7 +269,7 @@ def cudnn_batch_norm(
     input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon, outs=()
 ):
     _check_epsilon(epsilon)
-    running = _running(running_mean, running_var)
+    running = running_pair(running_mean, running_var)
     if training:
         return _trained_by_cudnn(input, weight, bias, running, running, exponential_average_factor, epsilon, outs)
     strides = _check_cudnn(input, weight, bias, *running)
@@ -304,7 +304,7 @@ def _batch_norm_no_update(input, weight, bias, running_mean, running_var, moment
     return *_inferred(input, weight, bias, running_mean, running_var, eps, outs[:3], copied=True), reserve
 
 
-def _has_channels_last_kernels(input):
+def has_channels_last_kernels(input):
     """Whether ATen's gradient on a GPU takes its kernels for channels that are next to each other."""
     one_channel = input.dim() in (4, 5) and input.shape[1] == 1
     return has_channels_last(input) or (input.is_contiguous() and (one_channel or input.stride(1) == 1))
@@ -328,20 +328,20 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     check_floats(input, grad_out)
     on_cpu = input.device.type == "cpu"
     parameters = parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
-    _channels(input, *present(*running))
+    channels_of(input, *present(*running))
     if any(each.dtype is not kept_dtype(input, parameters) for each in present(*saved)):
         raise Decline("statistics of another dtype than ATen keeps")
     if not on_cpu and weight is None and any(output_mask[1:]):
         raise Decline("gradients by parameters that there are not")
     # On a GPU ATen's forward pass hands on the given statistics as if they were the batch's, and all but one of its
     # kernels take them.
-    fused = any((train, *output_mask[1:])) and output_mask[0] and not _has_channels_last_kernels(input)
+    fused = any((train, *output_mask[1:])) and output_mask[0] and not has_channels_last_kernels(input)
     handed_on = not (on_cpu or fused) and saved[0] is not None and saved[0].numel() > 0
     as_of_batch = train or handed_on
     statistics = saved if as_of_batch else running
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")
-    dims, along = _channels(input, *present(weight, *statistics))
+    dims, along = channels_of(input, *present(weight, *statistics))
     channels = (input.shape[1],)
     results = asked_for(
         *(present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs),
@@ -351,7 +351,7 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     if not as_of_batch:
         statistics = [empty(channels, opmath(input.dtype), input.device) for _ in range(2)]
         _given.run(running, (), statistics, opmath(input.dtype), (eps,))
-    mean, rstd, weight = _laid(along, *statistics, weight)
+    mean, rstd, weight = along_channels(along, *statistics, weight)
     operands = (grad_out, input, *expanded(input.shape, mean, rstd, weight))
     if train and results[0] is not None:
         sums = {i: result for i, result in ((2, results[1]), (3, results[2])) if result is not None}

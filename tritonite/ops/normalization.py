@@ -7,7 +7,8 @@ gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias a
 import torch
 import triton
 
-from tritonite.catalog import operator
+from tritonite.catalog import operator, scalar_kernel
+from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.iteration import format_strides, has_channels_last, suggests_channels_last
 from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
@@ -368,6 +369,55 @@ def native_group_norm(input, weight, bias, N, C, HxW, group, eps, outs=()):
     return outs
 
 
+@triton.jit
+def _both(first, second):
+    return first, second
+
+
+@triton.jit
+def _weighted(product, grad, weight):
+    return grad * weight, product * weight
+
+
+@triton.jit
+def _means_of_sums(first, second, count, size):
+    return over_count(first, count * size), over_count(second, count * size)
+
+
+# Of sums over `size` elements each: their own sums, and the means over a group of what they are the sums of.
+_SUMS_OF_SUMS = Reduction((0.0, 0.0), _both, add_pairs, both_added_to_zero, (None, None), 2)
+_MEANS_OF_SUMS = Reduction((0.0, 0.0), _weighted, add_pairs, _means_of_sums, (None, None), 2)
+
+
+@scalar_kernel(accepts=FLOATS, cast=("mean", "rstd", "weight", "mean_grad", "mean_product"))
+def _group_gradient(grad, x, mean, rstd, weight, mean_grad, mean_product):
+    # What a group or a channel has in common comes first, which is computed once for all of its elements.
+    return grad * (weight * rstd) - (x - mean) * (rstd * rstd * mean_product) - rstd * mean_grad
+
+
+def _gradients_by_channels(grad, input, mean, rstd, weight, results):
+    """Write those gradients that are not None, of (N, group, C / group, HxW), by the sums of each image's channels.
+
+    Those are a sum over HxW of what is next to each other, and few: all else that is reduced is reduced of them.
+    """
+    compute, (own, by_weight, by_bias) = opmath(input.dtype), results
+    product, total = (empty(input.shape[:3], compute, input.device) for _ in range(2))
+    _WEIGHT_AND_BIAS.run((grad, input, *expanded(input.shape, mean, rstd)), (3,), (product, total), compute)
+    if own is not None:
+        means = [empty(mean.shape, compute, input.device) for _ in range(2)]
+        weights = weight[..., 0].expand(product.shape)
+        _MEANS_OF_SUMS.run(
+            (product, total, weights), (2,), [each[..., 0, 0] for each in means], compute, (float(input.shape[3]),)
+        )
+        _group_gradient.run((grad, input, mean, rstd, weight, *means), (own,))
+    if by_weight is not None and by_bias is not None:
+        _SUMS_OF_SUMS.run((product, total), (0,), (by_weight, by_bias), compute)
+    elif by_weight is not None:
+        _BIAS.run((product,), (0,), (by_weight,), compute)
+    else:
+        _BIAS.run((total,), (0,), (by_bias,), compute)
+
+
 @operator("native_group_norm_backward", accepts=FLOATS)
 def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask, outs=()):
     check_floats(input, grad_out)
@@ -386,9 +436,11 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
     views = [
         None if result is None else result.view(shape if i == 0 else shape[1:3]) for i, result in enumerate(results)
     ]
-    statistics = expanded(shape, *(operand[:, :, None, None] for operand in (mean, rstd)))
-    grads = grad_out.view(shape), input.view(shape)
-    gradients(*grads, *statistics, *_by_channel(shape, weight), (2, 3), (0, 3), views)
+    operands = grad_out.view(shape), input.view(shape), *(each[:, :, None, None] for each in (mean, rstd))
+    if any(view is not None for view in views[1:]):
+        _gradients_by_channels(*operands, weight.view(1, *shape[1:3], 1), views)
+    elif views[0] is not None:
+        gradients(*operands[:2], *expanded(shape, *operands[2:]), *_by_channel(shape, weight), (2, 3), (), views)
     return results
 
 

@@ -26,6 +26,7 @@ class Space(NamedTuple):
     alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others, so that it
     is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at words of
     several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
+    `itemsize` is that of the first input's elements.
     """
 
     n_kept: int
@@ -36,6 +37,7 @@ class Space(NamedTuple):
     index_strides: tuple[int, ...]
     kinds: tuple[int, ...]
     integer: Any
+    itemsize: int
     aligned: int
 
     @property
@@ -55,6 +57,12 @@ class Space(NamedTuple):
     def has_weights(self) -> bool:
         """Whether an operand is the same for every row."""
         return REDUCED in self.kinds
+
+    @property
+    def word(self) -> int:
+        """How many elements of the first input a thread loads at once."""
+        most = 16 // self.itemsize
+        return most if self.aligned == 1 else max(1, min(self.aligned, most))
 
     @property
     def strides(self) -> tuple[Any, ...]:
@@ -105,7 +113,7 @@ class Space(NamedTuple):
         reduced_strides = [_served(reduced_sizes, own) for own in reduced_strides]
         parts = [step for own, kind in zip(reduced_strides, kinds, strict=False) if kind == BOTH for step in own[1:]]
         parts += reduced_sizes[:1] if parts else []
-        return cls(
+        space = cls(
             n_kept=math.prod(kept_sizes),
             n_reduced=n_reduced,
             shapes=(tuple(kept_sizes[:-1]), tuple(reduced_sizes[:-1])),
@@ -114,8 +122,15 @@ class Space(NamedTuple):
             index_strides=tuple(reduced_strides[every]) if indexed else (),
             kinds=kinds[:n],
             integer=tl.int64 if wide else tl.int32,
+            itemsize=inputs[0].dtype.itemsize,
             aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
         )
+        # Elements with others between them, in the same 32 bytes: threads next to each other have to load them at once.
+        beside = [
+            kind == BOTH and own[0] * x.dtype.itemsize < 32 and own[0] > 1
+            for x, kind, own in zip(inputs, kinds, reduced_strides, strict=False)
+        ]
+        return space._replace(aligned=0) if any(beside) and space.inner else space
 
 
 def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -163,10 +178,17 @@ class Blocks(NamedTuple):
         """What the compiler is told."""
         return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options, **fusion()}
 
+    def consecutive(self, space: Space) -> bool:
+        """Whether a thread has 16 bytes next to each other, or else not as many elements that are far apart."""
+        group = 16 // space.itemsize
+        return space.word == group or self.rows > 1 or self.columns < 32 * self.warps * space.word * group
+
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
         whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
-        return {"block": (self.rows, self.columns), "whole": whole, "once": self.steps <= 1, "sharing": self.sharing}
+        once = self.steps <= 1
+        held = once and self.splits == self.sharing == 1 and 2 * space.n_reduced > self.columns
+        return {"block": self[:2], "whole": whole, "once": once, "held": held, "sharing": self.sharing}
 
 
 def fusion() -> dict[str, Any]:
@@ -254,8 +276,10 @@ def for_states(space: Space) -> Blocks:
         # One program has all of them, however many.
         blocks = invariant(space)
         return blocks._replace(steps=blocks.steps * blocks.splits, splits=1)
-    rows = min(power_of_2(space.n_kept), 32)
-    columns = min(power_of_2(space.n_reduced), max(1, devices.current.row_elements // rows))
+    # All splits at once where they fit: they are waited for once.
+    tile, splits = devices.current.row_elements, power_of_2(space.n_reduced)
+    rows = min(power_of_2(space.n_kept), max(8, min(32, tile // splits)))
+    columns = min(splits, max(1, tile // rows))
     return Blocks(rows, columns, 4, -(-space.n_kept // rows), -(-space.n_reduced // columns))
 
 
@@ -303,7 +327,7 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
     if 2 * space.n_kept <= device.programs:
         return _regime(space, regimes.split)
-    if not space.aligned:
+    if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
         shared = regimes.cooperative_halves if itemsize < 4 else regimes.cooperative_staged

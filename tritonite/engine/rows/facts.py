@@ -46,11 +46,15 @@ class Facts:
     written: tuple[int, ...] = ()
     # `Space.aligned`, and the integers that offsets are computed in.
     aligned: int = 1
+    # Whether stages group elements that are next to each other.
+    consecutive: bool = True
     index: Any = tl.int32
-    # A block, in which of its dimensions no block goes beyond the end, and whether a program has one block of a row.
+    # A block, in which of its dimensions no block goes beyond the end, whether a program has one block of a row, and
+    # whether that is the whole row, which fills more than half of it.
     block: tuple[int, int] = (1, 1)
     whole: tuple[bool, bool] = (False, False)
     once: bool = False
+    held: bool = False
     # How many programs share a row; how many blocks all of them have, if loops over those are unrolled; and the cache
     # modifier for what is the same in every row.
     sharing: int = 1

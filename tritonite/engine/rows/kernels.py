@@ -26,7 +26,8 @@ _KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
 def strided_pointers(base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr):
     kept, shapes = rows[0], rows[2]
     kept_offset = aligned_to(strided_offset(kept, shapes[0], kept_strides), ALIGNED)[:, None]
-    return base + (kept_offset + strided_offset(reduced, shapes[1], reduced_strides, ALIGNED)[None, :])
+    # By two additions, so that constants between a row's elements can be part of what loads them.
+    return base + kept_offset + strided_offset(reduced, shapes[1], reduced_strides, ALIGNED)[None, :]
 
 
 @triton.jit
@@ -53,8 +54,8 @@ def load(
 ):
     """The values in a block of the operands from BEGIN to END; COMMON is the cache modifier of what rows share.
 
-    Where rows do not start at 16 bytes, elements are loaded one by one. What rows have in common is loaded so, too:
-    with two layouts the compiler would pass elements from thread to thread.
+    Where rows do not start at 16 bytes, elements are loaded one by one, or by words of a few. What rows have in common
+    is loaded so, too: with two layouts the compiler would pass elements from thread to thread.
     """
     kept, kept_mask, shapes, strides = rows
     values = ()
@@ -68,8 +69,8 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif FACTS.kinds[i] == _REDUCED:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            if not FACTS.aligned:
-                offset = tl.max_contiguous(offset, [1, 1])
+            if FACTS.aligned != 1:
+                offset = tl.max_contiguous(offset, [1, max(1, FACTS.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
         else:
             pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
@@ -162,11 +163,11 @@ def _grouped(block, ROWS: tl.constexpr, GROUP: tl.constexpr, CONSECUTIVE: tl.con
 def _states_of_groups(values, span, mask, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
     """The states of GROUP of a block's elements each, which one thread has: no barrier and no shuffle.
 
-    They are next to each other where a thread loads them at once; else it loads one by one, as far apart as can be.
+    They are next to each other where a thread loads them at once; else they are as far apart as can be.
     """
     SHAPE: tl.constexpr = FACTS.block
     ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
-    CONSECUTIVE: tl.constexpr = FACTS.aligned or SHAPE[0] > 1
+    CONSECUTIVE: tl.constexpr = FACTS.consecutive
     begin, n_reduced = span[0], span[2]
     groups = ()
     for i in tl.static_range(len(values)):
@@ -306,6 +307,19 @@ def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.c
 
 
 @triton.jit
+def _extent(start, n_reduced, FACTS: tl.constexpr):
+    """Where a program begins in its rows, and their length, as the compiler can see them.
+
+    Of rows that a block holds the first half has no masks then, which were a third of softmax's instructions where rows
+    are not aligned.
+    """
+    if FACTS.held:
+        start = tl.full((), 0, FACTS.index)
+        n_reduced = tl.maximum(n_reduced, FACTS.block[1] // 2)
+    return start, n_reduced
+
+
+@triton.jit
 def _steps_before(start, steps, n_reduced, COLUMNS: tl.constexpr):
     """How many of `steps` blocks from `start` on there are."""
     return tl.minimum(steps, tl.cdiv(n_reduced - start, COLUMNS))
@@ -352,7 +366,7 @@ def reduce(
     n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
     kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
-    start = tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1]
+    start, n_reduced = _extent(tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1], n_reduced, FACTS)
     span = (start, _steps_before(start, steps, n_reduced, FACTS.block[1]), n_reduced)
     leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
     states, _ = fold_blocks(inputs, (kept, kept_mask, shapes, strides), span, leaf_numbers, FACTS, "")
@@ -425,7 +439,7 @@ def transform_rows(
     kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
     rows = (kept, kept_mask, shapes, strides)
-    start = share * steps * FACTS.block[1]
+    start, n_reduced = _extent(share * steps * FACTS.block[1], n_reduced, FACTS)
     steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
     numbers = _in_float64(number_0, number_1, FACTS.numbers)
     results = ()

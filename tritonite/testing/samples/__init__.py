@@ -57,6 +57,7 @@ for _family in (
     "sets",
     "softmax",
     "sorting",
+    "sync_batch_norm",
 ):
     importlib.import_module(f"tritonite.testing.samples.{_family}")
 
