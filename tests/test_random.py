@@ -227,6 +227,42 @@ def test_transformed_numbers_are_of_uniform_ones(name, dtype, state):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_normal_numbers_are_scaled_and_moved_one_after_the_other(dtype, state):
+    """Each step is rounded to the result's dtype, as ATen's are."""
+    drawn = strided(normals, 3000, state(5, 8), dtype is torch.float64)
+    deviations, means = torch.rand(3000, dtype=dtype) * 3, torch.randn(3000, dtype=dtype)
+    scaled = _rounded(_rounded(drawn, dtype).astype(np.float64) * _numpy(deviations), dtype).astype(np.float64)
+    for mean, expected in ((means, scaled + _numpy(means)), (0.3, scaled + torch.tensor(0.3, dtype=dtype).item())):
+        state(5, 8)
+        x = _run("normal.Tensor_Tensor" if mean is means else "normal.float_Tensor", mean, deviations)
+        bound = 3 * torch.finfo(dtype).eps * (np.abs(scaled) + np.abs(expected))
+        assert (np.abs(_numpy(x) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("deviation", [-1.0, math.nan])
+def test_a_deviation_that_is_none_leaves_the_generator_alone(deviation, device, path):
+    """Also of a call that is repeated, in which the host waits for the deviations before it draws."""
+    good, bad = torch.rand(40, device=device), torch.rand(40, device=device)
+    bad[17] = deviation
+    generator = torch.Generator(device).manual_seed(3)
+    tritonite.reset_stats()
+    with tritonite.use_gems(include="normal"):
+        for _ in range(2):
+            torch.normal(0.5, good, generator=generator)
+            torch.normal(good, good, generator=generator)
+        before = generator.get_state()
+        for mean in (0.5, good):
+            with pytest.raises(RuntimeError, match="all elements of std >= 0"):
+                torch.normal(mean, bad, generator=generator)
+        assert torch.equal(generator.get_state(), before)
+        assert torch.normal(0.5, bad[:0], generator=generator).shape == (0,)
+    for name, calls in (("normal.float_Tensor", 3), ("normal.Tensor_Tensor", 2)):
+        counts = tritonite.stats()[name]
+        assert counts.launched + counts.replayed == calls and sum(counts.declined.values()) == 1
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_log_normal_numbers_are_of_normal_ones(dtype, state):
     given = state(5, 8)
     x = torch.empty(3000, dtype=dtype)
@@ -748,6 +784,8 @@ DRAWN = {
     "bernoulli": (FLOATS, lambda x, g: torch.bernoulli(x.abs() % 1, generator=g)),
     "bernoulli_ by": ((*FLOATS, torch.int32), lambda x, g: x.bernoulli_((x.abs() % 1).float() * 0.9, generator=g)),
     "normal around": (FLOATS, lambda x, g: torch.normal(x, 0.7, generator=g)),
+    "normal of deviations": (FLOATS, lambda x, g: torch.normal(0.25, x.abs(), generator=g)),
+    "normal around of deviations": (FLOATS, lambda x, g: torch.normal(x, x.abs() * 0.5, generator=g)),
     "native_dropout": (FLOATS, lambda x, g: torch.native_dropout(x, 0.3, True)),
     "_fused_dropout": (FLOATS, lambda x, g: _ATEN._fused_dropout(x, 0.7, g)),
     "rrelu": (FLOATS, lambda x, g: _ATEN.rrelu_with_noise_functional(x, torch.zeros_like(x), *_SLOPES, g)),
@@ -788,7 +826,7 @@ def _agree(name, dtype, ours, atens):
             continue
         a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
         # A sum that cancels has the error of its terms.
-        terms = 4 * ("around" in name) + 0.5 * (name == "cauchy_")
+        terms = 4 * ("around" in name or "deviations" in name) + 0.5 * (name == "cauchy_")
         bound = 2 * torch.finfo(a.dtype).eps * (b.double().abs() + terms) + 1e-12
         assert bool(((a.double() - b.double()).abs() <= bound).all())
 

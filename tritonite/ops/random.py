@@ -12,8 +12,17 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, scalar_kernel
 from tritonite.catalog import operator as any_operator
-from tritonite.dispatch.call import Limits, empty, empty_strided, limit, limits_of, number_type, zero_or_one
-from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED
+from tritonite.dispatch.call import (
+    Limits,
+    empty,
+    empty_strided,
+    limit,
+    limits_of,
+    number_type,
+    refuse_if_negative,
+    zero_or_one,
+)
+from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED, opmath
 from tritonite.engine.iteration import (
     broadcast_shape,
     contiguous_strides,
@@ -32,6 +41,7 @@ from tritonite.engine.random import (
     permute,
     vectors,
 )
+from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
@@ -283,15 +293,51 @@ def normal(self, mean, std, generator=None, outs=()):
     return _done(out, drawn)
 
 
+@triton.jit
+def _at_least_zero(x):
+    return (x >= 0).to(tl.int32)
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def _minus_one(state, count):
+    return state - 1
+
+
+_not_negative = Reduction((1,), _at_least_zero, _and, _minus_one, (torch.int32,))
+
+
+def _refuse_negative(deviations):
+    """For which the host waits, as it does for ATen's."""
+    if deviations.dtype not in FLOATS:
+        raise Decline(f"dtype {deviations.dtype}")
+    if deviations.numel():
+        (flag,) = reduced(_not_negative, (deviations,), None, False, (torch.int64,), (), opmath(deviations.dtype))
+        refuse_if_negative(flag, "a deviation below 0")
+
+
 @operator("normal", accepts=FLOATS)
 def normal_around(mean, std, generator=None, outs=()):
     """Box and Muller 1958."""
-    if not isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
-        raise Decline("a deviation in a tensor")
-    if mean.dtype not in FLOATS:
-        raise Decline(f"dtype {mean.dtype}")
-    out = result((mean,), mean.shape, mean.dtype, outs)
-    _draw_normal(out, 0.0, std, generator)
+    inputs = [x for x in (mean, std) if isinstance(x, torch.Tensor)]
+    dtype = outs[0].dtype if outs else inputs[0].dtype
+    if dtype not in FLOATS:
+        raise Decline(f"dtype {dtype}")
+    out = result(inputs, broadcast_shape([x.shape for x in inputs]), dtype, outs)
+    if not isinstance(std, torch.Tensor):
+        _draw_normal(out, 0.0, std, generator)
+        return add.run((out, mean, 1), (out,))
+    if not isinstance(mean, torch.Tensor):
+        # ATen rounds it before it adds.
+        number, mean = mean, empty((), dtype, out.device)
+        fill(mean, number)
+    _refuse_negative(std)
+    draw(_NORMAL, out, (0.0, 1.0), generator=generator)
+    mul.run((out, std), (out,))
     return add.run((out, mean, 1), (out,))
 
 
@@ -299,11 +345,6 @@ def normal_around(mean, std, generator=None, outs=()):
 def normal_of_size(mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """Box and Muller 1958."""
     return _fresh_normal(size, mean, std, generator, (dtype, layout, device, pin_memory), outs)
-
-
-for _name in ("normal.Tensor_Tensor", "normal.float_Tensor"):
-    for _form in ("", "_out"):
-        exclude(f"{_name}{_form}", "ATen raises for a deviation below 0, for which the host waits")
 
 
 @operator("log_normal", accepts=FLOATS)
