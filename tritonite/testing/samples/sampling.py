@@ -1,0 +1,38 @@
+"""Random numbers of distributions in tensors, of which tests/test_sampling.py compares the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite.catalog import Op
+from tritonite.testing.samples import facts
+
+
+def _positive(tensor: torch.Tensor) -> torch.Tensor:
+    """From a hundredth to some hundreds, for which the distributions have densities."""
+    return tensor.abs().nan_to_num(3.0, 3.0, 3.0).clamp(0.01, 400)
+
+
+@facts.operands("_standard_gamma_grad")
+def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
+
+
+@facts.operands("_dirichlet_grad")
+def _beta(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """A share, a concentration, and the sum of that and another."""
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        return tensors
+    share, one, other = (_positive(tensor) for tensor in (*tensors, tensors[0], tensors[-1])[:3])
+    return [(share / (share + 1)).clamp(0.01, 0.99), one, one + other] if one.shape == other.shape else None
+
+
+for _packet in ("_standard_gamma_grad", "_dirichlet_grad"):
+    facts.may_decline(
+        (_packet, f"{_packet}.out"),
+        ("broadcast*",),
+        "a result of another shape than the first operand's, of which ATen warns",
+        "ATen resizes what it has allocated, which is to be an error",
+    )
