@@ -455,9 +455,10 @@ def permutation(n, state):
     """ATen's, by its keys, sorted and shuffled where they are equal."""
     seed, offset = state
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    width = 32 if bits <= 32 else 64
     words = strided(whole_words, n, state, wide=True)
-    keys = [int(word) % (2**32 - 1) % 2**bits for word in words]
     # From the least integer on, whose last bits are 0 but for the highest.
+    keys = [int(word) % (2**width - 1) % 2**bits for word in words]
     found = sorted(range(n), key=lambda i: keys[i])
     offset += 4 * -(-n // (grid_of(n) * 2))
     begin = 0
@@ -484,6 +485,41 @@ def test_permutations_are_atens(state):
 
 
 @on_cpu
+def test_long_permutations_are_atens(state):
+    """Of keys of 27 to 33 bits, those of 32 with a sign; more numbers than one program sorts."""
+    for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)):
+        expected, _ = permutation(n, state(n, 8))
+        assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+        dtype = (torch.int32, torch.int64)[n % 2]
+        assert _run("randperm", n, dtype=dtype).tolist() == expected
+        assert state.box["advances"][-2:] == [4 * -(-n // (grid_of(n) * 2)), -(-n // 4) * 4]
+
+
+@on_cpu
+def test_long_runs_of_equal_keys_cross_programs(state):
+    """Runs of many lengths around the ends of what a program shuffles."""
+    lengths = [1, 3, 2] * 1000 + [40, 1, 7] * 40
+    keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
+    n = len(keys)
+    assert n > engine.MOST_SORTED
+    seed, offset = state(3, 16)
+    out = torch.empty(n, dtype=torch.int64)
+    engine.permute(keys, out, 16, None)
+    assert out.tolist() == shuffled(lengths, seed, offset)
+
+
+def shuffled(lengths, seed, offset):
+    """Numbers in order, in runs of these lengths, each of which is shuffled by the words of its first one's thread."""
+    expected, begin = list(range(sum(lengths))), 0
+    for count in lengths:
+        for drawn, i in enumerate(range(count - 1, 0, -1)):
+            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
+            expected[begin + i], expected[begin + r] = expected[begin + r], expected[begin + i]
+        begin += count
+    return expected
+
+
+@on_cpu
 def test_equal_keys_are_shuffled_within_their_run(state):
     """Runs of every length, which keys that are drawn hardly ever make."""
     lengths = (1, 2, 3, 9, 1, 14, 5, 5)
@@ -492,13 +528,7 @@ def test_equal_keys_are_shuffled_within_their_run(state):
     seed, offset = state(3, 16)
     out = torch.empty(n, dtype=torch.int64)
     engine.permute(keys, out, 8, None)
-    expected, begin = list(range(n)), 0
-    for count in lengths:
-        for drawn, i in enumerate(range(count - 1, 0, -1)):
-            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
-            expected[begin + i], expected[begin + r] = expected[begin + r], expected[begin + i]
-        begin += count
-    assert out.tolist() == expected
+    assert out.tolist() == shuffled(lengths, seed, offset)
 
 
 @on_cpu
@@ -779,7 +809,7 @@ DRAWN = {
     "randint": (INTEGERS[:5], lambda x, g: torch.randint(3, 99, x.shape, dtype=x.dtype, device=x.device, generator=g)),
     "randperm": (
         (torch.int64, torch.int32, torch.float32),
-        lambda x, g: torch.randperm(min(x.numel(), 4096), dtype=x.dtype, device=x.device, generator=g),
+        lambda x, g: torch.randperm(x.numel(), dtype=x.dtype, device=x.device, generator=g),
     ),
     "bernoulli": (FLOATS, lambda x, g: torch.bernoulli(x.abs() % 1, generator=g)),
     "bernoulli_ by": ((*FLOATS, torch.int32), lambda x, g: x.bernoulli_((x.abs() % 1).float() * 0.9, generator=g)),

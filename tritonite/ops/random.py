@@ -42,6 +42,7 @@ from tritonite.engine.random import (
     vectors,
 )
 from tritonite.engine.rows.declare import Reduction, reduced
+from tritonite.engine.sorting.radix import check_length
 from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
@@ -172,6 +173,12 @@ def _from_to(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _last_bits(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+    """value % span & low."""
+    return ((value % span.to(value.dtype)).to(tl.int64) & low,)
+
+
+@triton.jit
 def _whole(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     """All 64 bits."""
     return (_of_integer(value.to(tl.int64), DTYPE),)
@@ -235,6 +242,7 @@ _DROPOUT = _UNIFORM._replace(transform=_dropout)
 _DROPOUT_BUT = _UNIFORM._replace(transform=_dropout_but)
 _LEAKY = _UNIFORM._replace(transform=_leaky)
 _FROM_TO = Distribution(_from_to, sample.words, sample.wide_words)
+_LAST_BITS = _FROM_TO._replace(transform=_last_bits)
 _WHOLE = _FROM_TO._replace(transform=_whole)
 
 
@@ -590,17 +598,24 @@ for _name in ("Tensor", "Tensor_out", "Tensor_generator", "Tensor_generator_out"
 def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """By random keys of so many bits that few are equal."""
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
-    if not 0 <= n <= MOST_SORTED:
-        raise Decline("a permutation longer than one program sorts")
+    if n < 0:
+        raise Decline("fewer numbers than none")
+    if n > MOST_SORTED:
+        check_length(n)
     out = fresh((n,), dtype, layout, device, pin_memory, outs)
     if out.dtype not in NUMBERS or out.dtype is torch.bfloat16 or n > _largest(out.dtype):
         raise Decline(f"dtype {out.dtype}")
     if not n:
         return (out,)
-    keys = empty((n,), torch.int32, out.device)
-    _draw_integers(keys, -(2**31), 2**31 - 1, generator)
     drawn = out if out.is_contiguous() else empty((n,), out.dtype, out.device)
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    keys = empty((n,), torch.int32 if bits <= 32 else torch.int64, out.device)
+    if n <= MOST_SORTED or bits == 32:
+        _draw_integers(keys, -(2**31), 2**31 - 1, generator)
+    else:
+        # Of numbers from the least to the largest, without that, which have no other last bits.
+        width = 8 * keys.dtype.itemsize
+        draw(_LAST_BITS, keys, span=(2**bits - 1, _signed(2**width - 1)), generator=generator, wide=True)
     permute(keys, drawn, bits, generator)
     return _done(out, drawn)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,8 +39,15 @@ def _by_probability(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("random", "randint", "randint_like", "randperm")
 def _integers(tensors: facts.Tensors) -> dict[str, Any]:
-    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": tensors[0].numel() % 131}
+    numel = tensors[0].numel()
+    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": numel if numel > 4096 else numel % 131}
     return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
+
+
+@facts.layouts("randperm")
+def _long(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """More numbers than one program sorts."""
+    yield "contiguous long", [make(4500)]
 
 
 @facts.arguments("rrelu_with_noise", "rrelu_with_noise_functional", "rrelu_with_noise_backward")
