@@ -114,7 +114,7 @@ def _logarithm(x):
 
 
 @triton.jit
-def _exponential(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+def exponential_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     """By the logarithm, whose 0 of 1 is half an epsilon below."""
     HALF: tl.constexpr = 2.0**-53 if value.dtype == tl.float64 else 2.0**-24
     logarithm = tl.where(value >= 1 - HALF, -HALF, _logarithm(value))
@@ -233,7 +233,7 @@ _UNIFORM = Distribution(_uniform, sample.uniform, sample.wide_uniform)
 _NORMAL = Distribution(_normal, sample.normal, sample.wide_normal)
 _NORMAL_PARTS = _NORMAL._replace(transform=_normal_part)
 _LOG_NORMAL = _NORMAL._replace(transform=_log_normal)
-_EXPONENTIAL = _UNIFORM._replace(transform=_exponential)
+_EXPONENTIAL = _UNIFORM._replace(transform=exponential_of)
 _CAUCHY = _UNIFORM._replace(transform=_cauchy)
 _GEOMETRIC = _UNIFORM._replace(transform=_geometric)
 _BERNOULLI = _UNIFORM._replace(transform=_bernoulli)

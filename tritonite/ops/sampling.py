@@ -11,15 +11,83 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import operator as any_operator
 from tritonite.catalog import scalar_kernel
+from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, FULL_FLOATS
-from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.movement import result
+from tritonite.engine.iteration import INT32_LIMIT, broadcast_shape
+from tritonite.engine.movement import move, result, strides_like
+from tritonite.engine.multinomial import check_weights, normalized, sample_rows
+from tritonite.engine.random import Distribution, draw_beside, elementwise
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import square_root
+from tritonite.language import random as sample
+from tritonite.language.math import square_root, true_divide
 from tritonite.ops.gamma import psi
+from tritonite.ops.random import exponential_of
+from tritonite.ops.reduction import argmax
+from tritonite.ops.scan import cumsum
+from tritonite.ops.sorting import topk
 
 operator = functools.partial(any_operator, tensors_only=True)
+
+
+# Categories by their weights.
+
+
+@triton.jit
+def _race(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+    """A weight over an exponential number, which is rounded before, as ATen's is."""
+    rate = tl.full((), 1.0, tl.float64)
+    drawn = exponential_of(value, inputs, rate, second, low, span, DTYPE)[0].to(DTYPE)
+    return (true_divide(inputs[0].to(value.dtype), drawn.to(value.dtype)),)
+
+
+_RACE = Distribution(_race, sample.uniform, sample.wide_uniform)
+
+
+def _first_of_race(weights, count, generator, out):
+    """Without replacement: the largest of weights over exponential numbers (Efraimidis and Spirakis 2006)."""
+    strides = strides_like(weights, None)
+    if weights.numel() * weights.dtype.itemsize >= INT32_LIMIT:
+        raise Decline("elements that 32 bits do not reach")
+    ratios, source = (empty_strided(weights.shape, strides, weights.dtype, weights.device) for _ in range(2))
+    if tuple(weights.stride()) == tuple(strides):
+        source = weights
+    else:
+        move(weights, source)
+    wide = weights.dtype is torch.float64
+    order = elementwise(weights.numel(), 2 if wide else 4, weights.device)
+    draw_beside(_RACE, order, (source,), (ratios,), generator=generator, wide=wide)
+    if count == 1:
+        argmax(ratios, -1, True, (out,))
+    else:
+        topk(ratios, count, -1, True, True, (empty(out.shape, weights.dtype, out.device), out))
+
+
+@operator("multinomial", accepts=FLOATS)
+def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
+    """Without replacement those who win a race of exponential times (Efraimidis and Spirakis 2006)."""
+    if self.dtype not in FLOATS or self.dim() not in (1, 2):
+        raise Decline(f"dtype {self.dtype}, or neither one row nor several")
+    categories = self.shape[-1]
+    if not 0 < num_samples <= (num_samples if replacement else categories) or not 0 < categories <= 2**24:
+        raise Decline("more samples than categories, or a number of them that ATen refuses")
+    out = result((self,), (*self.shape[:-1], num_samples), torch.int64, outs)
+    if not out.numel():
+        return (out,)
+    weights = self if self.dim() == 2 else self.unsqueeze(0)
+    if not replacement or num_samples == 1:
+        check_weights(weights)
+        _first_of_race(self, num_samples, generator, out)
+        return (out,)
+    if self.dtype not in FULL_FLOATS:
+        raise Decline(f"dtype {self.dtype}, whose sums ATen rounds after each term")
+    check_weights(weights)
+    shares = normalized(weights)
+    drawn = out if out.is_contiguous() else empty(out.shape, torch.int64, out.device)
+    sample_rows(shares, cumsum(shares, 1)[0], drawn, generator)
+    if drawn is not out:
+        out.copy_(drawn)
+    return (out,)
 
 
 # Gradients with respect to the parameters. In float64, where the terms cancel, by ATen's approximations: they differ

@@ -6,13 +6,23 @@ from typing import Any
 
 import torch
 
+from tritonite import catalog
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
+
+
+_DETERMINISTIC = {"_standard_gamma_grad", "_dirichlet_grad"}
+facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "sampling"} - _DETERMINISTIC
 
 
 def _positive(tensor: torch.Tensor) -> torch.Tensor:
     """From a hundredth to some hundreds, for which the distributions have densities."""
     return tensor.abs().nan_to_num(3.0, 3.0, 3.0).clamp(0.01, 400)
+
+
+@facts.arguments("multinomial")
+def _few(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"self": _positive(tensors[0].float()).to(tensors[0].dtype), "generator": None, "num_samples": 3}
 
 
 @facts.operands("_standard_gamma_grad")
