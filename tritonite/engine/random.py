@@ -29,6 +29,9 @@ _ATEN_BLOCK = 256
 _ADVANCE = 4
 # What a program writes of each result.
 _ELEMENTS = 2048
+# The threads of ATen's blocks that sample several elements each, and those that a program has here.
+_SHARING = 128
+_SAMPLED = 128
 # The longest permutation that one program sorts, and how many numbers of a longer one a program shuffles.
 MOST_SORTED = 4096
 _SHUFFLED = 1024
@@ -240,6 +243,68 @@ def vectors(numel: int, vector: int, device: torch.device) -> Order:
     """The order of ATen's kernels that load vectors, over the grid of those that do not."""
     order = elementwise(numel, 4, device)
     return order._replace(vector=vector)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["numel", "seed", "offset"])
+def sample_kernel(
+    out,
+    inputs,
+    numel,
+    seed: tl.int64,
+    offset: tl.int64,
+    SAMPLER: tl.constexpr,
+    TURNS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program has BLOCK of ATen's threads, each of which samples TURNS elements one after the other.
+
+    Those of a block of LANES threads are at a distance of LANES from each other.
+    """
+    thread = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
+    used = tl.zeros((BLOCK,), tl.int32)
+    for turn in range(TURNS):
+        place = thread // LANES * (LANES * TURNS) + turn * LANES + thread % LANES
+        mask = place < numel
+        elements = ()
+        for i in tl.static_range(len(inputs)):
+            elements = elements + (tl.load(inputs[i] + place, mask=mask, other=0),)
+        value, used = SAMPLER(seed, counter, thread, used, elements, mask, out.dtype.element_ty)
+        tl.store(out + place, value, mask=mask)
+
+
+def sample_each(
+    sampler: Any,
+    inputs: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    advance: int,
+    turns: int = 1,
+    generator: torch.Generator | None = None,
+    asserting: bool = False,
+) -> None:
+    """Write a sample for each of the operands' elements, all contiguous, by a sampler of `language/rejection.py`.
+
+    In the order of ATen's kernels that give an element, or `turns` of them, a thread.
+    """
+    numel = out.numel()
+    if numel >= INT32_LIMIT:
+        raise Decline("elements that 32 bits do not reach")
+    if not numel:
+        # ATen moves the generator on before it looks.
+        random_state(out.device, advance, generator)
+        return
+    threads = numel if turns == 1 else -(-numel // (_SHARING * turns)) * _SHARING
+    block = min(power_of_2(threads), _SAMPLED)
+    sample_kernel[(-(-threads // block),)](
+        *(out, tuple(inputs), numel, *random_state(out.device, advance, generator)),
+        SAMPLER=sampler,
+        TURNS=turns,
+        LANES=_SHARING,
+        BLOCK=block,
+        **(ASSERTING if asserting else {}),
+    )
 
 
 @libentry()

@@ -16,18 +16,20 @@ from tritonite.dtypes import FLOATS, FULL_FLOATS
 from tritonite.engine.iteration import INT32_LIMIT, broadcast_shape
 from tritonite.engine.movement import move, result, strides_like
 from tritonite.engine.multinomial import check_weights, normalized, sample_rows
-from tritonite.engine.random import Distribution, draw_beside, elementwise
+from tritonite.engine.random import Distribution, draw_beside, elementwise, sample_each
 from tritonite.errors import Decline
-from tritonite.language import libdevice
+from tritonite.language import libdevice, rejection
 from tritonite.language import random as sample
 from tritonite.language.math import square_root, true_divide
 from tritonite.ops.gamma import psi
 from tritonite.ops.random import exponential_of
-from tritonite.ops.reduction import argmax
+from tritonite.ops.reduction import argmax, sum
 from tritonite.ops.scan import cumsum
 from tritonite.ops.sorting import topk
 
 operator = functools.partial(any_operator, tensors_only=True)
+# The elements of each thread where ATen samples several, as torch 2.11 does.
+_TURNS = 8
 
 
 # Categories by their weights.
@@ -88,6 +90,64 @@ def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
     if drawn is not out:
         out.copy_(drawn)
     return (out,)
+
+
+# Samples of distributions by elements.
+
+
+def _sampled(sampler, parameters, accepts, advance, generator, outs, turns=1, asserting=False):
+    """Of parameters of one dtype and shape; ATen has a contiguous result."""
+    first = parameters[0]
+    if any(x.dtype is not first.dtype or x.shape != first.shape or x.dtype not in accepts for x in parameters):
+        raise Decline("parameters of several dtypes or shapes, or of one that is not served")
+    if devices.current.type == "cpu" and first.dtype.itemsize == 2 and first.dtype is not torch.bfloat16:
+        raise Decline(f"dtype {first.dtype}, which ATen has not on CPUs")
+    out = result(parameters, first.shape, first.dtype, outs)
+    drawn = out if out.is_contiguous() else empty(out.shape, out.dtype, out.device)
+    sample_each(sampler, [x.contiguous() for x in parameters], drawn, advance, turns, generator, asserting)
+    return out, drawn
+
+
+def _done(out, drawn):
+    if drawn is not out:
+        out.copy_(drawn)
+    return (out,)
+
+
+@operator("poisson", accepts=FLOATS)
+def poisson(self, generator=None, outs=()):
+    """Knuth's products, rejection by the incomplete gamma function, or a rounded normal number, as cuRAND does."""
+    return _done(*_sampled(rejection.poisson, (self,), FLOATS, 20, generator, outs, asserting=True))
+
+
+@operator("binomial", accepts=FULL_FLOATS)
+def binomial(count, prob, generator=None, outs=()):
+    """Geometric gaps between successes, or transformed rejection (Hoermann 1993)."""
+    return _done(*_sampled(rejection.binomial, (count, prob), FULL_FLOATS, 44, generator, outs, turns=_TURNS))
+
+
+@operator("_standard_gamma", accepts=FLOATS)
+def standard_gamma(self, generator=None, outs=()):
+    """Marsaglia and Tsang 2000."""
+    return _done(*_sampled(rejection.gamma, (self,), FLOATS, 12, generator, outs))
+
+
+@scalar_kernel(accepts=FLOATS, exact=("least", "most"))
+def _share(self, total, least, most):
+    share = true_divide(self, total)
+    share = tl.where(share < least.to(self.dtype), least.to(self.dtype), share)
+    return tl.where(share > most.to(self.dtype), most.to(self.dtype), share)
+
+
+@operator("_sample_dirichlet", accepts=FLOATS)
+def sample_dirichlet(self, generator=None, outs=()):
+    """Gamma samples over their sum."""
+    out, drawn = _sampled(rejection.gamma, (self,), FLOATS, 12, generator, outs)
+    if out.numel():
+        info = torch.finfo(out.dtype)
+        (total,) = sum(drawn, -1 if self.dim() else None, True)
+        _share.run((drawn, total, info.tiny, 1 - info.eps), (drawn,))
+    return _done(out, drawn)
 
 
 # Gradients with respect to the parameters. In float64, where the terms cancel, by ATen's approximations: they differ
