@@ -25,6 +25,18 @@ def _few(tensors: facts.Tensors) -> dict[str, Any]:
     return {"self": _positive(tensors[0].float()).to(tensors[0].dtype), "generator": None, "num_samples": 3}
 
 
+@facts.operands("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+def _parameters(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
+    """Rates and concentrations; or trials, and the probability of success."""
+    made = [_positive(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
+    return [tensor if i == 0 or not tensor.is_floating_point() else tensor / 401 for i, tensor in enumerate(made)]
+
+
+@facts.arguments("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+def _default_generator(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"generator": None}
+
+
 @facts.operands("_standard_gamma_grad")
 def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
