@@ -95,16 +95,24 @@ def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
 # Samples of distributions by elements.
 
 
-def _sampled(sampler, parameters, accepts, advance, generator, outs, turns=1, asserting=False):
-    """Of parameters of one dtype and shape; ATen has a contiguous result."""
-    first = parameters[0]
-    if any(x.dtype is not first.dtype or x.shape != first.shape or x.dtype not in accepts for x in parameters):
-        raise Decline("parameters of several dtypes or shapes, or of one that is not served")
-    if devices.current.type == "cpu" and first.dtype.itemsize == 2 and first.dtype is not torch.bfloat16:
+def _check(operands, accepts, on_cpu=True):
+    """Decline operands but of one dtype that broadcast to the first, whose shape the result has."""
+    first = operands[0]
+    if any(x.dtype is not first.dtype or x.dtype not in accepts for x in operands):
+        raise Decline("operands of several dtypes, or of one that is not served")
+    if devices.current.type == "cpu" and first.dtype.itemsize == 2 and not on_cpu:
         raise Decline(f"dtype {first.dtype}, which ATen has not on CPUs")
-    out = result(parameters, first.shape, first.dtype, outs)
-    drawn = out if out.is_contiguous() else empty(out.shape, out.dtype, out.device)
-    sample_each(sampler, [x.contiguous() for x in parameters], drawn, advance, turns, generator, asserting)
+    if broadcast_shape([x.shape for x in operands]) != tuple(first.shape):
+        raise Decline("a result of another shape than the first operand's, of which ATen warns")
+
+
+def _sampled(sampler, parameters, advance, generator, outs, turns=1, asserting=False):
+    """ATen has a contiguous result."""
+    shape, dtype = parameters[0].shape, parameters[0].dtype
+    out = result(parameters, shape, dtype, outs)
+    drawn = out if out.is_contiguous() else empty(out.shape, dtype, out.device)
+    sources = [x.expand(shape).contiguous() for x in parameters]
+    sample_each(sampler, sources, drawn, advance, turns, generator, asserting)
     return out, drawn
 
 
@@ -117,19 +125,22 @@ def _done(out, drawn):
 @operator("poisson", accepts=FLOATS)
 def poisson(self, generator=None, outs=()):
     """Knuth's products, rejection by the incomplete gamma function, or a rounded normal number, as cuRAND does."""
-    return _done(*_sampled(rejection.poisson, (self,), FLOATS, 20, generator, outs, asserting=True))
+    _check((self,), FLOATS)
+    return _done(*_sampled(rejection.poisson, (self,), 20, generator, outs, asserting=True))
 
 
 @operator("binomial", accepts=FULL_FLOATS)
 def binomial(count, prob, generator=None, outs=()):
     """Geometric gaps between successes, or transformed rejection (Hoermann 1993)."""
-    return _done(*_sampled(rejection.binomial, (count, prob), FULL_FLOATS, 44, generator, outs, turns=_TURNS))
+    _check((count, prob), FULL_FLOATS)
+    return _done(*_sampled(rejection.binomial, (count, prob), 44, generator, outs, turns=_TURNS))
 
 
 @operator("_standard_gamma", accepts=FLOATS)
 def standard_gamma(self, generator=None, outs=()):
     """Marsaglia and Tsang 2000."""
-    return _done(*_sampled(rejection.gamma, (self,), FLOATS, 12, generator, outs))
+    _check((self,), FLOATS, on_cpu=False)
+    return _done(*_sampled(rejection.gamma, (self,), 12, generator, outs))
 
 
 @scalar_kernel(accepts=FLOATS, exact=("least", "most"))
@@ -142,7 +153,8 @@ def _share(self, total, least, most):
 @operator("_sample_dirichlet", accepts=FLOATS)
 def sample_dirichlet(self, generator=None, outs=()):
     """Gamma samples over their sum."""
-    out, drawn = _sampled(rejection.gamma, (self,), FLOATS, 12, generator, outs)
+    _check((self,), FLOATS, on_cpu=False)
+    out, drawn = _sampled(rejection.gamma, (self,), 12, generator, outs)
     if out.numel():
         info = torch.finfo(out.dtype)
         (total,) = sum(drawn, -1 if self.dim() else None, True)
@@ -187,10 +199,7 @@ def _gamma_gradient_near_zero(alpha, x):
 def _gamma_gradient_at_saddle(alpha, x):
     """By Rice's expansion at the saddle point, for large alpha, and by its series where x is near alpha."""
     above = (1.0 + 24.0 * alpha * (1.0 + 12.0 * alpha)) * (
-        1440.0 * alpha * alpha
-        + 6.0 * x * (53.0 - 120.0 * x)
-        - 65.0 * x * x / alpha
-        + alpha * (107.0 + 3600.0 * x)
+        1440.0 * alpha * alpha + 6.0 * x * (53.0 - 120.0 * x) - 65.0 * x * x / alpha + alpha * (107.0 + 3600.0 * x)
     )
     near = above / (1244160.0 * (alpha * alpha) * (alpha * alpha))
     root = square_root(8.0 * alpha)
@@ -390,15 +399,9 @@ def _dirichlet_gradient(x, alpha, total):
 
 
 def _gradient(kernel, operands, accepts, outs):
-    """Of operands of one dtype that broadcast to the first; ATen has a contiguous result."""
-    first = operands[0]
-    if devices.current.type == "cpu" and first.dtype.itemsize == 2:
-        raise Decline(f"dtype {first.dtype}, which ATen has not on CPUs")
-    if any(x.dtype is not first.dtype or x.dtype not in accepts for x in operands):
-        raise Decline("operands of several dtypes, or of one that is not served")
-    if broadcast_shape([x.shape for x in operands]) != tuple(first.shape):
-        raise Decline("a result of another shape than the first operand's, of which ATen warns")
-    return kernel.run(operands, (result(operands, first.shape, first.dtype, outs),))
+    """ATen has a contiguous result."""
+    _check(operands, accepts, on_cpu=False)
+    return kernel.run(operands, (result(operands, operands[0].shape, operands[0].dtype, outs),))
 
 
 @operator("_standard_gamma_grad", kernels=(_gamma_gradient,))

@@ -10,7 +10,6 @@ from tritonite import catalog
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
 
-
 _DETERMINISTIC = {"_standard_gamma_grad", "_dirichlet_grad"}
 facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "sampling"} - _DETERMINISTIC
 
@@ -51,10 +50,17 @@ def _beta(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     return [(share / (share + 1)).clamp(0.01, 0.99), one, one + other] if one.shape == other.shape else None
 
 
-for _packet in ("_standard_gamma_grad", "_dirichlet_grad"):
+for _packet in ("_standard_gamma_grad", "_dirichlet_grad", "binomial"):
     facts.may_decline(
         (_packet, f"{_packet}.out"),
         ("broadcast*",),
         "a result of another shape than the first operand's, of which ATen warns",
         "ATen resizes what it has allocated, which is to be an error",
     )
+facts.may_decline(
+    ("multinomial", "multinomial.out"),
+    ("*",),
+    "dtype *, whose sums ATen rounds after each term",
+    "in an order of its own, which decides into which category a number falls",
+    dtypes=(torch.float16, torch.bfloat16),
+)
