@@ -11,7 +11,6 @@ from tritonite import devices
 from tritonite.dispatch.call import Limits
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
-from tritonite.errors import Decline
 
 _ATEN = torch.ops.aten
 on_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="of seeds that the CPU's generator draws")
@@ -403,16 +402,37 @@ def test_dropout_keeps_what_atens_does(dtype, state):
 def test_dropout_of_other_layouts(state):
     for label, x in _layouts(torch.randn):
         given = state(2, 0)
-        if label == "offset":
-            # How wide ATen's vectors are there plans do not know.
-            with pytest.raises(Decline, match="multiple of 16"):
-                _run("native_dropout", x, 0.5, None)
-            continue
         out, mask = _run("native_dropout", x, 0.5, None)
         assert out.stride() == torch.empty_like(x).stride() == mask.stride(), label
         assert torch.equal(out, x * mask * 2)
         if label == "gaps":
             assert np.array_equal(mask.flatten().numpy(), strided(uniforms, x.numel(), given) < 0.5)
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dropout_of_addresses_takes_vectors_that_are_aligned(dtype, state):
+    for first in (1, 2, 4, 8):
+        x = torch.randn(20_000 + first).to(dtype)[first:]
+        vector = math.gcd(first, 16 // dtype.itemsize)
+        given = state(2, 0)
+        mask = _run("native_dropout", x, 0.5, None)[1]
+        drawn = side_by_side(20_000, vector, given, grid_of(20_000)) if vector > 1 else strided(uniforms, 20_000, given)
+        assert np.array_equal(mask.numpy(), drawn < 0.5)
+
+
+def test_dropout_of_addresses_is_right_through_the_dispatcher(device, path):
+    """No plan serves one that is for another address."""
+    base = torch.randn(2056, device=device)
+    with tritonite.use_gems(include="native_dropout"):
+        for _ in range(2):
+            for first in (0, 1, 2, 3, 4):
+                torch.manual_seed(4)
+                mask = torch.native_dropout(base[first : first + 2048], 0.5, True)[1]
+                torch.manual_seed(4)
+                state = tritonite.overloads()["native_dropout"](base[first : first + 2048], 0.5, True)
+                assert torch.equal(mask, state[1])
+    assert not tritonite.stats()["native_dropout"].declined
 
 
 @on_cpu
@@ -892,10 +912,7 @@ def test_numbers_are_atens(name):
 @pytest.mark.parametrize("name", DRAWN)
 def test_numbers_are_atens_in_every_layout(name):
     dtype = DRAWN[name][0][0]
-    for label, x in _layouts(lambda *shape: _operand(shape, dtype)):
-        if label == "offset" and "dropout" in name:
-            # Declined.
-            continue
+    for _, x in _layouts(lambda *shape: _operand(shape, dtype)):
         _check_atens(name, dtype, x, 7, 4 * 3)
 
 
@@ -905,6 +922,8 @@ def test_masks_are_atens(dtype):
     """Of every width of vectors, of more elements than a grid has threads and of fewer."""
     for numel in (2, 4, 6, 8, 9, 1_000_000, 1_000_002, 1_000_004, 1_000_008, 1_000_001, 8 * 2**20):
         _check_atens("native_dropout", dtype, _operand((numel,), dtype), 3, 16)
+    for first in (1, 2, 4, 8):
+        _check_atens("native_dropout", dtype, _operand((1_000_000 + first,), dtype)[first:], 3, 16)
 
 
 @on_gpu

@@ -366,6 +366,12 @@ def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
     empty((checked,), torch.uint8, flag.device)
 
 
+def unrepeatable(reason: str) -> None:
+    """Have no plan repeat the call, which depends on what is not in its key: every one like it goes through Python."""
+    if _local.recorder is not None:
+        _local.recorder.unrecordable(reason)
+
+
 def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
     if native is not None:
         seed, offset = native.draw(generator, advance)

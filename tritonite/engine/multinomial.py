@@ -128,7 +128,7 @@ def _sample(
 def sample_rows(
     weights: torch.Tensor, sums: torch.Tensor, out: torch.Tensor, generator: torch.Generator | None
 ) -> None:
-    """Write categories to a contiguous `out`, with replacement: a row for each of normalized weights, and of their sums.
+    """Write categories to a contiguous `out`, with replacement: a row for each of weights, normalized, and sums.
 
     As ATen's kernel, whose grid has a column for each block of samples.
     """

@@ -20,6 +20,7 @@ from tritonite.dispatch.call import (
     limits_of,
     number_type,
     refuse_if_negative,
+    unrepeatable,
     zero_or_one,
 )
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED, opmath
@@ -647,7 +648,9 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
     while numel % vector:
         vector //= 2
     if vector > 1 and self.data_ptr() % 16:
-        raise Decline("an address that is no multiple of 16")
+        unrepeatable("an address that is no multiple of 16 decides how wide ATen's vectors are")
+        while self.data_ptr() % (vector * self.dtype.itemsize):
+            vector //= 2
     # Without vectors the order is that of the dimensions.
     order = vectors(numel, vector, self.device) if vector > 1 else elementwise(numel, 4, self.device)
     laid_out = strides if vector > 1 else contiguous_strides(self.shape)

@@ -87,14 +87,6 @@ facts.may_decline(
     "of an input without elements ATen's function for CPUs returns the input and a mask of its dtype",
     device="cpu",
 )
-for _packet, _device in (("native_dropout", ""), ("_fused_dropout", "cuda")):
-    facts.may_decline(
-        (_packet, f"{_packet}.out"),
-        ("misaligned",),
-        "an address that is no multiple of 16",
-        "how wide ATen's vectors are there, by which its threads take elements, no plan knows",
-        device=_device,
-    )
 
 
 @facts.drawn("randperm")
