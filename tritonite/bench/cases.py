@@ -239,6 +239,7 @@ SPECIAL += tuple(
 )
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {}
+OPERANDS |= random.OPERANDS | sampling.OPERANDS
 for _name in ("nll_loss_forward", "nll_loss_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[1]))
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):

@@ -254,7 +254,8 @@ def _binomial_by_rejection(seed, counter, thread, used, count, p, pending, DTYPE
 def binomial(seed, counter, thread, used, elements, mask, DTYPE: tl.constexpr):
     """Of float32 and float64: successes of the rarer outcome, by rejection where 10 and more are expected."""
     count, p = elements[0], elements[1]
-    some = mask & (count > 0) & (p > 0) & (p < 1)
+    # Of trials without end ATen's kernel has none either.
+    some = mask & (count > 0) & (count < float("inf")) & (p > 0) & (p < 1)
     many = p > 0.5
     rare = tl.where(many, 1.0 - p, p)
     rejects = some & (count * rare >= 10)

@@ -36,6 +36,16 @@ def _default_generator(tensors: facts.Tensors) -> dict[str, Any]:
     return {"generator": None}
 
 
+@facts.drawn("poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "multinomial")
+def _with_distributions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """For others ATen's kernels stop the program, or never end."""
+    return arguments | {
+        name: _positive(arguments[name])
+        for name in ("self", "count")
+        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].is_floating_point()
+    }
+
+
 @facts.operands("_standard_gamma_grad")
 def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
