@@ -11,7 +11,6 @@ from tritonite import devices
 from tritonite.dispatch.call import Limits
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
-from tritonite.errors import Decline
 
 _ATEN = torch.ops.aten
 on_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="of seeds that the CPU's generator draws")
@@ -227,6 +226,42 @@ def test_transformed_numbers_are_of_uniform_ones(name, dtype, state):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_normal_numbers_are_scaled_and_moved_one_after_the_other(dtype, state):
+    """Each step is rounded to the result's dtype, as ATen's are."""
+    drawn = strided(normals, 3000, state(5, 8), dtype is torch.float64)
+    deviations, means = torch.rand(3000, dtype=dtype) * 3, torch.randn(3000, dtype=dtype)
+    scaled = _rounded(_rounded(drawn, dtype).astype(np.float64) * _numpy(deviations), dtype).astype(np.float64)
+    for mean, expected in ((means, scaled + _numpy(means)), (0.3, scaled + torch.tensor(0.3, dtype=dtype).item())):
+        state(5, 8)
+        x = _run("normal.Tensor_Tensor" if mean is means else "normal.float_Tensor", mean, deviations)
+        bound = 3 * torch.finfo(dtype).eps * (np.abs(scaled) + np.abs(expected))
+        assert (np.abs(_numpy(x) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("deviation", [-1.0, math.nan])
+def test_a_deviation_that_is_none_leaves_the_generator_alone(deviation, device, path):
+    """Also of a call that is repeated, in which the host waits for the deviations before it draws."""
+    good, bad = torch.rand(40, device=device), torch.rand(40, device=device)
+    bad[17] = deviation
+    generator = torch.Generator(device).manual_seed(3)
+    tritonite.reset_stats()
+    with tritonite.use_gems(include="normal"):
+        for _ in range(2):
+            torch.normal(0.5, good, generator=generator)
+            torch.normal(good, good, generator=generator)
+        before = generator.get_state()
+        for mean in (0.5, good):
+            with pytest.raises(RuntimeError, match="all elements of std >= 0"):
+                torch.normal(mean, bad, generator=generator)
+        assert torch.equal(generator.get_state(), before)
+        assert torch.normal(0.5, bad[:0], generator=generator).shape == (0,)
+    for name, calls in (("normal.float_Tensor", 3), ("normal.Tensor_Tensor", 2)):
+        counts = tritonite.stats()[name]
+        assert counts.launched + counts.replayed == calls and sum(counts.declined.values()) == 1
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_log_normal_numbers_are_of_normal_ones(dtype, state):
     given = state(5, 8)
     x = torch.empty(3000, dtype=dtype)
@@ -367,16 +402,37 @@ def test_dropout_keeps_what_atens_does(dtype, state):
 def test_dropout_of_other_layouts(state):
     for label, x in _layouts(torch.randn):
         given = state(2, 0)
-        if label == "offset":
-            # How wide ATen's vectors are there plans do not know.
-            with pytest.raises(Decline, match="multiple of 16"):
-                _run("native_dropout", x, 0.5, None)
-            continue
         out, mask = _run("native_dropout", x, 0.5, None)
         assert out.stride() == torch.empty_like(x).stride() == mask.stride(), label
         assert torch.equal(out, x * mask * 2)
         if label == "gaps":
             assert np.array_equal(mask.flatten().numpy(), strided(uniforms, x.numel(), given) < 0.5)
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dropout_of_addresses_takes_vectors_that_are_aligned(dtype, state):
+    for first in (1, 2, 4, 8):
+        x = torch.randn(20_000 + first).to(dtype)[first:]
+        vector = math.gcd(first, 16 // dtype.itemsize)
+        given = state(2, 0)
+        mask = _run("native_dropout", x, 0.5, None)[1]
+        drawn = side_by_side(20_000, vector, given, grid_of(20_000)) if vector > 1 else strided(uniforms, 20_000, given)
+        assert np.array_equal(mask.numpy(), drawn < 0.5)
+
+
+def test_dropout_of_addresses_is_right_through_the_dispatcher(device, path):
+    """No plan serves one that is for another address."""
+    base = torch.randn(2056, device=device)
+    with tritonite.use_gems(include="native_dropout"):
+        for _ in range(2):
+            for first in (0, 1, 2, 3, 4):
+                torch.manual_seed(4)
+                mask = torch.native_dropout(base[first : first + 2048], 0.5, True)[1]
+                torch.manual_seed(4)
+                state = tritonite.overloads()["native_dropout"](base[first : first + 2048], 0.5, True)
+                assert torch.equal(mask, state[1])
+    assert not tritonite.stats()["native_dropout"].declined
 
 
 @on_cpu
@@ -419,9 +475,10 @@ def permutation(n, state):
     """ATen's, by its keys, sorted and shuffled where they are equal."""
     seed, offset = state
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    width = 32 if bits <= 32 else 64
     words = strided(whole_words, n, state, wide=True)
-    keys = [int(word) % (2**32 - 1) % 2**bits for word in words]
     # From the least integer on, whose last bits are 0 but for the highest.
+    keys = [int(word) % (2**width - 1) % 2**bits for word in words]
     found = sorted(range(n), key=lambda i: keys[i])
     offset += 4 * -(-n // (grid_of(n) * 2))
     begin = 0
@@ -448,6 +505,41 @@ def test_permutations_are_atens(state):
 
 
 @on_cpu
+def test_long_permutations_are_atens(state):
+    """Of keys of 27 to 33 bits, those of 32 with a sign; more numbers than one program sorts."""
+    for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)):
+        expected, _ = permutation(n, state(n, 8))
+        assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+        dtype = (torch.int32, torch.int64)[n % 2]
+        assert _run("randperm", n, dtype=dtype).tolist() == expected
+        assert state.box["advances"][-2:] == [4 * -(-n // (grid_of(n) * 2)), -(-n // 4) * 4]
+
+
+@on_cpu
+def test_long_runs_of_equal_keys_cross_programs(state):
+    """Runs of many lengths around the ends of what a program shuffles."""
+    lengths = [1, 3, 2] * 1000 + [40, 1, 7] * 40
+    keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
+    n = len(keys)
+    assert n > engine.MOST_SORTED
+    seed, offset = state(3, 16)
+    out = torch.empty(n, dtype=torch.int64)
+    engine.permute(keys, out, 16, None)
+    assert out.tolist() == shuffled(lengths, seed, offset)
+
+
+def shuffled(lengths, seed, offset):
+    """Numbers in order, in runs of these lengths, each of which is shuffled by the words of its first one's thread."""
+    expected, begin = list(range(sum(lengths))), 0
+    for count in lengths:
+        for drawn, i in enumerate(range(count - 1, 0, -1)):
+            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
+            expected[begin + i], expected[begin + r] = expected[begin + r], expected[begin + i]
+        begin += count
+    return expected
+
+
+@on_cpu
 def test_equal_keys_are_shuffled_within_their_run(state):
     """Runs of every length, which keys that are drawn hardly ever make."""
     lengths = (1, 2, 3, 9, 1, 14, 5, 5)
@@ -456,13 +548,7 @@ def test_equal_keys_are_shuffled_within_their_run(state):
     seed, offset = state(3, 16)
     out = torch.empty(n, dtype=torch.int64)
     engine.permute(keys, out, 8, None)
-    expected, begin = list(range(n)), 0
-    for count in lengths:
-        for drawn, i in enumerate(range(count - 1, 0, -1)):
-            r = int(philox(seed, offset // 4 + drawn // 4, begin)[drawn % 4]) % (i + 1)
-            expected[begin + i], expected[begin + r] = expected[begin + r], expected[begin + i]
-        begin += count
-    assert out.tolist() == expected
+    assert out.tolist() == shuffled(lengths, seed, offset)
 
 
 @on_cpu
@@ -743,11 +829,13 @@ DRAWN = {
     "randint": (INTEGERS[:5], lambda x, g: torch.randint(3, 99, x.shape, dtype=x.dtype, device=x.device, generator=g)),
     "randperm": (
         (torch.int64, torch.int32, torch.float32),
-        lambda x, g: torch.randperm(min(x.numel(), 4096), dtype=x.dtype, device=x.device, generator=g),
+        lambda x, g: torch.randperm(x.numel(), dtype=x.dtype, device=x.device, generator=g),
     ),
     "bernoulli": (FLOATS, lambda x, g: torch.bernoulli(x.abs() % 1, generator=g)),
     "bernoulli_ by": ((*FLOATS, torch.int32), lambda x, g: x.bernoulli_((x.abs() % 1).float() * 0.9, generator=g)),
     "normal around": (FLOATS, lambda x, g: torch.normal(x, 0.7, generator=g)),
+    "normal of deviations": (FLOATS, lambda x, g: torch.normal(0.25, x.abs(), generator=g)),
+    "normal around of deviations": (FLOATS, lambda x, g: torch.normal(x, x.abs() * 0.5, generator=g)),
     "native_dropout": (FLOATS, lambda x, g: torch.native_dropout(x, 0.3, True)),
     "_fused_dropout": (FLOATS, lambda x, g: _ATEN._fused_dropout(x, 0.7, g)),
     "rrelu": (FLOATS, lambda x, g: _ATEN.rrelu_with_noise_functional(x, torch.zeros_like(x), *_SLOPES, g)),
@@ -788,7 +876,7 @@ def _agree(name, dtype, ours, atens):
             continue
         a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
         # A sum that cancels has the error of its terms.
-        terms = 4 * ("around" in name) + 0.5 * (name == "cauchy_")
+        terms = 4 * ("around" in name or "deviations" in name) + 0.5 * (name == "cauchy_")
         bound = 2 * torch.finfo(a.dtype).eps * (b.double().abs() + terms) + 1e-12
         # Of infinities there is no difference.
         assert bool(((a == b) | ((a.double() - b.double()).abs() <= bound)).all())
@@ -825,10 +913,7 @@ def test_numbers_are_atens(name):
 @pytest.mark.parametrize("name", DRAWN)
 def test_numbers_are_atens_in_every_layout(name):
     dtype = DRAWN[name][0][0]
-    for label, x in _layouts(lambda *shape: _operand(shape, dtype)):
-        if label == "offset" and "dropout" in name:
-            # Declined.
-            continue
+    for _, x in _layouts(lambda *shape: _operand(shape, dtype)):
         _check_atens(name, dtype, x, 7, 4 * 3)
 
 
@@ -838,6 +923,8 @@ def test_masks_are_atens(dtype):
     """Of every width of vectors, of more elements than a grid has threads and of fewer."""
     for numel in (2, 4, 6, 8, 9, 1_000_000, 1_000_002, 1_000_004, 1_000_008, 1_000_001, 8 * 2**20):
         _check_atens("native_dropout", dtype, _operand((numel,), dtype), 3, 16)
+    for first in (1, 2, 4, 8):
+        _check_atens("native_dropout", dtype, _operand((1_000_000 + first,), dtype)[first:], 3, 16)
 
 
 @on_gpu

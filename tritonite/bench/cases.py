@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.bench import attention, indexing, random, sorting
+from tritonite.bench import attention, indexing, random, sampling, sorting
 from tritonite.bench.fused import PAIRS, Pair
 from tritonite.catalog import Op
 from tritonite.testing.samples import Sample, calls, values
@@ -240,6 +240,7 @@ SPECIAL += tuple(
 )
 # The tensors of operators that do not take several of one shape.
 OPERANDS: dict[str, Callable[[Make, Shape], Sequence[torch.Tensor]]] = {}
+OPERANDS |= random.OPERANDS | sampling.OPERANDS
 for _name in ("nll_loss_forward", "nll_loss_backward"):
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[1]))
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):
@@ -277,7 +278,7 @@ ONLY_ON_CPUS = {"_batch_norm_no_update", *sorting.ONLY_ON_CPUS}
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1} | random.UNREAD
-SHAPES |= indexing.SHAPES | random.SHAPES | sorting.SHAPES
+SHAPES |= indexing.SHAPES | random.SHAPES | sampling.SHAPES | sorting.SHAPES
 # The gradient of an embedding of 16,384 tokens, of which some rows are asked for by many, by few, or by all alike.
 SPECIAL += tuple(
     Special("embedding_dense_backward", f"{label} of 128256x4096", lambda make: (make(16_384, 4096),), given)
@@ -427,7 +428,8 @@ def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
 
 def _usual(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments that models give, for a shape."""
-    own = indexing.given(packet, shape, dtype) | random.given(packet, shape) | sorting.given(packet, shape, dtype)
+    own = indexing.given(packet, shape, dtype) | random.given(packet, shape) | sampling.given(packet, shape)
+    own |= sorting.given(packet, shape, dtype)
     return {**GIVEN.get(packet, {}), **own}
 
 

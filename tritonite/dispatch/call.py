@@ -354,6 +354,24 @@ def awaited(numbers: torch.Tensor) -> list[int]:
     return found
 
 
+def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
+    """Decline, for this reason, where an int64 tensor's only element is negative, for which the host waits.
+
+    Before anything is written or drawn: a repeated call leaves to ATen what it refuses.
+    """
+    (checked,) = read(flag)
+    if checked.value < 0:
+        raise Decline(reason, lasting=False)
+    # The mark of it in a plan, which allocates nothing of a negative size.
+    empty((checked,), torch.uint8, flag.device)
+
+
+def unrepeatable(reason: str) -> None:
+    """Have no plan repeat the call, which depends on what is not in its key: every one like it goes through Python."""
+    if _local.recorder is not None:
+        _local.recorder.unrecordable(reason)
+
+
 def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
     if native is not None:
         seed, offset = native.draw(generator, advance)

@@ -18,6 +18,8 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import empty_strided, random_state
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
+from tritonite.engine.sorting.keys import Keys
+from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.errors import Decline
 from tritonite.language.random import words
 from tritonite.launch import ASSERTING, libentry
@@ -27,8 +29,12 @@ _ATEN_BLOCK = 256
 _ADVANCE = 4
 # What a program writes of each result.
 _ELEMENTS = 2048
-# The longest permutation that one program sorts.
+# The threads of ATen's blocks that sample several elements each, and those that a program has here.
+_SHARING = 128
+_SAMPLED = 128
+# The longest permutation that one program sorts, and how many numbers of a longer one a program shuffles.
 MOST_SORTED = 4096
+_SHUFFLED = 1024
 
 
 class Distribution(NamedTuple):
@@ -240,6 +246,68 @@ def vectors(numel: int, vector: int, device: torch.device) -> Order:
 
 
 @libentry()
+@triton.jit(do_not_specialize=["numel", "seed", "offset"])
+def sample_kernel(
+    out,
+    inputs,
+    numel,
+    seed: tl.int64,
+    offset: tl.int64,
+    SAMPLER: tl.constexpr,
+    TURNS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program has BLOCK of ATen's threads, each of which samples TURNS elements one after the other.
+
+    Those of a block of LANES threads are at a distance of LANES from each other.
+    """
+    thread = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
+    used = tl.zeros((BLOCK,), tl.int32)
+    for turn in range(TURNS):
+        place = thread // LANES * (LANES * TURNS) + turn * LANES + thread % LANES
+        mask = place < numel
+        elements = ()
+        for i in tl.static_range(len(inputs)):
+            elements = elements + (tl.load(inputs[i] + place, mask=mask, other=0),)
+        value, used = SAMPLER(seed, counter, thread, used, elements, mask, out.dtype.element_ty)
+        tl.store(out + place, value, mask=mask)
+
+
+def sample_each(
+    sampler: Any,
+    inputs: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    advance: int,
+    turns: int = 1,
+    generator: torch.Generator | None = None,
+    asserting: bool = False,
+) -> None:
+    """Write a sample for each of the operands' elements, all contiguous, by a sampler of `language/rejection.py`.
+
+    In the order of ATen's kernels that give an element, or `turns` of them, a thread.
+    """
+    numel = out.numel()
+    if numel >= INT32_LIMIT:
+        raise Decline("elements that 32 bits do not reach")
+    if not numel:
+        # ATen moves the generator on before it looks.
+        random_state(out.device, advance, generator)
+        return
+    threads = numel if turns == 1 else -(-numel // (_SHARING * turns)) * _SHARING
+    block = min(power_of_2(threads), _SAMPLED)
+    sample_kernel[(-(-threads // block),)](
+        *(out, tuple(inputs), numel, *random_state(out.device, advance, generator)),
+        SAMPLER=sampler,
+        TURNS=turns,
+        LANES=_SHARING,
+        BLOCK=block,
+        **(ASSERTING if asserting else {}),
+    )
+
+
+@libentry()
 @triton.jit(do_not_specialize=["n"])
 def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """One program sorts the numbers up to `n` by the last BITS of their keys, then by themselves."""
@@ -254,8 +322,11 @@ def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.conste
 @libentry()
 @triton.jit(do_not_specialize=["n", "seed", "offset"])
 def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
-    """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread."""
-    index = tl.arange(0, BLOCK)
+    """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread.
+
+    A program has the runs that begin in its block.
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
     key = tl.load(sorted_keys + index, mask=index < n, other=-1)
     before = tl.load(sorted_keys + index - 1, mask=(index > 0) & (index < n), other=-1)
@@ -283,10 +354,18 @@ def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK
 
 
 def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
-    """Write the numbers up to the count of `keys`, sorted by their last `bits` and shuffled where those are equal."""
+    """Write the numbers up to the count of `keys`, sorted by their last `bits` and shuffled where those are equal.
+
+    Of more numbers than MOST_SORTED keys have no other bits, unless there are as many as an int32 has.
+    """
     n = keys.numel()
     block = power_of_2(n)
-    sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)
-    _sort_kernel[(1,)](keys, sorted_keys, out, n, BITS=bits, BLOCK=block)
+    if n <= MOST_SORTED:
+        sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)
+        _sort_kernel[(1,)](keys, sorted_keys, out, n, BITS=bits, BLOCK=block)
+    else:
+        block = _SHUFFLED
+        sorted_keys = empty_strided((n,), (1,), keys.dtype, keys.device)
+        sort_long_rows(keys, 0, Keys.of(keys.dtype), sorted_keys, out, passes=-(-bits // 8))
     state = random_state(keys.device, -(-n // _ADVANCE) * _ADVANCE, generator)
-    _shuffle_kernel[(1,)](sorted_keys, out, n, *state, BLOCK=block)
+    _shuffle_kernel[(-(-n // block),)](sorted_keys, out, n, *state, BLOCK=block)

@@ -44,3 +44,28 @@ tan = _approximate("fast_tanf", "tan")
 # Of pi times a float64, exact on NVIDIA too.
 sinpi = _approximate("sinpi", "sin", turns=True)
 cospi = _approximate("cospi", "cos", turns=True)
+
+
+def _instruction(name: str, exact: str) -> Callable[..., Any]:
+    """One of NVIDIA's instructions, which takes subnormals for 0, and what others call `exact`."""
+
+    def in_interpreter(x):
+        return 1.0 / x if exact == "reciprocal" else getattr(interpreted, exact)(x)
+
+    @tl.core.builtin
+    def in_compiler(x, _semantic=None):
+        if _semantic.builder.options.backend_name == "cuda":
+            return tl.inline_asm_elementwise(
+                f"{name}.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1, _semantic=_semantic
+            )
+        if exact == "reciprocal":
+            return x.__rtruediv__(1.0, _semantic=_semantic)
+        return getattr(amd, exact)(x, _semantic=_semantic)
+
+    return in_interpreter if _INTERPRETED else in_compiler
+
+
+inverse_root = _instruction("rsqrt", "rsqrt")
+exp2 = _instruction("ex2", "exp2")
+log2 = _instruction("lg2", "log2")
+reciprocal = _instruction("rcp", "reciprocal")

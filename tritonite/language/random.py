@@ -39,7 +39,7 @@ def wide_words(seed, counter, thread):
 
 
 @triton.jit
-def _uniform(word):
+def uniform_of(word):
     """In (0, 1]."""
     return word.to(tl.float32) * _INVERSE + _INVERSE / 2
 
@@ -54,7 +54,7 @@ def _uniform_bits(low, high):
 def uniform(seed, counter, thread):
     """curand_uniform4: four float32 in (0, 1]."""
     a, b, c, d = words(seed, counter, thread)
-    return _uniform(a), _uniform(b), _uniform(c), _uniform(d)
+    return uniform_of(a), uniform_of(b), uniform_of(c), uniform_of(d)
 
 
 @triton.jit
@@ -66,12 +66,12 @@ def wide_uniform(seed, counter, thread):
 
 
 @triton.jit
-def _box_muller(x, y):
+def box_muller(x, y):
     """Two normal numbers of two words (Box and Muller 1958)."""
     angle = y.to(tl.float32)
     circle = tl.full(angle.shape, _CIRCLE, tl.float32)
     angle = multiply_add(angle, circle, circle / 2)
-    radius = square_root(-2.0 * libdevice.log(_uniform(x)))
+    radius = square_root(-2.0 * libdevice.log(uniform_of(x)))
     return approximate.sin(angle) * radius, approximate.cos(angle) * radius
 
 
@@ -79,8 +79,8 @@ def _box_muller(x, y):
 def normal(seed, counter, thread):
     """curand_normal4: four float32."""
     a, b, c, d = words(seed, counter, thread)
-    first, second = _box_muller(a, b)
-    third, fourth = _box_muller(c, d)
+    first, second = box_muller(a, b)
+    third, fourth = box_muller(c, d)
     return first, second, third, fourth
 
 

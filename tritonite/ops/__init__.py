@@ -51,6 +51,7 @@ for _family in (
     "rearrangement",
     "reduction",
     "rounding",
+    "sampling",
     "scan",
     "scatter",
     "searching",

@@ -22,7 +22,7 @@ def lgamma(self):
 
 
 @triton.jit
-def _digamma(self):
+def psi(self):
     """Recurrence up to 10, then the asymptotic series (DLMF 5.11.2), as in Cephes' psi.c; reflection below 0."""
     negative = self < 0
     fraction = self - libdevice.trunc(self)
@@ -60,7 +60,7 @@ def _digamma(self):
 
 @pointwise("digamma", promote=INT_TO_FLOAT)
 def digamma(self):
-    return _digamma(self)
+    return psi(self)
 
 
 # B(2k) / (2k)!, k = 1 to 12.
@@ -152,7 +152,7 @@ def _order(n, self):
 def polygamma(self, order, factor, n):
     """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; orders 0 and 1 have methods of their own."""
     if n == 0:
-        result = _digamma(self)
+        result = psi(self)
     elif n == 1:
         result = _trigamma(self)
     else:

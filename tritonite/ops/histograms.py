@@ -7,7 +7,7 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import empty, read, zeros
+from tritonite.dispatch.call import empty, read, refuse_if_negative, zeros
 from tritonite.dtypes import FLOATS, FULL_FLOATS, INTS
 from tritonite.engine.histogram import add_at, add_between, bins_of, count_in_bins, edges_of
 from tritonite.engine.movement import fill, move
@@ -17,7 +17,6 @@ from tritonite.launch import looking
 from tritonite.ops.creation import linspace
 from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
-from tritonite.ops.searching import refuse_if_negative
 
 # ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)

@@ -12,8 +12,18 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, scalar_kernel
 from tritonite.catalog import operator as any_operator
-from tritonite.dispatch.call import Limits, empty, empty_strided, limit, limits_of, number_type, zero_or_one
-from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED
+from tritonite.dispatch.call import (
+    Limits,
+    empty,
+    empty_strided,
+    limit,
+    limits_of,
+    number_type,
+    refuse_if_negative,
+    unrepeatable,
+    zero_or_one,
+)
+from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED, opmath
 from tritonite.engine.iteration import (
     broadcast_shape,
     contiguous_strides,
@@ -32,6 +42,8 @@ from tritonite.engine.random import (
     permute,
     vectors,
 )
+from tritonite.engine.rows.declare import Reduction, reduced
+from tritonite.engine.sorting.radix import check_length
 from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
@@ -103,7 +115,7 @@ def _logarithm(x):
 
 
 @triton.jit
-def _exponential(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+def exponential_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     """By the logarithm, whose 0 of 1 is half an epsilon below."""
     HALF: tl.constexpr = 2.0**-53 if value.dtype == tl.float64 else 2.0**-24
     logarithm = tl.where(value >= 1 - HALF, -HALF, _logarithm(value))
@@ -162,6 +174,12 @@ def _from_to(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _last_bits(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+    """value % span & low."""
+    return ((value % span.to(value.dtype)).to(tl.int64) & low,)
+
+
+@triton.jit
 def _whole(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     """All 64 bits."""
     return (_of_integer(value.to(tl.int64), DTYPE),)
@@ -216,7 +234,7 @@ _UNIFORM = Distribution(_uniform, sample.uniform, sample.wide_uniform)
 _NORMAL = Distribution(_normal, sample.normal, sample.wide_normal)
 _NORMAL_PARTS = _NORMAL._replace(transform=_normal_part)
 _LOG_NORMAL = _NORMAL._replace(transform=_log_normal)
-_EXPONENTIAL = _UNIFORM._replace(transform=_exponential)
+_EXPONENTIAL = _UNIFORM._replace(transform=exponential_of)
 _CAUCHY = _UNIFORM._replace(transform=_cauchy)
 _GEOMETRIC = _UNIFORM._replace(transform=_geometric)
 _BERNOULLI = _UNIFORM._replace(transform=_bernoulli)
@@ -225,6 +243,7 @@ _DROPOUT = _UNIFORM._replace(transform=_dropout)
 _DROPOUT_BUT = _UNIFORM._replace(transform=_dropout_but)
 _LEAKY = _UNIFORM._replace(transform=_leaky)
 _FROM_TO = Distribution(_from_to, sample.words, sample.wide_words)
+_LAST_BITS = _FROM_TO._replace(transform=_last_bits)
 _WHOLE = _FROM_TO._replace(transform=_whole)
 
 
@@ -283,15 +302,51 @@ def normal(self, mean, std, generator=None, outs=()):
     return _done(out, drawn)
 
 
+@triton.jit
+def _at_least_zero(x):
+    return (x >= 0).to(tl.int32)
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def _minus_one(state, count):
+    return state - 1
+
+
+_not_negative = Reduction((1,), _at_least_zero, _and, _minus_one, (torch.int32,))
+
+
+def _refuse_negative(deviations):
+    """For which the host waits, as it does for ATen's."""
+    if deviations.dtype not in FLOATS:
+        raise Decline(f"dtype {deviations.dtype}")
+    if deviations.numel():
+        (flag,) = reduced(_not_negative, (deviations,), None, False, (torch.int64,), (), opmath(deviations.dtype))
+        refuse_if_negative(flag, "a deviation below 0")
+
+
 @operator("normal", accepts=FLOATS)
 def normal_around(mean, std, generator=None, outs=()):
     """Box and Muller 1958."""
-    if not isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
-        raise Decline("a deviation in a tensor")
-    if mean.dtype not in FLOATS:
-        raise Decline(f"dtype {mean.dtype}")
-    out = result((mean,), mean.shape, mean.dtype, outs)
-    _draw_normal(out, 0.0, std, generator)
+    inputs = [x for x in (mean, std) if isinstance(x, torch.Tensor)]
+    dtype = outs[0].dtype if outs else inputs[0].dtype
+    if dtype not in FLOATS:
+        raise Decline(f"dtype {dtype}")
+    out = result(inputs, broadcast_shape([x.shape for x in inputs]), dtype, outs)
+    if not isinstance(std, torch.Tensor):
+        _draw_normal(out, 0.0, std, generator)
+        return add.run((out, mean, 1), (out,))
+    if not isinstance(mean, torch.Tensor):
+        # ATen rounds it before it adds.
+        number, mean = mean, empty((), dtype, out.device)
+        fill(mean, number)
+    _refuse_negative(std)
+    draw(_NORMAL, out, (0.0, 1.0), generator=generator)
+    mul.run((out, std), (out,))
     return add.run((out, mean, 1), (out,))
 
 
@@ -299,11 +354,6 @@ def normal_around(mean, std, generator=None, outs=()):
 def normal_of_size(mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """Box and Muller 1958."""
     return _fresh_normal(size, mean, std, generator, (dtype, layout, device, pin_memory), outs)
-
-
-for _name in ("normal.Tensor_Tensor", "normal.float_Tensor"):
-    for _form in ("", "_out"):
-        exclude(f"{_name}{_form}", "ATen raises for a deviation below 0, for which the host waits")
 
 
 @operator("log_normal", accepts=FLOATS)
@@ -542,24 +592,37 @@ def randint_like(
 
 
 for _name in ("Tensor", "Tensor_out", "Tensor_generator", "Tensor_generator_out"):
-    exclude(f"randint_like.{_name}", "the host reads its end; it calls the overload of numbers")
+    exclude(
+        f"randint_like.{_name}",
+        "the host reads its end, a tensor on the CPU, and calls random_.from, which has a kernel",
+    )
+for _name in ("_philox_normal", "_philox_uniform"):
+    for _form in ("", ".out"):
+        exclude(f"{_name}{_form}", "new in torch 2.13, by keys in a tensor; no GPU has been compared with ATen's")
 
 
 @operator("randperm", accepts=(torch.int64, torch.int32, torch.int16, torch.float32, torch.float16, torch.float64))
 def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """By random keys of so many bits that few are equal."""
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
-    if not 0 <= n <= MOST_SORTED:
-        raise Decline("a permutation longer than one program sorts")
+    if n < 0:
+        raise Decline("fewer numbers than none")
+    if n > MOST_SORTED:
+        check_length(n)
     out = fresh((n,), dtype, layout, device, pin_memory, outs)
     if out.dtype not in NUMBERS or out.dtype is torch.bfloat16 or n > _largest(out.dtype):
         raise Decline(f"dtype {out.dtype}")
     if not n:
         return (out,)
-    keys = empty((n,), torch.int32, out.device)
-    _draw_integers(keys, -(2**31), 2**31 - 1, generator)
     drawn = out if out.is_contiguous() else empty((n,), out.dtype, out.device)
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
+    keys = empty((n,), torch.int32 if bits <= 32 else torch.int64, out.device)
+    if n <= MOST_SORTED or bits == 32:
+        _draw_integers(keys, -(2**31), 2**31 - 1, generator)
+    else:
+        # Of numbers from the least to the largest, without that, which have no other last bits.
+        width = 8 * keys.dtype.itemsize
+        draw(_LAST_BITS, keys, span=(2**bits - 1, _signed(2**width - 1)), generator=generator, wide=True)
     permute(keys, drawn, bits, generator)
     return _done(out, drawn)
 
@@ -585,7 +648,9 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
     while numel % vector:
         vector //= 2
     if vector > 1 and self.data_ptr() % 16:
-        raise Decline("an address that is no multiple of 16")
+        unrepeatable("an address that is no multiple of 16 decides how wide ATen's vectors are")
+        while self.data_ptr() % (vector * self.dtype.itemsize):
+            vector //= 2
     # Without vectors the order is that of the dimensions.
     order = vectors(numel, vector, self.device) if vector > 1 else elementwise(numel, 4, self.device)
     laid_out = strides if vector > 1 else contiguous_strides(self.shape)

@@ -3,22 +3,13 @@
 import torch
 
 from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, number_type, read
+from tritonite.dispatch.call import empty, number_type, refuse_if_negative
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
 from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_sorted, check_sorter, search
 from tritonite.errors import Decline
 from tritonite.ops.sorting import sort_into
-
-
-def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
-    """Decline where a number on the device is negative, for which the host waits."""
-    (checked,) = read(flag)
-    if checked.value < 0:
-        raise Decline(reason, lasting=False)
-    # A call that is repeated raises here.
-    empty((checked,), torch.uint8, flag.device)
 
 
 def promoted(*values):

@@ -201,10 +201,17 @@ def _functional(function: Any, op: Op, sample: Any) -> Any:
 
 def _functional_form(op: Op) -> Any:
     """ATen's overload that allocates what an out= overload writes, if the catalog has it."""
+    kinds = _kinds(op)
     for other in overloads().values():
-        if other.packet == op.packet and other.names == op.names and not (other.out_names or other.inplace):
+        if other.packet == op.packet and _kinds(other) == kinds and not (other.out_names or other.inplace):
             return getattr(getattr(torch.ops.aten, op.packet), other.overload.partition(".")[2] or "default")
     return None
+
+
+def _kinds(op: Op) -> dict[str, str]:
+    """The types of its arguments, outputs aside."""
+    types = {argument.name: str(argument.type) for argument in op.schema.arguments}
+    return {name: types[name] for name in op.names}
 
 
 def _shapes(results: Any) -> list[torch.Size]:

@@ -200,6 +200,8 @@ struct Launch {
   std::vector<LaunchAttribute> attributes;
   std::vector<Parameter> parameters;
   std::vector<TensorMap> descriptors;
+  // Whether a parameter is a seed or an offset.
+  bool draws = false;
   // Whose `function` is: a compiled kernel, which unloads it when it goes; where there is no function, the host driver's,
   // to be called with tensors and numbers. Never released without the GIL.
   PyObject* owner = nullptr;
@@ -699,7 +701,8 @@ std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advanc
   return {generator.current_seed(), offset};
 }
 
-// What the interpreter throws where a kernel's assertion fails, so that ATen raises its own error.
+// Thrown where ATen raises an error of its own: by the interpreter where a kernel's assertion fails, and where data that
+// has been read says so.
 struct Refused {};
 
 struct Replay {
@@ -738,8 +741,9 @@ struct Replay {
                       : "random numbers while a CUDA graph is captured";
   }
 
+  // All draws of the call, once: a generator stays as it is where data that was read before has ATen refuse the call.
   void draw(const Stack& stack, size_t arguments) {
-    if (plan.draws.empty()) return;
+    if (drawn.size() == 2 * plan.draws.size()) return;
     at::Generator generator = at::globalContext().defaultGenerator(plan.device);
     for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
       if (stack[i].isGenerator()) generator = stack[i].toGenerator();
@@ -764,6 +768,8 @@ struct Replay {
         Integers own_sizes = buffer.sizes, own_strides = buffer.strides;
         for (const FromData& extent : buffer.sizes_from_data) own_sizes[extent.place] = sizes[extent.size];
         for (const FromData& extent : buffer.strides_from_data) own_strides[extent.place] = sizes[extent.size];
+        // So a host function has told that ATen refuses the data.
+        if (std::any_of(own_sizes.begin(), own_sizes.end(), [](int64_t size) { return size < 0; })) throw Refused();
         buffers[i] =
             at::detail::empty_strided_generic(own_sizes, own_strides, buffer.allocator, buffer.keys, buffer.dtype);
       }
@@ -905,6 +911,7 @@ struct Replay {
     for (const Step& step : plan.steps) {
       switch (step.kind) {
         case Step::kLaunch:
+          if (step.launch.draws) draw(*stack, arguments);
           if (step.launch.function) launch(step.launch);
           else launch_on_host(step.launch);
           break;
@@ -916,6 +923,7 @@ struct Replay {
           break;
       }
     }
+    draw(*stack, arguments);
     c10::SmallVector<IValue, 4> results;
     for (const Result& result : plan.results) results.push_back(returned(result));
     torch::jit::drop(*stack, arguments);
@@ -1050,7 +1058,10 @@ Launch launch_of(const py::handle& described) {
     attribute(kCluster, {clusters, 1, 1});
     attribute(kClusterScheduling, {1});
   }
-  for (const py::handle item : py::list(parts[0])) launch.parameters.push_back(parameter_of(item, launch));
+  for (const py::handle item : py::list(parts[0])) {
+    launch.parameters.push_back(parameter_of(item, launch));
+    launch.draws |= launch.parameters.back().kind == Parameter::kDrawn;
+  }
   launch.owner = py::object(parts[8]).release().ptr();
   return launch;
 }
@@ -1252,14 +1263,13 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
     Replay replay{state, *plan, call, {}, {}, {}, {}};
     reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype" : replay.capture_forbids();
     if (!reason) {
-      replay.draw(*stack, arguments);
       try {
         const ProfiledRange range(state);
         replay.run(stack, arguments);
         state.replayed.fetch_add(1, std::memory_order_relaxed);
         return;
       } catch (const Refused&) {
-        reason = "an assertion of the kernel's";
+        reason = "data that ATen refuses";
       }
     }
   }

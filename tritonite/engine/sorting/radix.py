@@ -163,13 +163,17 @@ def sort_long_rows(
     values: torch.Tensor | None,
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
+    passes: int | None = None,
 ) -> None:
-    """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`."""
+    """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`.
+
+    Where the keys' first digits are all the same, so many `passes` are enough for the others.
+    """
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
     check_length(n)
     block = _BLOCK
-    blocks, passes = -(-n // block), keys.passes
+    blocks, passes = -(-n // block), keys.passes if passes is None else passes
     each = _COUNTER + n_rows * blocks * _DIGITS.value
     totals_of_all = passes * n_rows * _DIGITS.value
     scratch = zeros((totals_of_all + passes * each,), torch.int32, x.device)

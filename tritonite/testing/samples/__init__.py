@@ -50,6 +50,7 @@ for _family in (
     "rearrangement",
     "reduction",
     "rounding",
+    "sampling",
     "scan",
     "scatter",
     "searching",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ def _probability(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.abs() % 1).nan_to_num(0.5)
 
 
+facts.TENSORS["std"] = lambda tensor: tensor.abs().nan_to_num(1.0)
 facts.TENSORS["p"] = lambda tensor: _probability(tensor.float()).to(facts.floating(tensor.dtype))
 
 
@@ -37,8 +39,15 @@ def _by_probability(tensors: facts.Tensors) -> dict[str, Any]:
 
 @facts.arguments("random", "randint", "randint_like", "randperm")
 def _integers(tensors: facts.Tensors) -> dict[str, Any]:
-    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": tensors[0].numel() % 131}
+    numel = tensors[0].numel()
+    given = {"generator": None, "from": 1, "to": 5, "low": 1, "high": 5, "n": numel if numel > 4096 else numel % 131}
     return given | {"size": list(tensors[0].shape), "dtype": tensors[0].dtype}
+
+
+@facts.layouts("randperm")
+def _long(op: Op, make: facts.Make) -> Iterator[tuple[str, facts.Tensors]]:
+    """More numbers than one program sorts."""
+    yield "long", [make(4500)]
 
 
 @facts.arguments("rrelu_with_noise", "rrelu_with_noise_functional", "rrelu_with_noise_backward")
@@ -78,14 +87,6 @@ facts.may_decline(
     "of an input without elements ATen's function for CPUs returns the input and a mask of its dtype",
     device="cpu",
 )
-for _packet, _device in (("native_dropout", ""), ("_fused_dropout", "cuda")):
-    facts.may_decline(
-        (_packet, f"{_packet}.out"),
-        ("misaligned",),
-        "an address that is no multiple of 16",
-        "how wide ATen's vectors are there, by which its threads take elements, no plan knows",
-        device=_device,
-    )
 
 
 @facts.drawn("randperm")

@@ -1,0 +1,145 @@
+"""Samples of categories by weights in rows: the weights that ATen compares with uniform numbers, and the comparison."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonite.dispatch.call import empty, random_state
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2
+from tritonite.errors import Decline
+from tritonite.language.folds import doublings
+from tritonite.language.math import true_divide
+from tritonite.language.random import uniform
+from tritonite.launch import ASSERTING, libentry
+
+# ATen's blocks, the rows of its grid, and how far a row moves the generator on.
+_ATEN_BLOCK = 128
+_ATEN_ROWS = 65535
+_ADVANCE = 4
+# The lanes that add a row up, as many as ATen's threads, and those of a warp.
+_LANES = 1024
+_WARP = tl.constexpr(32)
+_BLOCK = 512
+_CHECKED = 2048
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _check_weights(weights, row_step, step, n, BLOCK: tl.constexpr):
+    """Of a row."""
+    row = weights + tl.program_id(0).to(tl.int64) * row_step
+    found = tl.zeros((BLOCK,), tl.int1)
+    for begin in range(0, n, BLOCK):
+        column = begin + tl.arange(0, BLOCK).to(tl.int64)
+        weight = tl.load(row + column * step, mask=column < n, other=0)
+        tl.device_assert((weight >= 0) & (weight < float("inf")), "a weight that is negative or not finite")
+        found = found | (weight > 0)
+    tl.device_assert(tl.max(found.to(tl.int32), axis=0) > 0, "weights that are all 0")
+
+
+def check_weights(weights: torch.Tensor) -> None:
+    """Stop the program for weights in rows that ATen refuses."""
+    rows, n = weights.shape
+    block = min(power_of_2(n), _CHECKED)
+    _check_weights[(rows,)](weights, *weights.stride(), n, BLOCK=block, **ASSERTING)
+
+
+@triton.jit
+def _fold(x):
+    """The sum of each row of a block of (rows, 2**k), the halves of it first."""
+    ROWS: tl.constexpr = x.shape[0]
+    LENGTH: tl.constexpr = x.shape[1]
+    for i in tl.static_range(doublings(LENGTH)):
+        left, right = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, LENGTH // 2 ** (i + 1))), (0, 2, 1)))
+        x = left + right
+    return tl.reshape(x, (ROWS,))
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n"])
+def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
+    """A row over its sum, added up as ATen's threads do: each every BLOCK-th, then warps by halves, and then those."""
+    row = weights + tl.program_id(0).to(tl.int64) * row_step
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    total = tl.zeros((BLOCK,), weights.dtype.element_ty)
+    for begin in range(0, n, BLOCK):
+        total += tl.load(row + (begin + lane) * step, mask=begin + lane < n, other=0)
+    warps = _fold(tl.reshape(total, (BLOCK // _WARP, _WARP)))
+    total = tl.broadcast_to(_fold(tl.reshape(warps, (1, BLOCK // _WARP))), (BLOCK,))
+    for begin in range(0, n, BLOCK):
+        column = begin + lane
+        weight = tl.load(row + column * step, mask=column < n, other=0)
+        tl.store(out + tl.program_id(0).to(tl.int64) * n + column, true_divide(weight, total), mask=column < n)
+
+
+def normalized(weights: torch.Tensor) -> torch.Tensor:
+    """Rows of weights over their sums, contiguous."""
+    rows, n = weights.shape
+    result = empty((rows, n), weights.dtype, weights.device)
+    block = min(max(power_of_2(n), _WARP.value), _LANES)
+    _normalize[(rows,)](result, weights, *weights.stride(), n, BLOCK=block)
+    return result
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "samples", "blocks", "width", "height", "steps", "seed", "offset"])
+def _sample(
+    out,
+    weights,
+    sums,
+    n,
+    samples,
+    blocks,
+    width,
+    height,
+    steps,
+    seed: tl.int64,
+    offset: tl.int64,
+    BLOCK: tl.constexpr,
+):
+    """The categories of a block of a row's samples, in which uniform numbers fall; a row of ATen's grid has `width`."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    sample = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = sample < samples
+    counter = (offset.to(tl.int64) >> 2) + row // height
+    drawn = uniform(seed.to(tl.int64), counter, row % height * width + sample)[0]
+    sums += row * n
+    weights += row * n
+    tl.device_assert(tl.load(sums + n - 1) > 0, "weights whose sum is 0")
+    low = tl.zeros((BLOCK,), tl.int32)
+    high = low + n
+    for _ in range(steps):
+        middle = low + (high - low) // 2
+        searching = mask & (low < high)
+        below = tl.load(sums + middle, mask=searching, other=0) < drawn.to(sums.dtype.element_ty)
+        high = tl.where(searching & (below == 0), middle, high)
+        low = tl.where(searching & below, middle + 1, low)
+    low = tl.minimum(low, n - 1)
+    # Back to one that has a weight.
+    empty = mask & (low >= 1)
+    while tl.max(empty.to(tl.int32), axis=0) > 0:
+        empty = empty & (low >= 1) & (tl.load(weights + low, mask=empty, other=1) == 0)
+        low -= empty.to(tl.int32)
+    tl.store(out + row * samples + sample, low.to(tl.int64), mask=mask)
+
+
+def sample_rows(
+    weights: torch.Tensor, sums: torch.Tensor, out: torch.Tensor, generator: torch.Generator | None
+) -> None:
+    """Write categories to a contiguous `out`, with replacement: a row for each of weights, normalized, and sums.
+
+    As ATen's kernel, whose grid has a column for each block of samples.
+    """
+    rows, n = weights.shape
+    samples = out.shape[-1]
+    width, height = -(-samples // _ATEN_BLOCK) * _ATEN_BLOCK, min(rows, _ATEN_ROWS)
+    if width * height >= INT32_LIMIT:
+        raise Decline("more samples than ATen counts")
+    block = min(power_of_2(samples), _BLOCK)
+    blocks = -(-samples // block)
+    state = random_state(out.device, -(-rows // height) * _ADVANCE, generator)
+    _sample[(rows * blocks,)](
+        *(out, weights, sums, n, samples, blocks, width, height, n.bit_length(), *state), BLOCK=block, **ASSERTING
+    )

@@ -1,0 +1,76 @@
+"""Random numbers of distributions in tensors, of which tests/test_sampling.py compares the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonite import catalog
+from tritonite.catalog import Op
+from tritonite.testing.samples import facts
+
+_DETERMINISTIC = {"_standard_gamma_grad", "_dirichlet_grad"}
+facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "sampling"} - _DETERMINISTIC
+
+
+def _positive(tensor: torch.Tensor) -> torch.Tensor:
+    """From a hundredth to some hundreds, for which the distributions have densities."""
+    return tensor.abs().nan_to_num(3.0, 3.0, 3.0).clamp(0.01, 400)
+
+
+@facts.arguments("multinomial")
+def _few(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"self": _positive(tensors[0].float()).to(tensors[0].dtype), "generator": None, "num_samples": 3}
+
+
+@facts.operands("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+def _parameters(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors:
+    """Rates and concentrations; or trials, and the probability of success."""
+    made = [_positive(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
+    return [tensor if i == 0 or not tensor.is_floating_point() else tensor / 401 for i, tensor in enumerate(made)]
+
+
+@facts.arguments("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+def _default_generator(tensors: facts.Tensors) -> dict[str, Any]:
+    return {"generator": None}
+
+
+@facts.drawn("poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "multinomial")
+def _with_distributions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """For others ATen's kernels stop the program, or never end."""
+    return arguments | {
+        name: _positive(arguments[name])
+        for name in ("self", "count")
+        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].is_floating_point()
+    }
+
+
+@facts.operands("_standard_gamma_grad")
+def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
+
+
+@facts.operands("_dirichlet_grad")
+def _beta(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+    """A share, a concentration, and the sum of that and another."""
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        return tensors
+    share, one, other = (_positive(tensor) for tensor in (*tensors, tensors[0], tensors[-1])[:3])
+    return [(share / (share + 1)).clamp(0.01, 0.99), one, one + other] if one.shape == other.shape else None
+
+
+for _packet in ("_standard_gamma_grad", "_dirichlet_grad", "binomial"):
+    facts.may_decline(
+        (_packet, f"{_packet}.out"),
+        ("broadcast*",),
+        "a result of another shape than the first operand's, of which ATen warns",
+        "ATen resizes what it has allocated, which is to be an error",
+    )
+facts.may_decline(
+    ("multinomial", "multinomial.out"),
+    ("*",),
+    "dtype *, whose sums ATen rounds after each term",
+    "in an order of its own, which decides into which category a number falls",
+    dtypes=(torch.float16, torch.bfloat16),
+)
