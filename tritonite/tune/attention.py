@@ -30,8 +30,8 @@ class Tiles(NamedTuple):
     key: Tile
 
 
-# By the bytes of an element, and by the largest head that they are for. Those of half types were the fastest of 65 on an
-# H200: two or three programs of 4 warps to a multiprocessor hide each other's exponentials.
+# By the bytes of an element, and by the largest head that they are for. Those of half types were the fastest of 65 on
+# an H200: two or three programs of 4 warps to a multiprocessor hide each other's exponentials.
 # Products of 64 rows in float32 have one group of 4 warps: on Hopper Triton gives a second group the same rows.
 _NVIDIA = {
     2: {
