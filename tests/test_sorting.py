@@ -8,7 +8,7 @@ from conftest import calls_through
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.sorting import block, lexicographic, radix, select
+from tritonite.engine.sorting import block, lexicographic, radix, select, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.launch import libentry
 
@@ -22,6 +22,10 @@ def way(request, monkeypatch):
         monkeypatch.setattr(block, "LONGEST", 32)
         monkeypatch.setattr(radix, "_BLOCK", 64)
         monkeypatch.setattr(select, "_BLOCK", 64)
+        for name, value in (("SORTED_AT_ONCE", 16), ("_HELD", 0), ("_BLOCK", 64), ("_OWN_GROUPS", 8)):
+            monkeypatch.setattr(topk, name, value)
+        monkeypatch.setattr(topk, "_LEAST_GROUPS", 16)
+        monkeypatch.setattr(topk, "_MOST_GROUPS", 64)
     return request.param
 
 

@@ -297,13 +297,17 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)[: None if full else 1]:
-        long, short = torch.ones(3, 5000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
+        long, short = torch.ones(3, 9000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
         arguments: list[tuple[str, tuple[Any, ...]]] = [
             ("sort", (long,)),
             ("sort", (long.t(), 0, True)),
             ("sort", (short,)),
-            ("topk", (long, 50)),
+            *[("topk", (row, k)) for row in (short, long) for k in (1, 50, 900)],
+            ("topk", (torch.ones(3, 4096, dtype=dtype), 2048)),
+            ("topk", (torch.ones(1, 200000, dtype=dtype), 2048)),
             ("topk", (long, 2100, -1, False)),
+            ("kthvalue", (short, 7)),
+            ("median.dim", (torch.ones(3, 4096, dtype=dtype), 1)),
             ("kthvalue", (long, 7)),
             ("nanmedian.dim", (long, 1)),
             ("mode", (long,)),

@@ -14,15 +14,54 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import empty, zeros
-from tritonite.engine.sorting.block import BY_RANK, wanted_rank
+from tritonite.engine.iteration import power_of_2
+from tritonite.engine.sorting import topk
+from tritonite.engine.sorting.block import BY_RANK, select_rows, wanted_rank
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, from_zero, ordered, with_sign, words
 from tritonite.engine.sorting.radix import _COUNTER, _DIGITS, check_length, counted_before, leave_word
+from tritonite.engine.sorting.topk import key_of_rank, keys_of
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
 _BLOCK = 2048
 _COUNTED = 4
 _CLASSES = tl.constexpr(2)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n", "rank"])
+def _select_held(
+    values,
+    indices,
+    words,
+    shape,
+    strides,
+    step,
+    n_rows,
+    n,
+    rank,
+    MODE: tl.constexpr,
+    KEYS: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program writes one element of each of its rows, which it holds, by its rank, and the first place of an equal."""
+    row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS).to(INDEX)
+    rows = row < n_rows
+    mask = rows[:, None] & (column < n)[None, :]
+    source = strided_offset(row, shape, strides[0])
+    key = keys_of(words + source[:, None] + (column * step)[None, :], mask, KEYS)
+    nans = tl.zeros((ROWS,), tl.int32)
+    if MODE != 0 and KEYS.infinity > 0:
+        nans = tl.sum((mask & (key == 2 ** (KEYS.bits - 1) - 1)).to(tl.int32), axis=1)
+    found = key_of_rank(key, mask, wanted_rank(n, nans, rank, MODE))
+    place = tl.min(tl.where(mask & (key == found[:, None]), column[None, :], n), axis=1)
+    word = tl.load(words + source + place.to(INDEX) * step, mask=rows, other=0)
+    tl.store(values + strided_offset(row, shape, strides[1]), word, mask=rows)
+    if len(indices) > 0:
+        tl.store(indices[0] + strided_offset(row, shape, strides[2]), place.to(tl.int64), mask=rows)
 
 
 @libentry()
@@ -208,11 +247,41 @@ def _ranked(x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys) -> tupl
     return counts, state[keys.passes - 1], rows, n_rows, blocks
 
 
-def select_long_rows(
-    x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None
-) -> None:
+def select(x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None) -> None:
     """Select of rows of any length; results have size 1 along the dimension."""
-    keys = Keys.of(x.dtype)
+    keys, n = Keys.of(x.dtype), x.shape[dim]
+    if n <= topk.SORTED_AT_ONCE:
+        select_rows(x, dim, rank, mode, values, indices)
+    elif topk.held(n, keys):
+        _select_of_held_rows(x, dim, rank, mode, keys, values, indices)
+    elif mode == BY_RANK and topk.serves(n, rank + 1, keys):
+        topk.write_smallest(x, dim, rank + 1, keys, values, indices, rank)
+    else:
+        _select_of_long_rows(x, dim, rank, mode, keys, values, indices)
+
+
+def _select_of_held_rows(
+    x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor | None
+) -> None:
+    rows = Rows((x, values, values if indices is None else indices), dim)
+    columns = power_of_2(x.shape[dim])
+    each = min(max(1, 1024 // columns), power_of_2(rows.n_rows))
+    _select_held[(-(-rows.n_rows // each),)](
+        words(values),
+        () if indices is None else (indices,),
+        *(words(x), rows.shape, rows.strides, rows.steps[0], rows.n_rows, x.shape[dim], rank),
+        MODE=mode,
+        KEYS=keys,
+        INDEX=rows.index,
+        ROWS=each,
+        COLUMNS=columns,
+        num_warps=topk.warps_for(each * columns, keys),
+    )
+
+
+def _select_of_long_rows(
+    x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor | None
+) -> None:
     counts, state, rows, n_rows, blocks = _ranked(x, dim, rank, mode, keys)
     n = x.shape[dim]
     found = zeros((n_rows,), torch.int32, x.device)
