@@ -14,7 +14,8 @@ from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
-from tritonite.engine.sorting import block, topk as selection
+from tritonite.engine.sorting import block
+from tritonite.engine.sorting import topk as selection
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, sort_rows
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import sort_long_rows
