@@ -1,5 +1,7 @@
 """Sorting where samples do not reach: rows of several blocks, ties, every dtype, replays, and what data decides."""
 
+import dataclasses
+
 import pytest
 import torch
 import triton
@@ -15,10 +17,12 @@ from tritonite.launch import libentry
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
 
 
-@pytest.fixture(params=["in registers", "by radix"])
+@pytest.fixture(params=["in registers", "by radix", "in shared memory"])
 def way(request, monkeypatch):
-    """Rows that a program holds, or blocks so small that it takes several programs."""
-    if request.param == "by radix":
+    """Rows that a program holds, or blocks so small that it takes several programs, which count as NVIDIA's do."""
+    if request.param != "in registers":
+        if request.param == "in shared memory":
+            monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
         monkeypatch.setattr(block, "LONGEST", 32)
         monkeypatch.setattr(radix, "_BLOCK", 64)
         monkeypatch.setattr(select, "_BLOCK", 64)

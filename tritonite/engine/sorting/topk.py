@@ -101,7 +101,7 @@ def _take_of_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program takes of each of its rows, which it holds, what can be of the k smallest; in order, smaller ones first."""
+    """A program takes of each of its rows, which it holds, what can be of the k smallest."""
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS).to(INDEX)
     mask = (row < n_rows)[:, None] & (column < n)[None, :]
