@@ -17,8 +17,8 @@ from triton.runtime.interpreter import TensorHandle
 
 # The bytes that programs may have of this kind.
 ROOM = 48 * 1024 - 512
-_PTX = {tl.int32: ("u32", "r"), tl.float32: ("f32", "f"), tl.float64: ("f64", "d")}
-_DTYPES = {tl.int32: np.int32, tl.float32: np.float32, tl.float64: np.float64}
+_PTX = {tl.int32: ("u32", "r"), tl.int64: ("u64", "l"), tl.float32: ("f32", "f"), tl.float64: ("f64", "d")}
+_DTYPES = {tl.int32: np.int32, tl.int64: np.int64, tl.float32: np.float32, tl.float64: np.float64}
 _of_thread = threading.local()
 
 
@@ -110,8 +110,8 @@ def _get_in_interpreter(room: Any, place: Any, like: Any) -> Any:
     return tl.tensor(TensorHandle(_of_thread.room[place.handle.data], like.dtype), like.type)
 
 
-# `room(COUNT, DTYPE)` is where so many numbers are, of int32, float32 or float64. `put` and `add` take it, a block of
-# places in it, of int32, and one of numbers; `get` takes a block like the one that it returns.
+# `room(COUNT, DTYPE)` is where so many numbers are, of int32, int64, float32 or float64. `put` and `add` take it, a
+# block of places in it, of int32, and one of numbers; `get` takes a block like the one that it returns.
 room = _room_in_interpreter if knobs.runtime.interpret else _room
 put = _put_in_interpreter if knobs.runtime.interpret else _put
 add = _add_in_interpreter if knobs.runtime.interpret else _add
