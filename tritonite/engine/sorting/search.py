@@ -173,7 +173,7 @@ def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, r
     shape, strides, integer = in_row_major(x)
     compute = TRITON_DTYPES[opmath(x.dtype)]
     programs = _PROGRAMS * devices.multiprocessors(x.device)
-    # As many rounds as have something to look at whatever comes of those before, there is room for, and queries pay for.
+    # As many rounds as surely have something to look at, as there is room for, and as queries pay for.
     most = _LEVELS[8 if x.dtype.itemsize == 8 else 4]
     levels = min(most, (length + 1).bit_length() - 1, (n // programs).bit_length() - 1)
     alone = sorter is None and bounds.dim() == 1 and 0 < length < 2**30
