@@ -1,5 +1,8 @@
 """Sorting where samples do not reach: rows of several blocks, ties, every dtype, replays, and what data decides."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 import triton
@@ -8,20 +11,27 @@ from conftest import calls_through
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.sorting import block, lexicographic, radix, select
+from tritonite.engine import histogram
+from tritonite.engine.sorting import block, lexicographic, radix, runs, search, select, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.launch import libentry
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
 
 
-@pytest.fixture(params=["in registers", "by radix"])
+@pytest.fixture(params=["in registers", "by radix", "in shared memory"])
 def way(request, monkeypatch):
-    """Rows that a program holds, or blocks so small that it takes several programs."""
-    if request.param == "by radix":
+    """Rows that a program holds, or blocks so small that it takes several programs, which count as NVIDIA's do."""
+    if request.param != "in registers":
+        if request.param == "in shared memory":
+            monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
         monkeypatch.setattr(block, "LONGEST", 32)
         monkeypatch.setattr(radix, "_BLOCK", 64)
         monkeypatch.setattr(select, "_BLOCK", 64)
+        for name, value in (("SORTED_AT_ONCE", 16), ("_HELD", 0), ("_BLOCK", 64), ("_OWN_GROUPS", 8)):
+            monkeypatch.setattr(topk, name, value)
+        monkeypatch.setattr(topk, "_LEAST_GROUPS", 16)
+        monkeypatch.setattr(topk, "_MOST_GROUPS", 64)
     return request.param
 
 
@@ -79,20 +89,46 @@ def test_ends_of_blocks(n, way, device):
 
 @libentry()
 @triton.jit
-def _sort_pairs(x, places, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _sort_pairs(x, places, NETWORK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     offset = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    key, place = sort_pairs_by_network(tl.load(x + offset), tl.load(places + offset))
+    key, place = NETWORK(tl.load(x + offset), tl.load(places + offset))
     tl.store(x + offset, key)
     tl.store(places + offset, place)
 
 
-def test_the_network_of_pairs_sorts(device):
+@pytest.mark.parametrize("network", [sort_pairs_by_network, topk._sort_pairs_by_network])
+def test_networks_of_pairs_sort(network, device):
     """Which the interpreter has another function for."""
     x = torch.randint(-3, 3, (4, 16), device=device)
     expected = x.sort(stable=True)
     places = torch.arange(16, device=device).repeat(4, 1)
-    _sort_pairs[(1,)](x, places, ROWS=4, COLUMNS=16)
+    _sort_pairs[(1,)](x, places, NETWORK=network, ROWS=4, COLUMNS=16)
     assert torch.equal(x, expected.values) and torch.equal(places, expected.indices)
+
+
+_KINDS = {
+    "all equal": lambda n: torch.full((2, n), 3.0),
+    "two values": lambda n: torch.randint(0, 2, (2, n)).float(),
+    "in order": lambda n: torch.arange(n).float().repeat(2, 1),
+    "in reverse": lambda n: -torch.arange(n).float().repeat(2, 1),
+    "nan": lambda n: torch.full((2, n), float("nan")),
+    # What is small is all in one group.
+    "in one group": lambda n: (torch.arange(n) % 16 != 5).float().repeat(2, 1),
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_the_first_of_equals_are_taken(kind, dtype, way, device):
+    for n in (129, 700):
+        x = _KINDS[kind](n).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
+        for k, largest in itertools.product((1, 7, 30), (False, True)):
+            expected = torch.sort(x, dim=1, descending=largest, stable=True)
+            with tritonite.use_gems(include="topk"):
+                result = torch.topk(x, k, 1, largest)
+            assert torch.equal(result.indices, expected.indices[:, :k])
+            assert identical(result.values, x.gather(1, result.indices))
+    assert served("topk")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
@@ -236,3 +272,51 @@ def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
         radix.check_length(5000)
     monkeypatch.setattr(devices, "current", dataclasses.replace(record, forward_progress=True))
     radix.check_length(5000)
+
+
+@pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
+@pytest.mark.parametrize("bins", [3, 1000, 1100, 10239, 10241])
+def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, monkeypatch, device):
+    monkeypatch.setattr(histogram, "_BLOCK", 128)
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
+    for n in (1, 700, 3000):
+        x = torch.randint(0, bins, (n,), device=device)
+        with tritonite.use_gems(include=["bincount", "histc"]):
+            found = torch.bincount(x), torch.bincount(x, x.float()), torch.bincount(x, x), torch.histc(x.float(), bins)
+            one, inside = torch.bincount(x * 0 + bins - 1), torch.histc(x.double(), bins, 1, bins)
+        expected = torch.bincount(x), torch.bincount(x, x.float()), torch.bincount(x, x), torch.histc(x.float(), bins)
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert one.tolist() == [0] * (bins - 1) + [n]
+        assert torch.equal(inside, torch.histc(x.double(), bins, 1, bins))
+    assert served("bincount") and served("histc")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 100, 1000])
+def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device):
+    """They look at what ATen looks at, so that nan among the bounds leads to the same places."""
+    monkeypatch.setattr(search, "_PROGRAMS", 1)
+    monkeypatch.setattr(search, "_QUERIES", 64)
+    monkeypatch.setattr(search, "_LEVELS", {4: 6, 8: 5})
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
+    bounds = values(dtype, length, device=device) if length > 5 else torch.ones(length, dtype=dtype, device=device)
+    bounds, x = bounds.sort().values, values(dtype, 40, 33, device=device)
+    for right, queries in itertools.product((False, True), (x, x.t())):
+        expected = torch.searchsorted(bounds, queries.contiguous(), right=right)
+        with tritonite.use_gems(include="searchsorted*"):
+            assert torch.equal(torch.searchsorted(bounds, queries, right=right), expected)
+    assert served("searchsorted.Tensor")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 1000])
+def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
+    monkeypatch.setattr(runs, "_EQUALS_BLOCK", 128)
+    x = values(dtype, n, device=device) if n > 5 else torch.ones(n, dtype=dtype, device=device)
+    expected = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+    with tritonite.use_gems(include="unique_consecutive"):
+        result = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+        alone = torch.unique_consecutive(x)
+    assert identical(result[0], expected[0]) and identical(alone, expected[0])
+    assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])
+    assert served("unique_consecutive")

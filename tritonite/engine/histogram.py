@@ -9,17 +9,24 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import empty, zeros
+from tritonite import devices
+from tritonite.dispatch.call import Size, empty, zeros
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.math import true_divide
 from tritonite.language.places import strided_offset
+from tritonite.language.shared import ROOM, add, get, put, room
 from tritonite.launch import libentry
 
-_BLOCK = 1024
-# Bins that a program counts for itself before it adds them to all others'.
+# Elements that a program takes at a time, and how often at least where there are many.
+_BLOCK, _LEAST = 4096, 2
+# Points that a program takes.
+_POINTS = 1024
+# Bins that a program counts in registers, where it cannot in shared memory.
 _OWN = 1024
+# How far apart programs begin to add to the totals.
+_APART = tl.constexpr(64)
 
 
 @libentry()
@@ -44,51 +51,125 @@ def _write_edges(edges, flag, least, most, extrema, apart):
     tl.store(edges + 1, high.to(edges.dtype.element_ty))
 
 
-@libentry()
-@triton.jit(do_not_specialize=["n", "bins"])
-def _count(
-    counts,
-    x,
-    edges,
-    shape,
-    strides,
-    n,
-    bins,
-    OWN: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A program counts its elements, in bins as wide as each other, of which the last has its upper edge too."""
-    linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + strided_offset(linear, shape, strides), mask=linear < n, other=0).to(COMPUTE)
-    low, high = tl.load(edges).to(COMPUTE), tl.load(edges + 1).to(COMPUTE)
-    inside = (value >= low) & (value <= high) & (linear < n)
+@triton.jit
+def _place_between(value, low, high, bins, COMPUTE: tl.constexpr):
+    """(the bins of values, whether they have one): all are as wide, and the last has its upper edge too."""
+    inside = (value >= low) & (value <= high)
     distance = tl.where(inside, value, low) - low
     if COMPUTE.is_int():
         place = distance * bins // (high - low)
     else:
         place = true_divide(distance * bins.to(COMPUTE), high - low)
-    place = tl.minimum(place.to(tl.int64), bins - 1).to(tl.int32)
-    if OWN > 0:
-        own = tl.histogram(place, OWN, mask=inside)
-        tl.atomic_add(counts + tl.arange(0, OWN), own, mask=own > 0, sem="relaxed")
+    return tl.minimum(place.to(tl.int64), bins - 1).to(tl.int32), inside
+
+
+@triton.jit
+def _counted_at(
+    x, edges, weights, shape, strides, weight_step, n, bins, linear, COMPUTE: tl.constexpr, DTYPE: tl.constexpr
+):
+    """(bins, weights, whether there are any) of elements: bins that they are in, or that they tell themselves."""
+    mask = linear < n
+    value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0)
+    if len(edges) > 0:
+        low, high = tl.load(edges[0]).to(COMPUTE), tl.load(edges[0] + 1).to(COMPUTE)
+        place, inside = _place_between(value.to(COMPUTE), low, high, bins, COMPUTE)
+        mask = mask & inside
     else:
-        tl.atomic_add(counts + place, 1, mask=inside, sem="relaxed")
+        place = value.to(tl.int64)
+    weight = tl.full(linear.shape, 1, DTYPE)
+    if len(weights) > 0:
+        weight = tl.load(weights[0] + linear * weight_step, mask=mask, other=0).to(DTYPE)
+    return place, weight, mask
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n"])
-def _add_at(totals, x, weights, stride, weight_stride, n, BLOCK: tl.constexpr):
-    """A program adds 1, or the weight of each of its elements, where the element tells."""
-    linear = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = linear < n
-    place = tl.load(x + linear * stride, mask=mask, other=0).to(tl.int64)
-    if len(weights) > 0:
-        weight = tl.load(weights[0] + linear * weight_stride, mask=mask, other=0).to(totals.dtype.element_ty)
-    else:
-        weight = tl.full((BLOCK,), 1, tl.int64)
-    tl.atomic_add(totals + place, weight, mask=mask, sem="relaxed")
+@triton.jit(do_not_specialize=["n", "bins", "counted"])
+def _count(
+    totals,
+    x,
+    edges,
+    weights,
+    shape,
+    strides,
+    weight_step,
+    n,
+    bins: tl.int64,
+    counted,
+    ROOM: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program adds 1, or a weight, to the bin of each element of so many blocks: first in shared memory.
+
+    Where that has no ROOM for the bins, `_count_outside` does so.
+    """
+    TOTAL: tl.constexpr = totals.dtype.element_ty
+    DTYPE: tl.constexpr = tl.int32 if tl.int64 == TOTAL else TOTAL
+    lane = tl.arange(0, BLOCK)
+    step = tl.num_programs(0).to(INDEX) * BLOCK
+    first = tl.program_id(0).to(INDEX) * BLOCK + lane
+    if bins < ROOM:
+        own = room(ROOM, DTYPE)
+        few = bins.to(tl.int32)
+        # The one after the last is for what is not counted.
+        for begin in range(0, few, BLOCK):
+            put(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
+        tl.debug_barrier()
+        for j in range(counted):
+            place, weight, mask = _counted_at(
+                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, DTYPE)
+            )
+            add(own, tl.where(mask, place.to(tl.int32), few), weight)
+        tl.debug_barrier()
+        # Each program begins elsewhere, so that not all add to the same places at a time.
+        begun = tl.program_id(0) * _APART % few
+        for begin in range(0, few, BLOCK):
+            bin = begin + lane
+            mask = bin < few
+            bin = (tl.minimum(bin, few - 1) + begun) % few
+            count = get(own, bin, tl.zeros((BLOCK,), DTYPE))
+            tl.atomic_add(totals + bin, count.to(TOTAL), mask=mask & (count != 0), sem="relaxed")
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "bins", "counted"])
+def _count_outside(
+    totals,
+    x,
+    edges,
+    weights,
+    shape,
+    strides,
+    weight_step,
+    n,
+    bins: tl.int64,
+    counted,
+    OWN: tl.constexpr,
+    ROOM: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The same where there is no ROOM in shared memory: first in registers, where a program has OWN ones."""
+    TOTAL: tl.constexpr = totals.dtype.element_ty
+    step = tl.num_programs(0).to(INDEX) * BLOCK
+    first = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    if OWN > 0:
+        sums = tl.zeros((OWN,), tl.int32)
+        for j in range(counted):
+            place, _, mask = _counted_at(
+                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, TOTAL)
+            )
+            sums += tl.histogram(place.to(tl.int32), OWN, mask=mask)
+        bin = tl.arange(0, OWN)
+        tl.atomic_add(totals + bin, sums.to(TOTAL), mask=(sums > 0) & (bin < bins), sem="relaxed")
+    elif bins >= ROOM:
+        for j in range(counted):
+            place, weight, mask = _counted_at(
+                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, TOTAL)
+            )
+            tl.atomic_add(totals + place, weight, mask=mask, sem="relaxed")
 
 
 @libentry()
@@ -109,21 +190,49 @@ def edges_of(
     return edges, flag
 
 
+def _add_counts(
+    totals: torch.Tensor,
+    x: torch.Tensor,
+    edges: tuple[torch.Tensor, ...],
+    weights: torch.Tensor | None,
+    bins: int | Size,
+    compute: torch.dtype,
+) -> None:
+    """Add to totals of int32, int64, float32 or float64 what there is in each bin."""
+    n = x.numel()
+    if not n:
+        return
+    device, known = devices.current, isinstance(bins, int)
+    # A sum of integers in shared memory has 32 bits.
+    room = ROOM // (8 if totals.dtype is torch.float64 else 4) if device.ptx else 0
+    shape, strides, integer = in_row_major(x)
+    for kernel in (_count, _count_outside):
+        inside = kernel is _count
+        if (inside and not room) or (known and (bins < room) != inside):
+            continue
+        own = known and not room and bins <= _OWN and weights is None
+        # As few programs as fill the device where they have counts of their own, so that there is little to add up.
+        block, programs = _BLOCK, -(-n // _BLOCK)
+        if inside or own:
+            programs = max(1, min(2 * devices.multiprocessors(x.device), programs // _LEAST))
+        reach = max(n + programs * block, 0 if weights is None else span(weights.shape, weights.stride()))
+        kernel[(programs,)](
+            *(totals, x, edges, () if weights is None else (weights,), shape, strides),
+            *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * block))),
+            **({} if inside else {"OWN": max(2, power_of_2(bins)) if own else 0}),
+            ROOM=room,
+            COMPUTE=TRITON_DTYPES[compute],
+            INDEX=tl.int64 if reach >= INT32_LIMIT else integer,
+            BLOCK=block,
+            num_warps=16 if inside else 8,
+        )
+
+
 def count_in_bins(x: torch.Tensor, edges: torch.Tensor, bins: int) -> torch.Tensor:
     """How many elements each of so many bins has."""
-    own = power_of_2(bins) if bins <= _OWN else 0
-    counts = zeros((own or bins,), torch.int32, x.device)
-    if x.numel():
-        shape, strides, integer = in_row_major(x)
-        _count[(-(-x.numel() // _BLOCK),)](
-            *(counts, x, edges, shape, strides, x.numel(), bins),
-            OWN=max(own, 2) if own else 0,
-            COMPUTE=TRITON_DTYPES[edges.dtype],
-            INDEX=integer,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
-    return counts[:bins]
+    counts = zeros((bins,), torch.int32 if x.numel() < INT32_LIMIT else torch.int64, x.device)
+    _add_counts(counts, x, (edges,), None, bins, edges.dtype)
+    return counts
 
 
 def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.Tensor:
@@ -133,14 +242,9 @@ def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.T
     return out
 
 
-def add_at(totals: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None) -> None:
-    """Add to the totals that the elements of a vector tell: 1, or their weights."""
-    _add_at[(-(-x.numel() // _BLOCK),)](
-        *(totals, x, () if weights is None else (weights,), x.stride(0)),
-        *(0 if weights is None else weights.stride(0), x.numel()),
-        BLOCK=_BLOCK,
-        num_warps=4,
-    )
+def add_at(totals: torch.Tensor, bins: Size, x: torch.Tensor, weights: torch.Tensor | None) -> None:
+    """Add to as many totals what the elements of a vector tell: 1, or their weights."""
+    _add_counts(totals, x, (), weights, bins, x.dtype)
 
 
 @libentry()
@@ -187,11 +291,11 @@ def add_between(
     """Add to contiguous totals, a dimension for each column of a matrix, what rows have between contiguous edges."""
     n, bins = x.shape[0], [edge.numel() - 1 for edge in edges]
     if n:
-        _add_between[(-(-n // _BLOCK),)](
+        _add_between[(-(-n // _POINTS),)](
             *(totals, x, tuple(edges), () if weights is None else (weights,), x.stride()),
             *(0 if weights is None else weights.stride(0), tuple(bins), n),
             ROUNDS=(max(bins) + 1).bit_length(),
             COMPUTE=TRITON_DTYPES[x.dtype],
-            BLOCK=_BLOCK,
+            BLOCK=_POINTS,
             num_warps=4,
         )

@@ -73,7 +73,7 @@ def bincount(self, weights=None, minlength=0, outs=()):
     if needed.value < 0:
         raise Decline("a number below 0", lasting=False)
     totals = zeros((needed,), dtype, self.device)
-    add_at(totals, self, weights)
+    add_at(totals, needed, self, weights)
     return (totals,)
 
 

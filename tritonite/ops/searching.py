@@ -7,9 +7,8 @@ from tritonite.dispatch.call import empty, number_type, refuse_if_negative
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
-from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_sorted, check_sorter, search
+from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_many, check_sorter, search
 from tritonite.errors import Decline
-from tritonite.ops.sorting import sort_into
 
 
 def promoted(*values):
@@ -73,7 +72,7 @@ def bucketize(self, boundaries, out_int32=False, right=False, outs=()):
 
 
 def _isin(elements, tests, invert, outs):
-    """By comparisons, by a table of all elements that there are, or by a search in the tests, sorted."""
+    """By comparisons, by a table of all elements that there are, or by one of the tests, hashed."""
     given = [value for value in (elements, tests) if isinstance(value, torch.Tensor)]
     shape = elements.shape if isinstance(elements, torch.Tensor) else ()
     outs = outputs(given, [shape], [torch.bool], outs, accepts=NUMBERS)
@@ -95,10 +94,7 @@ def _isin(elements, tests, invert, outs):
     elif dtype in TABLES:
         among_all(x.to(dtype), others.to(dtype), invert, out)
     else:
-        others = others.to(dtype).reshape(-1)
-        ordered = empty(others.shape, dtype, device)
-        sort_into(others, 0, False, ordered, None)
-        among_sorted(x.to(dtype), ordered, invert, compute, out)
+        among_many(x.to(dtype), others.to(dtype), invert, compute, out)
     return outs
 
 

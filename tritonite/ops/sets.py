@@ -13,7 +13,7 @@ from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.rows.declare import dimensions, outputs
 from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
-from tritonite.engine.sorting.runs import Runs
+from tritonite.engine.sorting.runs import Runs, RunsOfEquals
 from tritonite.errors import Decline
 from tritonite.ops.sorting import sort_into
 
@@ -50,16 +50,9 @@ def _inverse(self):
 
 def _of_runs(self, x, order, inverse, counts):
     """What is left of a vector whose equals are next to each other."""
-    runs = Runs.of(x)
-    values = empty((runs.count,), x.dtype, x.device)
-    runs.found.move(values, x, x.stride(), gathers=True)
-    places, lengths = _nothing(self), _nothing(self)
-    if inverse:
-        places = _inverse(self)
-        runs.found.write_ranks(places, order)
-    if counts:
-        lengths = runs.lengths(runs.starts())
-    return values, places, lengths
+    places = _inverse(self) if inverse else None
+    values, lengths = RunsOfEquals(x).write(places, order, counts)
+    return values, _nothing(self) if places is None else places, _nothing(self) if lengths is None else lengths
 
 
 @operator("_unique2", accepts=ALL)

@@ -15,11 +15,12 @@ from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
 from tritonite.engine.sorting import block
-from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, select_rows, sort_rows
+from tritonite.engine.sorting import topk as selection
+from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, sort_rows
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.engine.sorting.runs import longest_runs
-from tritonite.engine.sorting.select import select_long_rows, take_smallest
+from tritonite.engine.sorting.select import select, take_smallest
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension
 
@@ -74,7 +75,9 @@ def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
         return outs
     values, indices = (with_dimension(out) for out in outs)
     keys = Keys.of(self.dtype, descending=largest)
-    if x.shape[dim] <= block.LONGEST:
+    if selection.serves(x.shape[dim], k, keys):
+        selection.write_smallest(x, dim, k, keys, values, indices)
+    elif x.shape[dim] <= block.LONGEST:
         sort_rows(x, dim, keys, values, indices)
     elif k * 2 > x.shape[dim]:
         sort_long_rows(x, dim, keys, values, indices)
@@ -102,8 +105,7 @@ def _selected(self, dim, keepdim, rank, mode, outs):
     if outs[0].numel():
         whole = self.dim() and keepdim
         values, indices = (out if whole else out.unsqueeze(dim) for out in outs)
-        chosen = select_rows if x.shape[dim] <= block.LONGEST else select_long_rows
-        chosen(x, dim, rank, mode, values, indices)
+        select(x, dim, rank, mode, values, indices)
     return outs
 
 
@@ -124,8 +126,7 @@ def _median(self, dim, keepdim, mode, outs):
         fill(outs[0], math.nan)
         return outs
     x = self.reshape(-1)
-    chosen = select_rows if x.numel() <= block.LONGEST else select_long_rows
-    chosen(x, 0, 0, mode, outs[0].unsqueeze(0), None)
+    select(x, 0, 0, mode, outs[0].unsqueeze(0), None)
     return outs
 
 

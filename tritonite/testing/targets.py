@@ -325,13 +325,17 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
     met: set[Any] = set()
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)[: None if full else 1]:
-        long, short = torch.ones(3, 5000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
+        long, short = torch.ones(3, 9000, dtype=dtype), torch.ones(3, 2048, dtype=dtype)
         arguments: list[tuple[str, tuple[Any, ...]]] = [
             ("sort", (long,)),
             ("sort", (long.t(), 0, True)),
             ("sort", (short,)),
-            ("topk", (long, 50)),
+            *[("topk", (row, k)) for row in (short, long) for k in (1, 50, 900)],
+            ("topk", (torch.ones(3, 4096, dtype=dtype), 2048)),
+            ("topk", (torch.ones(1, 200000, dtype=dtype), 2048)),
             ("topk", (long, 2100, -1, False)),
+            ("kthvalue", (short, 7)),
+            ("median.dim", (torch.ones(3, 4096, dtype=dtype), 1)),
             ("kthvalue", (long, 7)),
             ("nanmedian.dim", (long, 1)),
             ("mode", (long,)),
@@ -348,8 +352,36 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
                 yield f"{name} {dtype} of long rows", specialization, chosen
 
 
+def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """What programs of NVIDIA's devices count, and search, in their own room in shared memory."""
+    n = 2**22
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8)[: None if full else 1]:
+        x = torch.empty(n, dtype=dtype)
+        arguments: list[tuple[str, tuple[Any, ...]]] = [
+            ("median", (x,)),
+            ("topk", (x, 5000)),
+            ("searchsorted.Tensor", (x[: 2**20], x)),
+            ("searchsorted.Tensor", (x[:100], x.view(2, -1).t(), False, True)),
+        ]
+        if dtype in dtypes.FULL_FLOATS:
+            arguments += [("histc", (x, 100, 0, 1)), ("bincount", (torch.empty(n, dtype=torch.int64), x))]
+        elif not dtype.is_floating_point:
+            arguments += [("bincount", (x,))]
+        for name, given in arguments:
+            record = dataclasses.replace(devices.current, ptx=True)
+            with _noting() as found, mock.patch.object(devices, "current", record):
+                catalog.overloads()[name](*given)
+            for specialization in found:
+                yield (
+                    f"{name} {dtype} in shared memory",
+                    specialization,
+                    ("sm_80", "sm_90", "sm_100")[: None if full else 2],
+                )
+
+
 _GROUPS = {
     "attention": warp_specialized_attention,
+    "shared": counted_in_shared_memory,
     "decoding": decoding,
     "sorted": sorted_rows,
     "tiles": tiles,
@@ -408,11 +440,11 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "attention" stands for Hopper's forward pass, "decoding" for attention of few queries over many keys, "sorted" for
-    long rows in order, "tiles" for products by all tables of tiles, "rows" for long rows, "fused" for operators outside
-    ATen, "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to
-    all targets of a compiler is compiled for one of them. Where it is met first in a part, or named, a kernel is
-    compiled for all targets, and elsewhere for one of each compiler's, by turns.
+    "attention" stands for Hopper's forward pass, "shared" for what is counted in shared memory, "decoding" for attention
+    of few queries over many keys, "sorted" for long rows in order, "tiles" for products by all tables of tiles, "rows"
+    for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for rows whose bits are
+    their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them. Where it is met
+    first in a part, or named, a kernel is compiled for all targets, and elsewhere for one of each compiler's, by turns.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

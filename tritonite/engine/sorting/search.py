@@ -1,8 +1,10 @@
-"""Places in what is sorted, by binary search, and whether elements are among others."""
+"""Places in what is sorted, by binary search, and whether elements are among others.
+
+Elements that are compared with few others are compared with each. What they may be equal to of many is in a table: with
+a flag for all numbers of a dtype, or a hash table with open addressing.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -12,11 +14,16 @@ from tritonite import devices
 from tritonite.dispatch.call import zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import in_row_major
-from tritonite.engine.iteration import INT32_LIMIT
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.language.places import strided_offset
+from tritonite.language.shared import get, put, room
 from tritonite.launch import libentry
 
 _BLOCK = 1024
+# Programs of each multiprocessor that search from shared memory, what they search for at a time, and the rounds that
+# there is room for by the size of an element.
+_PROGRAMS, _QUERIES = 2, 2048
+_LEVELS = {4: 13, 8: 12}
 # Test elements that are compared one by one.
 FEW = 64
 # The dtypes all of whose elements a table has a flag for, by the least of them.
@@ -69,6 +76,74 @@ def _search(
     tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _walked(node, length, LEVELS: tl.constexpr):
+    """The place that a binary search looks at when it has come to a node: 1 is the first, 2 i and 2 i + 1 follow i."""
+    low = node * 0
+    high = low + length
+    depth = low
+    for level in tl.static_range(1, LEVELS):
+        depth += (node >= 2**level).to(tl.int32)
+    for level in tl.static_range(LEVELS - 1):
+        middle = low + (high - low) // 2
+        walks = level < depth
+        right = ((node >> tl.maximum(depth - 1 - level, 0)) & 1) != 0
+        low = tl.where(walks & right, middle + 1, low)
+        high = tl.where(walks & (right == 0), middle, high)
+    return low + (high - low) // 2
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "steps", "counted"])
+def _search_from_shared(
+    out,
+    x,
+    bounds,
+    shape,
+    strides,
+    n,
+    length,
+    steps,
+    counted,
+    RIGHT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The same of one row of bounds, of which a program has in shared memory what the first rounds look at."""
+    KEPT: tl.constexpr = COMPUTE if COMPUTE.primitive_bitwidth >= 32 else tl.int32
+    lane = tl.arange(0, BLOCK)
+    own = room(2**LEVELS, KEPT)
+    for begin in range(0, 2**LEVELS, BLOCK):
+        node = tl.minimum(begin + lane, 2**LEVELS - 1)
+        place = _walked(tl.maximum(node, 1), length.to(tl.int32), LEVELS)
+        put(own, node, tl.load(bounds + place).to(COMPUTE).to(KEPT))
+    tl.debug_barrier()
+    for j in range(counted):
+        linear = (tl.program_id(0) * counted + j).to(INDEX) * BLOCK + lane
+        mask = linear < n
+        value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
+        low = tl.zeros((BLOCK,), tl.int32)
+        high = low + length.to(tl.int32)
+        node = low + 1
+        for _ in tl.static_range(LEVELS):
+            middle = (low + high) >> 1
+            bound = get(own, node, tl.zeros((BLOCK,), KEPT)).to(COMPUTE)
+            stops = bound > value if RIGHT else bound >= value
+            low = tl.where(stops, low, middle + 1)
+            high = tl.where(stops, middle, high)
+            node = 2 * node + (stops == 0).to(tl.int32)
+        for _ in range(LEVELS, steps):
+            middle = (low + high) >> 1
+            searching = mask & (low < high)
+            bound = tl.load(bounds + middle, mask=searching, other=0).to(COMPUTE)
+            stops = bound > value if RIGHT else bound >= value
+            low = tl.where(searching & (stops == 0), middle + 1, low)
+            high = tl.where(searching & stops, middle, high)
+        tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n", "length"])
 def _check_sorter(flag, sorter, n, length, BLOCK: tl.constexpr):
@@ -96,13 +171,31 @@ def search(x: torch.Tensor, bounds: torch.Tensor, sorter: torch.Tensor | None, r
     if not n:
         return
     shape, strides, integer = in_row_major(x)
+    compute = TRITON_DTYPES[opmath(x.dtype)]
+    programs = _PROGRAMS * devices.multiprocessors(x.device)
+    # As many rounds as surely have something to look at, as there is room for, and as queries pay for.
+    most = _LEVELS[8 if x.dtype.itemsize == 8 else 4]
+    levels = min(most, (length + 1).bit_length() - 1, (n // programs).bit_length() - 1)
+    alone = sorter is None and bounds.dim() == 1 and 0 < length < 2**30
+    if devices.current.ptx and alone and n >= programs * _QUERIES:
+        counted = -(-n // (programs * _QUERIES))
+        _search_from_shared[(-(-n // (counted * _QUERIES)),)](
+            *(out, x, bounds, shape, strides, n, length, length.bit_length(), counted),
+            RIGHT=right,
+            LEVELS=levels,
+            COMPUTE=compute,
+            INDEX=integer if n + counted * _QUERIES < INT32_LIMIT else tl.int64,
+            BLOCK=_QUERIES,
+            num_warps=16,
+        )
+        return
     block = _block(n)
     _search[(-(-n // block),)](
         *(out, x, bounds, () if sorter is None else (sorter,), shape, strides, n),
         *(x.shape[-1] if x.dim() else 1, length, length.bit_length()),
         RIGHT=right,
         SEVERAL=bounds.dim() > 1,
-        COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
+        COMPUTE=compute,
         INDEX=tl.int64 if bounds.numel() >= INT32_LIMIT else integer,
         BLOCK=block,
         num_warps=4,
@@ -137,36 +230,81 @@ def _among_few(
     tl.store(out + linear, found, mask=mask)
 
 
+@triton.jit
+def _bits(value):
+    """The bits by which numbers are told apart: both zeros have the same."""
+    if value.dtype.is_floating():
+        value = tl.where(value == 0, 0.0, value)
+        value = value.to(tl.int64 if value.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
+    return value.to(tl.int64 if value.dtype.primitive_bitwidth == 64 else tl.int32)
+
+
+@triton.jit
+def _slot(bits, size):
+    """Where the search for an element begins, by the end of MurmurHash3 (Appleby 2011): all its bits matter."""
+    if bits.dtype.primitive_bitwidth == 64:
+        folded = (bits ^ (bits >> 32)) * 0x9E3779B1
+        bits = (folded ^ (folded >> 29)).to(tl.int32)
+    h = bits.to(tl.uint32, bitcast=True)
+    h = (h ^ (h >> 16)) * tl.full((), 0x85EBCA6B, tl.uint32)
+    h = (h ^ (h >> 13)) * tl.full((), 0xC2B2AE35, tl.uint32)
+    return (h ^ (h >> 16)).to(tl.int64) & (size - 1)
+
+
 @libentry()
-@triton.jit(do_not_specialize=["n", "count", "steps"])
-def _among_sorted(
+@triton.jit(do_not_specialize=["n", "size"])
+def _insert(
+    table, x, shape, strides, n, size: tl.int64, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program puts its elements into a table of so many slots, a power of 2, the free ones of which are 0.
+
+    Behind the slots are one that tells whether there is a 0, and one for each lane that has nothing to put.
+    """
+    lane = tl.arange(0, BLOCK)
+    linear = tl.program_id(0).to(INDEX) * BLOCK + lane
+    mask = linear < n
+    value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
+    bits = _bits(value)
+    tl.store(table + size + lane * 0, bits * 0 + 1, mask=mask & (bits == 0))
+    # nan is equal to nothing.
+    pending = mask & (bits != 0) & (value == value)
+    slot = _slot(bits, size)
+    while tl.max(pending.to(tl.int32), axis=0) > 0:
+        found = tl.atomic_cas(
+            table + tl.where(pending, slot, size + 1 + lane), bits * 0, tl.where(pending, bits, 0), sem="relaxed"
+        )
+        pending = pending & (found != 0) & (found != bits)
+        slot = (slot + 1) & (size - 1)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "size"])
+def _among_inserted(
     out,
     x,
-    tests,
+    table,
     shape,
     strides,
     n,
-    count,
-    steps,
+    size: tl.int64,
     INVERT: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program looks for its elements in what is sorted, nan last."""
+    """A program looks for its elements in such a table."""
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
-    low = tl.zeros((BLOCK,), tl.int32)
-    high = low + count
-    for _ in range(steps):
-        middle = low + (high - low) // 2
-        searching = mask & (low < high)
-        before = tl.load(tests + middle, mask=searching, other=0).to(COMPUTE) < value
-        low = tl.where(searching & before, middle + 1, low)
-        high = tl.where(searching & (before == 0), middle, high)
-    inside = mask & (low < count)
-    found = inside & (tl.load(tests + low, mask=inside, other=0).to(COMPUTE) == value)
+    bits = _bits(value)
+    found = mask & (bits == 0) & (tl.load(table + size) != 0)
+    pending = mask & (bits != 0) & (value == value)
+    slot = _slot(bits, size)
+    while tl.max(pending.to(tl.int32), axis=0) > 0:
+        there = tl.load(table + slot, mask=pending, other=0)
+        found = found | (pending & (there == bits))
+        pending = pending & (there != bits) & (there != 0)
+        slot = (slot + 1) & (size - 1)
     if INVERT:
         found = found == 0
     tl.store(out + linear, found, mask=mask)
@@ -195,12 +333,12 @@ def _look_up(out, x, table, shape, strides, n, least, INVERT: tl.constexpr, INDE
     tl.store(out + linear, found, mask=mask)
 
 
-def _among(kernel: Any, x: torch.Tensor, tests: torch.Tensor, last: int, invert: bool, dtype: Any, out: Any) -> None:
-    """Launch a kernel that takes `last` after how many tests there are."""
+def among_few(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
+    """Whether elements are among the tests, a vector, compared as `dtype`; `out` is contiguous."""
     shape, strides, integer = in_row_major(x)
     block = _block(x.numel())
-    kernel[(-(-x.numel() // block),)](
-        *(out, x, tests, shape, strides, x.numel(), tests.numel(), last),
+    _among_few[(-(-x.numel() // block),)](
+        *(out, x, tests, shape, strides, x.numel(), tests.numel(), tests.stride(0) if tests.dim() else 0),
         INVERT=invert,
         COMPUTE=TRITON_DTYPES[dtype],
         INDEX=integer,
@@ -209,15 +347,25 @@ def _among(kernel: Any, x: torch.Tensor, tests: torch.Tensor, last: int, invert:
     )
 
 
-def among_few(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
-    """Whether elements are among the tests, a vector, compared as `dtype`; `out` is contiguous."""
-    step = tests.stride(0) if tests.dim() else 0
-    _among(_among_few, x, tests, step, invert, dtype, out)
-
-
-def among_sorted(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
-    """The same of contiguous tests in order."""
-    _among(_among_sorted, x, tests, tests.numel().bit_length(), invert, dtype, out)
+def among_many(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
+    """The same of many tests, by a table of them, half of which at least stays free."""
+    size = power_of_2(2 * tests.numel())
+    word = torch.int64 if dtype.itemsize == 8 else torch.int32
+    table = zeros((size + 1 + _BLOCK,), word, x.device)
+    for tensor in (tests, x):
+        inserts = tensor is tests
+        shape, strides, integer = in_row_major(tensor)
+        block = _block(tensor.numel())
+        kernel = _insert if inserts else _among_inserted
+        kernel[(-(-tensor.numel() // block),)](
+            *((table, tests) if inserts else (out, x, table)),
+            *(shape, strides, tensor.numel(), size),
+            **({} if inserts else {"INVERT": invert}),
+            COMPUTE=TRITON_DTYPES[dtype],
+            INDEX=integer,
+            BLOCK=block,
+            num_warps=4,
+        )
 
 
 def among_all(x: torch.Tensor, tests: torch.Tensor, invert: bool, out: torch.Tensor) -> None:

@@ -13,16 +13,59 @@ import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.dispatch.call import empty, zeros
-from tritonite.engine.sorting.block import BY_RANK, wanted_rank
-from tritonite.engine.sorting.keys import Keys, Rows, digit_of, from_zero, ordered, with_sign, words
-from tritonite.engine.sorting.radix import _COUNTER, _DIGITS, check_length, counted_before, leave_word
+from tritonite.engine.iteration import power_of_2
+from tritonite.engine.sorting import topk
+from tritonite.engine.sorting.block import BY_RANK, select_rows, wanted_rank
+from tritonite.engine.sorting.keys import Keys, Rows, ordered, with_sign, words
+from tritonite.engine.sorting.radix import _COUNTER, check_length, counted_before, leave_word
+from tritonite.engine.sorting.topk import key_of_rank, keys_of
 from tritonite.language.places import strided_offset
+from tritonite.language.shared import add, get, put, room
 from tritonite.launch import libentry
 
 _BLOCK = 2048
 _COUNTED = 4
+# The most bits of a digit that is counted in shared memory.
+_SHARED_BITS = 11
 _CLASSES = tl.constexpr(2)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n", "rank"])
+def _select_held(
+    values,
+    indices,
+    words,
+    shape,
+    strides,
+    step,
+    n_rows,
+    n,
+    rank,
+    MODE: tl.constexpr,
+    KEYS: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program writes one element of each of its rows, which it holds, by its rank, and its first place."""
+    row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS).to(INDEX)
+    rows = row < n_rows
+    mask = rows[:, None] & (column < n)[None, :]
+    source = strided_offset(row, shape, strides[0])
+    key = keys_of(words + source[:, None] + (column * step)[None, :], mask, KEYS)
+    nans = tl.zeros((ROWS,), tl.int32)
+    if MODE != 0 and KEYS.infinity > 0:
+        nans = tl.sum((mask & (key == 2 ** (KEYS.bits - 1) - 1)).to(tl.int32), axis=1)
+    found = key_of_rank(key, mask, wanted_rank(n, nans, rank, MODE))
+    place = tl.min(tl.where(mask & (key == found[:, None]), column[None, :], n), axis=1)
+    word = tl.load(words + source + place.to(INDEX) * step, mask=rows, other=0)
+    tl.store(values + strided_offset(row, shape, strides[1]), word, mask=rows)
+    if len(indices) > 0:
+        tl.store(indices[0] + strided_offset(row, shape, strides[2]), place.to(tl.int64), mask=rows)
 
 
 @libentry()
@@ -39,14 +82,26 @@ def _count_nans(
 
 
 @triton.jit
-def _narrowed(counts, state, row):
+def _narrowed(counts, state, row, BITS: tl.constexpr):
     """(digits, rank): the next digit added to those found, and the rank among the elements that have them all."""
-    digits = tl.arange(0, _DIGITS)
-    count = tl.load(counts + row * _DIGITS + digits)
+    digits = tl.arange(0, 2**BITS)
+    count = tl.load(counts + row.to(tl.int64) * 2**BITS + digits)
     found, rank = tl.load(state + row * 2), tl.load(state + row * 2 + 1)
     digit = tl.sum((tl.cumsum(count, axis=0) <= rank).to(tl.int32), axis=0)
     below = tl.sum(tl.where(digits < digit, count, 0), axis=0)
-    return (found << 8) | digit, rank - below
+    return (found << BITS) | digit, rank - below
+
+
+@triton.jit
+def _unsigned(key, KEYS: tl.constexpr):
+    """A key that counts from 0, without a sign."""
+    if KEYS.bits == 64:
+        result = (key ^ (-(2**63))).to(tl.uint64, bitcast=True)
+    elif KEYS.bits == 32:
+        result = (key ^ (-(2**31))).to(tl.uint32, bitcast=True)
+    else:
+        result = (key + 2 ** (KEYS.bits - 1)).to(tl.uint32, bitcast=True)
+    return result
 
 
 @libentry()
@@ -65,6 +120,8 @@ def _count_digit(
     blocks,
     rank,
     FIRST: tl.constexpr,
+    SHARED: tl.constexpr,
+    BITS: tl.constexpr,
     SHIFT: tl.constexpr,
     COUNTED: tl.constexpr,
     MODE: tl.constexpr,
@@ -73,27 +130,41 @@ def _count_digit(
     BLOCK: tl.constexpr,
 ):
     """A program counts a digit in COUNTED blocks, of elements that have the digits found before."""
+    DIGITS: tl.constexpr = 2**BITS
     row = (tl.program_id(0) // blocks).to(INDEX)
     part = tl.program_id(0) % blocks
+    digits = tl.arange(0, DIGITS)
     if FIRST:
         found = tl.zeros((), tl.int64)
         left = wanted_rank(n, tl.load(nans + row), rank, MODE).to(tl.int64)
     else:
-        found, left = _narrowed(counts_before, state_before, row)
+        found, left = _narrowed(counts_before, state_before, row, BITS)
     if part == 0:
         tl.store(state + row * 2, found)
         tl.store(state + row * 2 + 1, left)
     source = words + strided_offset(row, shape, strides)
-    here = tl.zeros((_DIGITS,), tl.int32)
+    if SHARED:
+        # The last is for what is not counted.
+        own = room(DIGITS + 1, tl.int32)
+        put(own, digits, tl.zeros((DIGITS,), tl.int32))
+        tl.debug_barrier()
+    else:
+        here = tl.zeros((DIGITS,), tl.int32)
     for j in range(COUNTED):
         place = part.to(INDEX) * (BLOCK * COUNTED) + j * BLOCK + tl.arange(0, BLOCK)
         mask = place < n
-        key = ordered(tl.load(source + place * step, mask=mask, other=0), KEYS)
+        key = _unsigned(ordered(tl.load(source + place * step, mask=mask, other=0), KEYS), KEYS)
         if not FIRST:
-            leading = (from_zero(key, KEYS) >> (SHIFT + 8)) & (2 ** (KEYS.bits - SHIFT - 8) - 1)
-            mask = mask & (leading == found)
-        here += tl.histogram(digit_of(key, SHIFT, KEYS), _DIGITS, mask=mask)
-    tl.atomic_add(counts + row * _DIGITS + tl.arange(0, _DIGITS), here, mask=here > 0, sem="relaxed")
+            mask = mask & ((key >> (SHIFT + BITS)) == found.to(key.dtype))
+        digit = ((key >> SHIFT) & (DIGITS - 1)).to(tl.int32)
+        if SHARED:
+            add(own, tl.where(mask, digit, DIGITS), tl.full((BLOCK,), 1, tl.int32))
+        else:
+            here += tl.histogram(digit, DIGITS, mask=mask)
+    if SHARED:
+        tl.debug_barrier()
+        here = get(own, digits, tl.zeros((DIGITS,), tl.int32))
+    tl.atomic_add(counts + row.to(tl.int64) * DIGITS + digits, here, mask=here > 0, sem="relaxed")
 
 
 @libentry()
@@ -108,6 +179,7 @@ def _find(
     step,
     n,
     blocks,
+    BITS: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -115,7 +187,7 @@ def _find(
     """A program looks for the key of its row in its block; of its first place, n less that is left."""
     row = (tl.program_id(0) // blocks).to(INDEX)
     place = (tl.program_id(0) % blocks).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    digits, _ = _narrowed(counts, state, row)
+    digits, _ = _narrowed(counts, state, row, BITS)
     word = tl.load(words + strided_offset(row, shape, strides) + place * step, mask=place < n, other=0)
     same = (ordered(word, KEYS).to(tl.int64) == with_sign(digits, KEYS)) & (place < n)
     first = tl.max(tl.where(same, n - place, 0), axis=0)
@@ -154,6 +226,7 @@ def _take_smallest(
     k,
     COUNTER: tl.constexpr,
     CLASSES: tl.constexpr,
+    BITS: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -162,7 +235,7 @@ def _take_smallest(
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
     place = (block * BLOCK + tl.arange(0, BLOCK)).to(INDEX)
-    digits, rank = _narrowed(counts, state, row)
+    digits, rank = _narrowed(counts, state, row, BITS)
     word = tl.load(words + strided_offset(row, shape, strides[0]) + place * steps[0], mask=place < n, other=0)
     key, last = ordered(word, KEYS).to(tl.int64), with_sign(digits, KEYS)
     smaller, equal = (key < last) & (place < n), (key == last) & (place < n)
@@ -180,45 +253,86 @@ def _take_smallest(
     tl.store(pointers, place.to(indices.dtype.element_ty), mask=mask)
 
 
-def _ranked(x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys) -> tuple[Any, Any, Rows, int, int]:
-    """(counts of the last digit, what is known before it, rows of x, how many, blocks of each)."""
+def _bits(keys: Keys) -> int:
+    """How many bits a digit has: in shared memory a program counts more different ones."""
+    if not devices.current.ptx:
+        return 8
+    return -(-keys.bits // -(-keys.bits // _SHARED_BITS))
+
+
+def _ranked(x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys) -> tuple[Any, Any, Rows, int, int, int]:
+    """(counts of the last digit, what is known before it, rows of x, how many, blocks of each, bits of a digit)."""
     n = x.shape[dim]
     check_length(n)
     rows = Rows((x,), dim)
+    bits = _bits(keys)
+    passes = -(-keys.bits // bits)
     n_rows, blocks = math.prod(x.shape) // n, -(-n // _BLOCK)
     facts = {"KEYS": keys, "INDEX": rows.index, "BLOCK": _BLOCK, "num_warps": 8}
     space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
-    size = n_rows * _DIGITS.value
-    scratch = zeros((keys.passes * size + n_rows,), torch.int32, x.device)
-    nans = scratch[keys.passes * size :]
-    state = empty((keys.passes, n_rows, 2), torch.int64, x.device)
+    size = n_rows * 2**bits
+    scratch = zeros((passes * size + n_rows,), torch.int32, x.device)
+    nans = scratch[passes * size :]
+    state = empty((passes, n_rows, 2), torch.int64, x.device)
     if mode != BY_RANK and keys.infinity:
         _count_nans[(n_rows * blocks,)](nans, *space, blocks, **facts)
     parts = -(-blocks // _COUNTED)
-    for i in range(keys.passes):
+    for i in range(passes):
         counts, before = scratch[i * size :], scratch[max(i - 1, 0) * size :]
         _count_digit[(n_rows * parts,)](
             *(counts, state[i], before, state[max(i - 1, 0)], nans, *space, parts, rank),
             FIRST=i == 0,
-            SHIFT=keys.bits - 8 * (i + 1),
+            SHARED=devices.current.ptx,
+            BITS=bits,
+            SHIFT=bits * (passes - 1 - i),
             COUNTED=_COUNTED,
             MODE=mode,
             **facts,
         )
-    return counts, state[keys.passes - 1], rows, n_rows, blocks
+    return counts, state[passes - 1], rows, n_rows, blocks, bits
 
 
-def select_long_rows(
-    x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None
-) -> None:
+def select(x: torch.Tensor, dim: int, rank: int, mode: int, values: torch.Tensor, indices: torch.Tensor | None) -> None:
     """Select of rows of any length; results have size 1 along the dimension."""
-    keys = Keys.of(x.dtype)
-    counts, state, rows, n_rows, blocks = _ranked(x, dim, rank, mode, keys)
+    keys, n = Keys.of(x.dtype), x.shape[dim]
+    if n <= topk.SORTED_AT_ONCE:
+        select_rows(x, dim, rank, mode, values, indices)
+    elif topk.held(n, keys):
+        _select_of_held_rows(x, dim, rank, mode, keys, values, indices)
+    elif mode == BY_RANK and topk.serves(n, rank + 1, keys):
+        topk.write_smallest(x, dim, rank + 1, keys, values, indices, rank)
+    else:
+        _select_of_long_rows(x, dim, rank, mode, keys, values, indices)
+
+
+def _select_of_held_rows(
+    x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor | None
+) -> None:
+    rows = Rows((x, values, values if indices is None else indices), dim)
+    columns = power_of_2(x.shape[dim])
+    each = min(max(1, 1024 // columns), power_of_2(rows.n_rows))
+    _select_held[(-(-rows.n_rows // each),)](
+        words(values),
+        () if indices is None else (indices,),
+        *(words(x), rows.shape, rows.strides, rows.steps[0], rows.n_rows, x.shape[dim], rank),
+        MODE=mode,
+        KEYS=keys,
+        INDEX=rows.index,
+        ROWS=each,
+        COLUMNS=columns,
+        num_warps=topk.warps_for(each * columns, keys),
+    )
+
+
+def _select_of_long_rows(
+    x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor | None
+) -> None:
+    counts, state, rows, n_rows, blocks, bits = _ranked(x, dim, rank, mode, keys)
     n = x.shape[dim]
     found = zeros((n_rows,), torch.int32, x.device)
     space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
     _find[(n_rows * blocks,)](
-        *(found, counts, state, *space, blocks), KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=8
+        *(found, counts, state, *space, blocks), BITS=bits, KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=8
     )
     rows = Rows((x, values, values if indices is None else indices), dim)
     _write_found[(-(-n_rows // 128),)](
@@ -232,7 +346,7 @@ def select_long_rows(
 
 def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.Tensor, indices: torch.Tensor) -> None:
     """The k elements of each row whose keys are smallest, those of equals that come first, in no order of the keys."""
-    counts, state, _, n_rows, blocks = _ranked(x, dim, k - 1, BY_RANK, keys)
+    counts, state, _, n_rows, blocks, bits = _ranked(x, dim, k - 1, BY_RANK, keys)
     rows = Rows((x, values, indices), dim)
     scratch = zeros((_COUNTER + n_rows * blocks * _CLASSES.value,), torch.int32, x.device)
     _take_smallest[(n_rows * blocks,)](
@@ -240,6 +354,7 @@ def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.T
         *(rows.shape, rows.strides, rows.steps, x.shape[dim], blocks, k),
         COUNTER=_COUNTER,
         CLASSES=_CLASSES.value,
+        BITS=bits,
         KEYS=keys,
         INDEX=rows.index,
         BLOCK=_BLOCK,
