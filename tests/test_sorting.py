@@ -20,6 +20,7 @@ def way(request, monkeypatch):
     """Rows that a program holds, or blocks so small that it takes several programs."""
     if request.param == "by radix":
         monkeypatch.setattr(block, "LONGEST", 32)
+        monkeypatch.setattr(radix, "_HELD", 0)
         monkeypatch.setattr(radix, "_BLOCK", 64)
         monkeypatch.setattr(select, "_BLOCK", 64)
     return request.param

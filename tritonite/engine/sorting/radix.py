@@ -22,15 +22,18 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
+from tritonite.engine.sorting import block
+from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, ordered, words
-from tritonite.engine.sorting.shared import count, exchange, look_up
+from tritonite.engine.sorting.shared import count, exchange, look_up, sums_before
 from tritonite.errors import Decline
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
+from tritonite.tune.sorting import SORTING
 
 # Elements of a program and of each of its threads, and how many blocks of them one that counts takes.
 _BLOCK = 4096
-_EACH = 16
+_EACH = 4 if devices.current.interpreted else 16
 _COUNTED = 8
 # The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
 _HELD = 32 * 1024
@@ -65,20 +68,30 @@ def leave_word(counts, block, own):
 
 @triton.jit
 def counted_before(counts, block, own):
-    """How many elements of each class all blocks before a program's have, which has left word of its `own`."""
+    """How many elements of each class all blocks before a program's have, which has left word of its `own`.
+
+    Each class is looked for by itself, in several blocks at a time, as far as their programs have left word.
+    """
     CLASSES: tl.constexpr = own.shape[0]
+    AT_ONCE: tl.constexpr = 4 if CLASSES > 32 else 16
     classes = tl.arange(0, CLASSES)
-    words = counts + block * CLASSES + classes
     before = tl.zeros((CLASSES,), tl.int32)
     if block > 0:
         looked = tl.zeros((CLASSES,), tl.int32) + (block - 1)
-        pending = looked >= 0
-        while tl.max(pending.to(tl.int32), axis=0) > 0:
-            word = tl.load(counts + looked * CLASSES + classes, mask=pending, other=0, volatile=True)
-            known = pending & ((word & 3) != 0)
-            before += tl.where(known, word >> 2, 0)
-            pending = pending & ((word & 3) != 2)
-            looked -= (known & pending).to(tl.int32)
+        while tl.max(looked, axis=0) >= 0:
+            pointers = counts + looked.to(tl.int64) * CLASSES + classes
+            found = ()
+            for j in tl.static_range(AT_ONCE):
+                found = found + (tl.load(pointers - j * CLASSES, mask=looked >= j, other=0, volatile=True),)
+            pending = looked >= 0
+            for j in tl.static_range(AT_ONCE):
+                known = pending & ((found[j] & 3) != 0)
+                before += tl.where(known, found[j] >> 2, 0)
+                looked -= known.to(tl.int32)
+                pending = known & ((found[j] & 3) == 1)
+                # All blocks up to this one are in it.
+                looked = tl.where(known & ((found[j] & 3) == 2), -1, looked)
+        words = counts + block * CLASSES + classes
         tl.atomic_xchg(words, (before + own) * 4 + 2, sem="relaxed")
     return before
 
@@ -98,15 +111,19 @@ def positions_by_nibble(nibbles):
             seen += one << shift
     last = nibbles[EACH - 1]
     last_field = one << ((last & 3) * 16).to(tl.int64)
-    smaller = tl.zeros((), tl.int64)
-    starts = ()
+    words = ()
     for w in tl.static_range(4):
         fields = (seen >> (16 * w)) & 0xFFFF
         fields = (fields | (fields << 24)) & 0x000000FF000000FF
         fields = (fields | (fields << 12)) & 0x000F000F000F000F
-        fields += tl.where((last >> 2) == w, last_field, 0)
-        upto = tl.sum(fields, axis=0) * _EVERY
-        starts = starts + (tl.cumsum(fields, axis=0) - fields + ((upto << 16) + smaller),)
+        words = words + (fields + tl.where((last >> 2) == w, last_field, 0),)
+    before, totals = sums_before(words)
+    smaller = seen - seen
+    starts = ()
+    for w in tl.static_range(4):
+        # Each counter and those below it.
+        upto = totals[w] * _EVERY
+        starts = starts + (before[w] + (upto << 16) + smaller,)
         smaller += ((upto >> 48) & 0xFFFF) * _EVERY
     positions = ()
     for k in tl.static_range(EACH):
@@ -302,12 +319,13 @@ def _sort_by_digit(
             tl.store(pointers, number[k].to(indices[0].dtype.element_ty), mask=mask)
 
 
-def _threads(elements: int, digits: int = 1) -> dict[str, int]:
+def _threads(elements: int, registers: int, digits: int = 1) -> dict[str, int]:
     """The threads that have so many elements of a row, and as many elements each as they can rank."""
-    least = 1 if devices.current.interpreted else max(32, digits)
-    threads = max(least, elements // _EACH)
+    device = devices.current
+    threads = max(1 if device.interpreted else max(32, digits), elements // _EACH)
     each = min(_EACH, max(1, elements // threads))
-    return {"THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32)}
+    options = {"maxnreg": registers} if device.ptx else {}
+    return {"THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32), **options}
 
 
 def longest_held(keys: Keys) -> int:
@@ -337,8 +355,24 @@ def sort_held_rows(
         LAST=keys.last_word,
         KEYS=keys,
         INDEX=rows.index,
-        **_threads(power_of_2(x.shape[dim])),
+        **_threads(power_of_2(x.shape[dim]), SORTING[devices.current.kind].held_registers),
     )
+
+
+def route(n: int, keys: Keys) -> str:
+    """What sorts rows of a length: a "network" in registers, one program that holds a row, or several."""
+    device = devices.current
+    if n <= min(block.LONGEST, SORTING[device.kind].network):
+        return "network"
+    return "held" if n <= longest_held(keys) and (device.ptx or device.interpreted) else "long"
+
+
+def sort_along(
+    x: torch.Tensor, dim: int, keys: Keys, values: torch.Tensor | None, indices: torch.Tensor | None
+) -> None:
+    """Sort rows of any length."""
+    chosen = {"network": sort_rows, "held": sort_held_rows, "long": sort_long_rows}[route(x.shape[dim], keys)]
+    chosen(x, dim, keys, values, indices)
 
 
 def sort_long_rows(
@@ -353,7 +387,7 @@ def sort_long_rows(
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
     check_length(n)
-    threads = _threads(_BLOCK, _DIGITS.value)
+    threads = _threads(_BLOCK, SORTING[devices.current.kind].long_registers, _DIGITS.value)
     blocks, passes = -(-n // (threads["THREADS"] * threads["EACH"])), keys.passes
     each = _COUNTER + n_rows * blocks * _DIGITS.value
     totals_of_all = passes * n_rows * _DIGITS.value

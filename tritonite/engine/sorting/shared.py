@@ -45,6 +45,12 @@ def _look_up_in_interpreter(table: Any, digits: Any) -> tuple[Any, ...]:
     return tuple([_block(table.handle.data[digit.handle.data], table.dtype) for digit in digits])
 
 
+def _sums_before_in_interpreter(values: Any) -> tuple[Any, Any]:
+    sums = [np.cumsum(each.handle.data, dtype=np.int64) for each in values]
+    before = [_block(total - each.handle.data, tl.int64) for total, each in zip(sums, values, strict=True)]
+    return tuple(before), tuple([_block(np.full_like(total, total[-1]), tl.int64) for total in sums])
+
+
 @tl.core.builtin
 def _assembly(lines, outputs, inputs, dtypes, _semantic=None):
     """Assembly that all threads run once; its results, of which there may be one."""
@@ -187,9 +193,40 @@ def _look_up_in_compiler(table, digits):
     return _look_up_by_assembly(table, tl.arange(0, THREADS), digits, SIZE)
 
 
+@tl.core.builtin
+def _of_last_by_assembly(values, lane, last, _semantic=None):
+    """The values of the last thread."""
+    each = len(values)
+    text = ["{", f".shared .align 16 .b8 kept[{8 * each}];", ".reg .b32 base;", ".reg .pred mine;"]
+    text += ["mov.u32 base, kept;", f"setp.eq.s32 mine, ${2 * each}, {last.value};", "bar.sync 0;"]
+    text += [f"@mine st.shared.b64 [base + {8 * k}], ${each + k};" for k in range(each)]
+    text += ["bar.sync 0;", *(f"ld.shared.b64 ${k}, [base + {8 * k}];" for k in range(each)), "}"]
+    return _assembly(
+        "\n".join(text), ",".join(["=&l"] * each), [*values, lane], [tl.int64] * each, _semantic=_semantic
+    )
+
+
+@triton.jit
+def _add_each(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _sums_before_in_compiler(values):
+    THREADS: tl.constexpr = values[0].shape[0]
+    a, b, c, d = tl.associative_scan((values[0], values[1], values[2], values[3]), 0, _add_each)
+    sums = (a, b, c, d)
+    before = ()
+    for k in tl.static_range(4):
+        before = before + (sums[k] - values[k],)
+    return before, _of_last_by_assembly(sums, tl.arange(0, THREADS), THREADS - 1)
+
+
 # exchange(values, others, positions, striped): elements that have been moved to their positions, each of which there is
 # once, in striped or blocked order; `others` may be (). count(digits, BINS): how often each digit is there. look_up(table,
-# digits): the table's elements at them. Programs have as many threads as bins or more.
+# digits): the table's elements at them. sums_before(values): of four words, those of the threads before, and of all.
+# Programs have as many threads as bins or more.
 exchange = _exchange_in_interpreter if devices.current.interpreted else _exchange_in_compiler
 count = _count_in_interpreter if devices.current.interpreted else _count_in_compiler
 look_up = _look_up_in_interpreter if devices.current.interpreted else _look_up_in_compiler
+sums_before = _sums_before_in_interpreter if devices.current.interpreted else _sums_before_in_compiler
