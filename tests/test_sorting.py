@@ -163,7 +163,9 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatc
 
 
 def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
-    slow = radix.SORTING[devices.current.kind]._replace(held_slower=frozenset((32,)), long_slower=frozenset((16,)), few=9)
+    slow = radix.SORTING[devices.current.kind]._replace(
+        held_slower=frozenset((32,)), long_slower=frozenset((16,)), few=9
+    )
     for route, bits, elements, slower in (
         ("network", 32, 100, False),
         ("held", 32, 4096, True),

@@ -1,7 +1,7 @@
 """Sorting, and what is taken of rows by its rank: the largest elements, medians, the most frequent ones.
 
-nan comes behind all numbers, and zeros of both signs are equal. Short rows are sorted in registers, longer ones by radix.
-Elements are selected of rows that a program holds in registers too, and of longer ones by the digits of their keys.
+nan comes behind all numbers, and zeros of both signs are equal. Short rows are sorted in registers, longer ones by
+radix. Elements are selected of rows that a program holds in registers too, and of longer ones by their digits.
 """
 
 import math

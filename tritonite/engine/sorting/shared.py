@@ -69,7 +69,7 @@ def _moves(text: list[str], bits: int, first: int, value: int, address: int, eac
         text.append(f"add.u32 at, base, ${address + k}; st.shared.b{bits} [at], ${value + k};")
     text += ["bar.sync 0;", f"add.u32 at, base, ${read};"]
     for k in range(each):
-        text.append(f"ld.shared.b{bits} ${first + k}, [at];" + (f" add.u32 at, at, ${read + 1};" if k + 1 < each else ""))
+        text.append(f"ld.shared.b{bits} ${first + k}, [at]; add.u32 at, at, ${read + 1};")
 
 
 @tl.core.builtin
@@ -140,7 +140,7 @@ def _look_up_by_assembly(table, lane, digits, size, _semantic=None):
 
 @triton.jit
 def _addresses(positions, SIZE: tl.constexpr):
-    """Where elements of SIZE bytes are: one in as many as there are banks is left out, so that none waits for others'."""
+    """Where elements of SIZE bytes are, with a gap after as many as there are banks: a thread's next to each other."""
     BANKS: tl.constexpr = 5 if SIZE == 4 else 4
     found = ()
     for k in tl.static_range(len(positions)):
@@ -201,9 +201,7 @@ def _of_last_by_assembly(values, lane, last, _semantic=None):
     text += ["mov.u32 base, kept;", f"setp.eq.s32 mine, ${2 * each}, {last.value};", "bar.sync 0;"]
     text += [f"@mine st.shared.b64 [base + {8 * k}], ${each + k};" for k in range(each)]
     text += ["bar.sync 0;", *(f"ld.shared.b64 ${k}, [base + {8 * k}];" for k in range(each)), "}"]
-    return _assembly(
-        "\n".join(text), ",".join(["=&l"] * each), [*values, lane], [tl.int64] * each, _semantic=_semantic
-    )
+    return _assembly("\n".join(text), ",".join(["=&l"] * each), [*values, lane], [tl.int64] * each, _semantic=_semantic)
 
 
 @triton.jit
@@ -222,10 +220,12 @@ def _sums_before_in_compiler(values):
     return before, _of_last_by_assembly(sums, tl.arange(0, THREADS), THREADS - 1)
 
 
-# exchange(values, others, positions, striped): elements that have been moved to their positions, each of which there is
-# once, in striped or blocked order; `others` may be (). count(digits, BINS): how often each digit is there. look_up(table,
-# digits): the table's elements at them. sums_before(values): of four words, those of the threads before, and of all.
-# Programs have as many threads as bins or more.
+# What programs do, by these or by the interpreter's twins; they have as many threads as there are bins, or more.
+# exchange(values, others, positions, striped): elements moved to positions, each of which there is once, in striped or
+#   blocked order; `others` may be ().
+# count(digits, BINS): how often each digit is there.
+# look_up(table, digits): the table's elements at them.
+# sums_before(values): of four words the sums over the threads before, and over all.
 exchange = _exchange_in_interpreter if devices.current.interpreted else _exchange_in_compiler
 count = _count_in_interpreter if devices.current.interpreted else _count_in_compiler
 look_up = _look_up_in_interpreter if devices.current.interpreted else _look_up_in_compiler
