@@ -102,10 +102,11 @@ def positions_by_nibble(nibbles):
     EACH: tl.constexpr = len(nibbles)
     seen = tl.zeros(nibbles[0].shape, tl.int64)
     one = seen + 1
-    among = ()
+    # Of 4 bits too, and all together in as many registers as one takes.
+    among = seen
     for k in tl.static_range(EACH):
         shift = (nibbles[k] * 4).to(tl.int64)
-        among = among + (((seen >> shift) & 15).to(tl.int32),)
+        among |= ((seen >> shift) & 15) << (4 * k)
         # A counter has no place for a 16th.
         if k + 1 < EACH:
             seen += one << shift
@@ -131,7 +132,7 @@ def positions_by_nibble(nibbles):
         high = tl.where((nibbles[k] & 4) != 0, starts[3], starts[2])
         word = tl.where((nibbles[k] & 8) != 0, high, low)
         start = ((word >> ((nibbles[k] & 3) * 16).to(tl.int64)) & 0xFFFF).to(tl.int32)
-        positions = positions + (start + among[k],)
+        positions = positions + (start + ((among >> (4 * k)) & 15).to(tl.int32),)
     return positions
 
 
