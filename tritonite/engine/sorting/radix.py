@@ -342,7 +342,10 @@ def sort_held_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows that a program holds; what is written of each is as many as there are in `values`, or `indices`."""
+    """Sort rows that a program holds; what is written of each is as many as there are in `values`, or `indices`.
+
+    Numbers `given` for places have 32 bits.
+    """
     any_target = values if values is not None else indices
     assert any_target is not None
     operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
@@ -384,7 +387,10 @@ def sort_long_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`."""
+    """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`.
+
+    Numbers `given` for places have 32 bits.
+    """
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
     check_length(n)
