@@ -1,5 +1,7 @@
 """Sorting where samples do not reach: rows of several blocks, ties, every dtype, replays, and what data decides."""
 
+import dataclasses
+
 import pytest
 import torch
 import triton
@@ -7,9 +9,11 @@ import triton.language as tl
 from conftest import calls_through
 
 import tritonite
-from tritonite import devices
+from tritonite import catalog, devices
+from tritonite.dispatch import call
 from tritonite.engine.sorting import block, lexicographic, radix, select
 from tritonite.engine.sorting.block import sort_pairs_by_network
+from tritonite.engine.sorting.keys import Keys
 from tritonite.launch import libentry
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
@@ -20,6 +24,7 @@ def way(request, monkeypatch):
     """Rows that a program holds, or blocks so small that it takes several programs."""
     if request.param == "by radix":
         monkeypatch.setattr(block, "LONGEST", 32)
+        monkeypatch.setattr(radix, "_HELD", 0)
         monkeypatch.setattr(radix, "_BLOCK", 64)
         monkeypatch.setattr(select, "_BLOCK", 64)
     return request.param
@@ -93,6 +98,94 @@ def test_the_network_of_pairs_sorts(device):
     places = torch.arange(16, device=device).repeat(4, 1)
     _sort_pairs[(1,)](x, places, ROWS=4, COLUMNS=16)
     assert torch.equal(x, expected.values) and torch.equal(places, expected.indices)
+
+
+@libentry()
+@triton.jit
+def _move_by_nibble(x, places, shift, passes, KEYS: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
+    word, place = (), ()
+    for k in tl.static_range(EACH):
+        place = place + (tl.arange(0, THREADS) + k * THREADS,)
+        word = word + (tl.load(x + place[k]),)
+    moved, from_place = radix._sort_striped(word, place, shift, passes, KEYS)
+    for k in tl.static_range(EACH):
+        tl.store(x + place[k], moved[k])
+        tl.store(places + place[k], from_place[k])
+
+
+@pytest.mark.parametrize("each", [1, 4, 8, 16])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("shift, passes", [(0, 1), (8, 1), (8, 2), (28, 1)])
+def test_a_program_sorts_by_some_bits(each, dtype, shift, passes, device):
+    """Also where all of a thread's elements have the same ones, which is the most that a counter is asked for."""
+    threads = 4 if devices.current.interpreted else 64
+    n = threads * each
+    every = torch.randint(-(2**31), 2**31, (n,), device=device).to(dtype)
+    for x in (every, torch.full_like(every, 7), torch.arange(n, device=device).to(dtype) << shift):
+        bits = (x.to(torch.int64) + (2**31 if dtype is torch.int32 else 0)) >> shift & (16**passes - 1)
+        expected = bits.sort(stable=True).indices
+        moved, places = x.clone(), torch.empty(n, dtype=torch.int32, device=device)
+        facts = {"KEYS": Keys.of(dtype), "THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32)}
+        _move_by_nibble[(1,)](moved, places, shift, passes, **facts)
+        assert torch.equal(places, expected.to(torch.int32)) and torch.equal(moved, x[expected])
+
+
+@pytest.mark.parametrize("n, way", [(128, "network"), (129, "held"), (511, "held"), (8192, "held"), (8193, "long")])
+@pytest.mark.parametrize("descending", [False, True])
+def test_ends_of_routes(n, way, descending, device):
+    x = values(torch.float32, 2, n, device=device)
+    assert devices.current.kind == "amd" or radix.route(n, Keys.of(x.dtype)) == way
+    expected = torch.sort(x, descending=descending, stable=True)
+    with tritonite.use_gems(include="sort*", faster_only=False):
+        result = torch.sort(x, descending=descending, stable=True)
+    assert identical(result.values, expected.values) and torch.equal(result.indices, expected.indices)
+    assert served("sort.stable")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatch, device):
+    """As the largest elements are put in order: fewer are written than there are, and numbers for places."""
+    monkeypatch.setattr(radix, "_BLOCK", 64)
+    x = values(dtype, 2, 150, device=device)
+    given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
+    expected = torch.sort(x, descending=descending, stable=True)
+    for sort in (radix.sort_held_rows, radix.sort_long_rows):
+        ordered = torch.full((2, 70), 3, device=device).to(dtype)
+        numbers = torch.zeros(2, 70, dtype=torch.int64, device=device)
+        sort(x, 1, Keys.of(dtype, descending), ordered, numbers, given)
+        assert identical(ordered, expected.values[:, :70])
+        assert torch.equal(numbers, given.gather(1, expected.indices)[:, :70].to(torch.int64))
+        sort(x, 1, Keys.of(dtype, descending), ordered.zero_(), None)
+        assert identical(ordered, expected.values[:, :70])
+        sort(x, 1, Keys.of(dtype, descending), None, numbers.zero_())
+        assert torch.equal(numbers, expected.indices[:, :70])
+
+
+def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
+    slow = radix.SORTING[devices.current.kind]._replace(
+        held_slower=frozenset((32,)), long_slower=frozenset((16,)), few=9
+    )
+    for route, bits, elements, slower in (
+        ("network", 32, 100, False),
+        ("held", 32, 4096, True),
+        ("held", 64, 4096, False),
+        ("long", 32, 2**20, False),
+        ("long", 16, 2**20, True),
+        ("long", 32, 8, True),
+    ):
+        assert slow.aten_is_faster(route, bits, elements) is slower
+    monkeypatch.setitem(radix.SORTING, devices.current.kind, slow)
+    x, record = torch.randn(2, 200, device=device), dataclasses.replace(devices.current, aten_measured=True)
+    monkeypatch.setattr(devices, "current", record)
+    for faster_only in (True, False):
+        settings = call.settings_of(faster_only=faster_only)._replace(faster_only=faster_only)
+        with call.under(settings):
+            if faster_only:
+                with pytest.raises(tritonite.errors.Decline, match="ATen is faster here"):
+                    catalog.overloads()["sort"](x)
+            else:
+                assert torch.equal(catalog.overloads()["sort"](x)[1], x.sort(stable=True).indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
@@ -228,8 +321,6 @@ def test_unique_elements(inverse, way, device):
 
 
 def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
-    import dataclasses
-
     record = dataclasses.replace(devices.current, interpreted=False, forward_progress=False)
     monkeypatch.setattr(devices, "current", record)
     with pytest.raises(tritonite.errors.Decline):

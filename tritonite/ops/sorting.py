@@ -1,15 +1,16 @@
 """Sorting, and what is taken of rows by its rank: the largest elements, medians, the most frequent ones.
 
-nan comes behind all numbers, and zeros of both signs are equal. Rows that a program holds are sorted in registers.
-Longer ones are sorted by radix, and selected of by the digits of their keys.
+nan comes behind all numbers, and zeros of both signs are equal. Short rows are sorted in registers, longer ones by
+radix. Elements are selected of rows that a program holds in registers too, and of longer ones by their digits.
 """
 
 import math
 
 import torch
 
+from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, empty_strided
+from tritonite.dispatch.call import decline_if_slower, empty, empty_strided
 from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
@@ -17,11 +18,12 @@ from tritonite.engine.rows.declare import outputs
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, select_rows, sort_rows
 from tritonite.engine.sorting.keys import Keys
-from tritonite.engine.sorting.radix import sort_long_rows
+from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
 from tritonite.engine.sorting.runs import longest_runs
 from tritonite.engine.sorting.select import select_long_rows, take_smallest
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension
+from tritonite.tune.sorting import SORTING
 
 _SORTED = (*ALL, *UNSIGNED)
 # Which ATen selects of on this kind of device.
@@ -39,8 +41,7 @@ def sort_into(
     """Sort along a dimension, stably, into tensors of the same shape."""
     x, every = with_dimension(x), [None if into is None else with_dimension(into) for into in (values, indices)]
     if x.numel():
-        chosen = sort_rows if x.shape[dim] <= block.LONGEST else sort_long_rows
-        chosen(x, dim, Keys.of(x.dtype, descending), *every)
+        sort_along(x, dim, Keys.of(x.dtype, descending), *every)
 
 
 @operator("sort", accepts=_SORTED)
@@ -49,6 +50,10 @@ def sort(self, dim=-1, descending=False, stable=None, outs=()):
     if self.dtype in UNSIGNED and self.device.type != "cpu":
         raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
     dim = only_dimension(dim, self.dim())
+    if self.numel() and self.dim():
+        taken = route(self.shape[dim], Keys.of(self.dtype))
+        bits = 8 * self.dtype.itemsize
+        decline_if_slower(SORTING[devices.current.kind].aten_is_faster(taken, bits, self.numel()))
     if outs:
         outs = outputs((self,), [self.shape] * 2, [self.dtype, torch.int64], outs, accepts=_SORTED)
     else:

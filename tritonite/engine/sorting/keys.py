@@ -49,6 +49,18 @@ class Keys:
         """How many digits of 8 bits a key has."""
         return self.bits // 8
 
+    @property
+    def last_word(self) -> int:
+        """A word that no other comes behind."""
+        low, high = (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1) if self.signed else (0, 2**self.bits - 1)
+        if self.infinity:
+            # nan, and in descending order the smallest number.
+            return low + self.infinity if self.descending else high
+        if not self.signed and self.bits > 8:
+            # Kernels take these for integers with a sign.
+            high = -1
+        return low if self.descending else high
+
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as integers that kernels take: its own, or its bits."""
@@ -97,9 +109,11 @@ def with_sign(digits, KEYS: tl.constexpr):
 
 
 @triton.jit
-def digit_of(key, shift, KEYS: tl.constexpr):
-    """The 8 bits of a key from bit `shift` on, as an int32."""
-    return ((from_zero(key, KEYS) >> shift) & 255).to(tl.int32)
+def digit_of(key, shift, KEYS: tl.constexpr, BITS: tl.constexpr = 8):
+    """As many bits of a key from bit `shift` on, as an int32."""
+    # Of 32 bits the highest one is a sign that the shift repeats and the mask takes away.
+    bits = key ^ (-(2**63)) if KEYS.bits == 64 else key ^ (-(2**31)) if KEYS.bits == 32 else key + 2 ** (KEYS.bits - 1)
+    return ((bits >> shift) & (2**BITS - 1)).to(tl.int32)
 
 
 class Rows:
