@@ -26,9 +26,10 @@ from triton.backends.nvidia.compiler import CUDAOptions
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
-from tritonite.engine import pointwise
+from tritonite.engine import histogram, pointwise
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
+from tritonite.engine.sorting import search, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
@@ -43,6 +44,9 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
+# Kernels in NVIDIA's assembly, unless a device has none, and the families that have them.
+_IN_ASSEMBLY = (histogram._count.jit, search._search_from_shared.jit, select._count_digit.jit)
+_FAMILIES_IN_ASSEMBLY = ("histograms", "searching", "sets", "sorting")
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 
 
@@ -113,12 +117,15 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
     Once on this device, and once where blocks are so small that rows take several of them, and several programs.
     """
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=8)
+    records: tuple[devices.Device, ...] = (devices.current, tiny)
+    if op.declaration.family in _FAMILIES_IN_ASSEMBLY:
+        records = (*records, dataclasses.replace(devices.current, ptx=False))
     served = 0
     with _noting() as found:
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
             if dtype not in op.declaration.accepts or (served and not full):
                 continue
-            for sample, device in itertools.product(samples(op, dtype), (devices.current, tiny)):
+            for sample, device in itertools.product(samples(op, dtype), records):
                 # Of one element for Triton to take sizes of 1 for constants.
                 labels = ("contiguous", "transposed") if device is tiny else ("contiguous", "transposed", "zero_dim")
                 if sample.label.split()[0] not in labels:
@@ -130,7 +137,8 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
                 except Decline:
                     continue
                 served += 1
-                label = f"{dtype} {sample.label}{' in tiny blocks' if device is tiny else ''}"
+                kind = {id(tiny): " in tiny blocks", id(devices.current): ""}.get(id(device), " without assembly")
+                label = f"{dtype} {sample.label}{kind}"
                 yield from [(label, specialization) for specialization in found]
 
 
@@ -384,6 +392,8 @@ def _targets(
     names = tuple(TARGETS)
     if specialization.kernel is multiply_persistent.jit:
         names = ("sm_90", "sm_100")
+    elif specialization.kernel in _IN_ASSEMBLY and "without assembly" not in label:
+        names = ("sm_80", "sm_90", "sm_100")
     elif set(declaration.accepts) <= set(dtypes.FLOAT8_NAMES):
         # Before sm_89 there are no float8 products.
         names = names[1:]
