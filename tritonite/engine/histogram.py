@@ -202,15 +202,16 @@ def _add_counts(
     n = x.numel()
     if not n:
         return
-    device, known = devices.current, isinstance(bins, int)
+    device = devices.current
+    known = bins if isinstance(bins, int) else None
     # A sum of integers in shared memory has 32 bits.
     room = ROOM // (8 if totals.dtype is torch.float64 else 4) if device.ptx else 0
     shape, strides, integer = in_row_major(x)
     for kernel in (_count, _count_outside):
         inside = kernel is _count
-        if (inside and not room) or (known and (bins < room) != inside):
+        if (inside and not room) or (known is not None and (known < room) != inside):
             continue
-        own = known and not room and bins <= _OWN and weights is None
+        own = power_of_2(known) if known is not None and not room and known <= _OWN and weights is None else 0
         # As few programs as fill the device where they have counts of their own, so that there is little to add up.
         block, programs = _BLOCK, -(-n // _BLOCK)
         if inside or own:
@@ -219,7 +220,7 @@ def _add_counts(
         kernel[(programs,)](
             *(totals, x, edges, () if weights is None else (weights,), shape, strides),
             *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * block))),
-            **({} if inside else {"OWN": max(2, power_of_2(bins)) if own else 0}),
+            **({} if inside else {"OWN": own and max(2, own)}),
             ROOM=room,
             COMPUTE=TRITON_DTYPES[compute],
             INDEX=tl.int64 if reach >= INT32_LIMIT else integer,

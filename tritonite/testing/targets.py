@@ -27,11 +27,12 @@ from triton.backends.nvidia.compiler import CUDAOptions
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
-from tritonite.engine import pointwise
+from tritonite.engine import histogram, pointwise
 from tritonite.engine.attention import hopper
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
+from tritonite.engine.sorting import search, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
@@ -46,6 +47,8 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
+# Kernels in NVIDIA's assembly, unless a device has none.
+_IN_ASSEMBLY = (histogram._count.jit, search._search_from_shared.jit, select._count_digit.jit)
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 
 
@@ -123,7 +126,7 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
         for dtype in dict.fromkeys((torch.float16, torch.float32, torch.int32, *op.declaration.accepts)):
             if dtype not in op.declaration.accepts or (served and not full):
                 continue
-            for sample, device in itertools.product(samples(op, dtype), (devices.current, tiny)):
+            for sample, device in itertools.product(samples(op, dtype), records):
                 # Of one element for Triton to take sizes of 1 for constants.
                 labels = ("contiguous", "transposed") if device is tiny else ("contiguous", "transposed", "zero_dim")
                 if sample.label.split()[0] not in labels:
@@ -136,15 +139,18 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
                     continue
                 served += 1
                 label = f"{dtype} {sample.label}{' in tiny blocks' if device is tiny else ''}"
-                if device is not tiny and any(map(_has_assembly, found)):
+                yield from [(label, specialization) for specialization in found]
+                if device is not tiny and any(_has_assembly(label, each) for each in found):
+                    found.clear()
                     with mock.patch.object(devices, "current", plain):
                         op(*sample.args, **sample.kwargs)
-                yield from [(label, specialization) for specialization in found]
+                    yield from [(f"{label} without assembly", specialization) for specialization in found]
 
 
-def _has_assembly(specialization: Specialization) -> bool:
-    """Whether a kernel adds halves to memory in pairs."""
-    return any(getattr(constant, "paired", False) for constant in specialization.constants.values())
+def _has_assembly(label: str, specialization: Specialization) -> bool:
+    """Whether a kernel has NVIDIA's assembly, as those have that add halves to memory in pairs."""
+    paired = any(getattr(constant, "paired", False) for constant in specialization.constants.values())
+    return paired or (specialization.kernel in _IN_ASSEMBLY and "without assembly" not in label)
 
 
 def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
@@ -422,9 +428,9 @@ def _targets(
     elif set(declaration.accepts) <= set(dtypes.FLOAT8_NAMES):
         # Before sm_89 there are no float8 products.
         names = names[1:]
-    if _has_assembly(specialization):
-        # Of which bfloat16's is sm_90's.
-        names = tuple([name for name in names if name.startswith("sm") and name != "sm_80"])
+    if _has_assembly(label, specialization):
+        # Of which that for bfloat16 is sm_90's.
+        names = ("sm_80", "sm_90", "sm_100") if specialization.kernel in _IN_ASSEMBLY else ("sm_90", "sm_100")
     alike = "tiny" in label or "zero_dim" in label or declaration.family == "matmul"
     if full or (everywhere and not alike):
         return names
