@@ -26,9 +26,7 @@ RECORD = Device(
     ptx=True,
     aten_measured=True,
     # How fast their kernels are has not been measured, or they are slower than ATen's: docs/correctness.md.
-    unverified=frozenset(
-        ("attention", "histograms", "sampling", "searching", "sets", "sorting", "sync_batch_norm"),
-    ),
+    unverified=frozenset(("attention", "sampling", "sync_batch_norm")),
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -225,7 +225,8 @@ def _add_counts(
             COMPUTE=TRITON_DTYPES[compute],
             INDEX=tl.int64 if reach >= INT32_LIMIT else integer,
             BLOCK=block,
-            num_warps=16 if inside else 8,
+            # An addition to shared memory is made by every thread that has its element.
+            num_warps=min(16 if inside else 8, max(1, block // 32)),
         )
 
 

@@ -15,20 +15,21 @@ from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
-from tritonite.engine.sorting import block
 from tritonite.engine.sorting import topk as selection
-from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN, sort_rows
+from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN
 from tritonite.engine.sorting.keys import Keys
-from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
+from tritonite.engine.sorting.radix import route, sort_along
 from tritonite.engine.sorting.runs import longest_runs
 from tritonite.engine.sorting.select import select, take_smallest
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension
-from tritonite.tune.sorting import SORTING
+from tritonite.tune.sorting import slower
 
 _SORTED = (*ALL, *UNSIGNED)
 # Which ATen selects of on this kind of device.
 _FREQUENT = ALL
+# So many of the largest elements of a row that a program holds take longer than all of it in order.
+_MANY = 256
 
 
 def with_dimension(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,9 +53,8 @@ def sort(self, dim=-1, descending=False, stable=None, outs=()):
         raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
     dim = only_dimension(dim, self.dim())
     if self.numel() and self.dim():
-        taken = route(self.shape[dim], Keys.of(self.dtype))
-        bits = 8 * self.dtype.itemsize
-        decline_if_slower(SORTING[devices.current.kind].aten_is_faster(taken, bits, self.numel()))
+        alone = self.numel() == self.shape[dim] and route(self.shape[dim], Keys.of(self.dtype)) == "long"
+        decline_if_slower(alone and slower(devices.current.kind).one_long_row)
     if outs:
         outs = outputs((self,), [self.shape] * 2, [self.dtype, torch.int64], outs, accepts=_SORTED)
     else:
@@ -79,21 +79,20 @@ def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
     if not outs[0].numel():
         return outs
     values, indices = (with_dimension(out) for out in outs)
-    keys = Keys.of(self.dtype, descending=largest)
-    if selection.serves(x.shape[dim], k, keys):
+    keys, n = Keys.of(self.dtype, descending=largest), x.shape[dim]
+    way = route(n, keys)
+    decline_if_slower(way == "long" and k > slower(devices.current.kind).taken)
+    if selection.serves(n, k, keys) and not (way == "held" and k > _MANY):
         selection.write_smallest(x, dim, k, keys, values, indices)
-    elif x.shape[dim] <= block.LONGEST:
-        sort_rows(x, dim, keys, values, indices)
-    elif k * 2 > x.shape[dim]:
-        sort_long_rows(x, dim, keys, values, indices)
+    elif way != "long" or k * 2 > n:
+        sort_along(x, dim, keys, values, indices)
     elif not sorted:
         take_smallest(x, dim, k, keys, values, indices)
     else:
         taken = empty(values.shape, self.dtype, self.device)
         places = empty(values.shape, torch.int32, self.device)
         take_smallest(x, dim, k, keys, taken, places)
-        chosen = sort_rows if k <= block.LONGEST else sort_long_rows
-        chosen(taken, dim, keys, values, indices, places)
+        sort_along(taken, dim, keys, values, indices, places)
     return outs
 
 
@@ -106,6 +105,9 @@ def _selected(self, dim, keepdim, rank, mode, outs):
     if rank >= x.shape[dim]:
         raise Decline("a rank that there is not")
     kept = (*self.shape[:dim], *[1] * keepdim, *self.shape[dim + 1 :]) if self.dim() else ()
+    keys = Keys.of(self.dtype)
+    wide = keys.bits == 64 and selection.held(x.shape[dim], keys)
+    decline_if_slower(wide and slower(devices.current.kind).wide_ranks)
     outs = outputs((self,), [kept] * 2, [self.dtype, torch.int64], outs, accepts=NUMBERS)
     if outs[0].numel():
         whole = self.dim() and keepdim

@@ -372,11 +372,16 @@ def route(n: int, keys: Keys) -> str:
 
 
 def sort_along(
-    x: torch.Tensor, dim: int, keys: Keys, values: torch.Tensor | None, indices: torch.Tensor | None
+    x: torch.Tensor,
+    dim: int,
+    keys: Keys,
+    values: torch.Tensor | None,
+    indices: torch.Tensor | None,
+    given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows of any length."""
+    """Sort rows of any length; numbers `given` for places have 32 bits."""
     chosen = {"network": sort_rows, "held": sort_held_rows, "long": sort_long_rows}[route(x.shape[dim], keys)]
-    chosen(x, dim, keys, values, indices)
+    chosen(x, dim, keys, values, indices, given)
 
 
 def sort_long_rows(

@@ -26,10 +26,16 @@ from tritonite.language.shared import add, get, put, room
 from tritonite.launch import libentry
 
 _BLOCK = 2048
+# An addition to shared memory is made by every thread that has its element: there are as many elements as threads.
+_WARPS = 8
 _COUNTED = 4
 # The most bits of a digit that is counted in shared memory.
 _SHARED_BITS = 11
 _CLASSES = tl.constexpr(2)
+
+
+def _warps() -> int:
+    return min(_WARPS, max(1, _BLOCK // 32))
 
 
 @libentry()
@@ -268,7 +274,7 @@ def _ranked(x: torch.Tensor, dim: int, rank: int, mode: int, keys: Keys) -> tupl
     bits = _bits(keys)
     passes = -(-keys.bits // bits)
     n_rows, blocks = math.prod(x.shape) // n, -(-n // _BLOCK)
-    facts = {"KEYS": keys, "INDEX": rows.index, "BLOCK": _BLOCK, "num_warps": 8}
+    facts = {"KEYS": keys, "INDEX": rows.index, "BLOCK": _BLOCK, "num_warps": _warps()}
     space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
     size = n_rows * 2**bits
     scratch = zeros((passes * size + n_rows,), torch.int32, x.device)
@@ -332,7 +338,12 @@ def _select_of_long_rows(
     found = zeros((n_rows,), torch.int32, x.device)
     space = (words(x), rows.shape, rows.strides[0], rows.steps[0], n)
     _find[(n_rows * blocks,)](
-        *(found, counts, state, *space, blocks), BITS=bits, KEYS=keys, INDEX=rows.index, BLOCK=_BLOCK, num_warps=8
+        *(found, counts, state, *space, blocks),
+        BITS=bits,
+        KEYS=keys,
+        INDEX=rows.index,
+        BLOCK=_BLOCK,
+        num_warps=_warps(),
     )
     rows = Rows((x, values, values if indices is None else indices), dim)
     _write_found[(-(-n_rows // 128),)](
@@ -358,5 +369,5 @@ def take_smallest(x: torch.Tensor, dim: int, k: int, keys: Keys, values: torch.T
         KEYS=keys,
         INDEX=rows.index,
         BLOCK=_BLOCK,
-        num_warps=8,
+        num_warps=_warps(),
     )
