@@ -105,6 +105,36 @@ def warp_specialized(head: int, value: int) -> WarpSpecialized | None:
     return WARP_SPECIALIZED.get(max(head, value))
 
 
+class Ring(NamedTuple):
+    """A tile of a warp-specialised backward pass: so many groups of four warps, with 64 rows of their own each.
+
+    A `block` of the others' rows is taken at a time, and there are num_stages of them in shared memory.
+    """
+
+    consumers: int
+    block: int
+    num_stages: int
+
+
+class WarpSpecializedBackward(NamedTuple):
+    """The tiles for the gradient of queries, and for those of keys and values, of half types."""
+
+    query: Ring
+    key: Ring
+
+
+# By the power of two that holds a head and a value.
+WARP_SPECIALIZED_BACKWARD = {
+    64: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 3)),
+    128: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
+}
+
+
+def warp_specialized_backward(head: int, value: int) -> WarpSpecializedBackward | None:
+    """Those for heads and values in powers of two, which the larger decides, or None."""
+    return WARP_SPECIALIZED_BACKWARD.get(max(head, value))
+
+
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.
 FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
 # The rows of the smallest tile, which tensor cores take.

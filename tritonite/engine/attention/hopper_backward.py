@@ -1,0 +1,573 @@
+"""The warp-specialised backward pass of attention, in Gluon, for tensor cores that read shared memory (sm_90).
+
+As in `hopper`, one warp copies blocks, and groups of four warps each have 64 rows whose sums they keep in registers:
+those of queries in one launch, those of keys and values in another. Probabilities, and the gradients of scores, go from
+the registers where they are computed into the products that they are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.engine.attention.hopper import ROWS, _descriptor, _sizes, _takes_descriptor
+from tritonite.engine.attention.place import place
+from tritonite.engine.attention.problem import Problem
+from tritonite.engine.gemm.hopper import load, store
+from tritonite.launch import libentry
+from tritonite.tune import attention as table
+
+_LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def _halves(tile, DTYPE: gl.constexpr, total):
+    """A tile as the first operand of a product that is added to `total`, in registers."""
+    return gl.convert_layout(tile.to(DTYPE), gl.DotOperandLayout(0, total.type.layout, 2))
+
+
+@gluon.jit
+def _matrix(buffers, i):
+    """A block in shared memory, of rows and columns."""
+    return buffers.index(i).reshape((buffers.shape[3], buffers.shape[4]))
+
+
+@gluon.jit
+def _keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
+    """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a program.
+
+    Blocks of keys are taken from the last to the first, and there is always one.
+    """
+    heads, batch_heads, group, blocks, _, keys, diagonal = sizes
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    block, batch, head = place(gl.program_id(0), blocks, heads, batch_heads, group)
+    end, whole = keys, keys // BLOCK_N
+    if FACTS.causal:
+        first = block * BLOCK_M + diagonal + 1
+        end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
+        whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
+    count = gl.cdiv(end, BLOCK_N)
+    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+
+
+@gluon.jit
+def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """What one warp does for the gradient of queries: copy these once, and keys and values through a ring."""
+    query, key, value, grad_out = operands
+    qs, gs, ks, vs = buffers
+    q_ready, g_ready, k_ready, k_free, v_ready, v_free = barriers
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    first, batch, head, count, _cut = _keys_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    shared = head // FACTS.ratio
+    for step in range(count):
+        stage, phase = step % STAGES, 1 - step // STAGES % 2
+        row = (count - 1 - step) * BLOCK_N
+        if step == 0:
+            for i in gl.static_range(CONSUMERS):
+                mbarrier.expect(q_ready.index(i), ROWS * FACTS.block_d * 2)
+                load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
+        mbarrier.wait(k_free.index(stage), phase)
+        mbarrier.expect(k_ready.index(stage), BLOCK_N * FACTS.block_d * 2)
+        load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
+        if step == 0:
+            for i in gl.static_range(CONSUMERS):
+                mbarrier.expect(g_ready.index(i), ROWS * FACTS.block_v * 2)
+                load(grad_out, [batch, head, first + i * ROWS, 0], g_ready.index(i), gs.index(i))
+        mbarrier.wait(v_free.index(stage), phase)
+        mbarrier.expect(v_ready.index(stage), BLOCK_N * FACTS.block_v * 2)
+        load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
+
+
+@gluon.jit
+def _logarithms(pointers, exists):
+    """The logarithms of the sums of rows, of 2; infinite where there is no row or it sees nothing."""
+    found = gl.load(pointers, mask=exists, other=float("inf"))
+    return gl.where(found == float("-inf"), float("inf"), found) * _LOG2E
+
+
+@gluon.jit
+def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
+    """The sums over elements of rows of the result and its gradient."""
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    THREADS: gl.constexpr = BLOCK_V // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
+    rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, BLOCK_V, gl.SliceLayout(0, layout))
+    pointers = out + (rows.to(FACTS.index) * stride)[:, None] + columns[None, :]
+    exists = (rows < queries)[:, None] & (columns < FACTS.value_size)[None, :]
+    result = gl.load(pointers, mask=exists, other=0.0)
+    return gl.sum(grad.load(layout).to(gl.float32) * result.to(gl.float32), 1)
+
+
+@gluon.jit
+def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
+    """The gradient of queries and what a block of keys adds to it, from whose first key `ends` are counted."""
+    q, grad, logarithms, delta = rows
+    _, _, ks, vs = buffers
+    _, _, k_ready, k_free, v_ready, v_free = barriers
+    step, first = numbers
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_N: gl.constexpr = ks.shape[3]
+    of_scores: gl.constexpr = logarithms.type.layout.parent
+    stage, phase = step % STAGES, step // STAGES % 2
+    k, v = _matrix(ks, stage), _matrix(vs, stage)
+    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
+    mbarrier.wait(k_ready.index(stage), phase)
+    scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(v_ready.index(stage), phase)
+    grads = warpgroup_mma(grad, v.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
+    probabilities = gl.exp2(scores * factor - logarithms[:, None])
+    grads = warpgroup_mma_wait(0, deps=(grads,))
+    mbarrier.arrive(v_free.index(stage))
+    grad_scores = probabilities * (grads - delta[:, None])
+    if MASKED:
+        columns = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
+        grad_scores = gl.where(columns[None, :] < ends[:, None], grad_scores, 0.0)
+    halves = _halves(grad_scores, ks.dtype, total)
+    total = warpgroup_mma(halves, k, total, is_async=True)
+    total, halves = warpgroup_mma_wait(0, deps=(total, halves))
+    mbarrier.arrive(k_free.index(stage))
+    return total
+
+
+@gluon.jit
+def _for_queries(
+    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
+    grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
+    qs, gs, ks, vs = buffers
+    q_ready, g_ready, _, _, _, _ = barriers
+    _, _, _, _, queries, keys, diagonal = sizes
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    row, batch, head, count, cut = _keys_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    row += WHICH * ROWS
+    rows = row + gl.arange(0, ROWS, of_rows)
+    exists = rows < queries
+    factor = (number * _LOG2E).to(gl.float32)
+    ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
+    if FACTS.causal:
+        ends = gl.minimum(ends, rows + (diagonal + 1))
+    far = batch.to(gl.int64)
+    place_of_head = far * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
+    logarithms = _logarithms(logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2], exists)
+    out += far * out_strides[0] + head.to(gl.int64) * out_strides[1]
+    q, grad = _matrix(qs, WHICH), _matrix(gs, WHICH)
+    mbarrier.wait(g_ready.index(WHICH), 0)
+    delta = gl.convert_layout(_row_products(grad, out, out_strides[2], row, queries, FACTS), of_rows)
+    sums += far * sum_strides[0] + head.to(gl.int64) * sum_strides[1]
+    gl.store(sums + rows, logarithms, mask=exists)
+    gl.store(sums + sum_strides[2] + rows, delta, mask=exists)
+    total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
+    mbarrier.wait(q_ready.index(WHICH), 0)
+    own = (q, grad, logarithms, delta)
+    for i in range(0, cut):
+        numbers = (i, (count - 1 - i) * BLOCK_N)
+        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
+    for i in range(cut, count):
+        numbers = (i, (count - 1 - i) * BLOCK_N)
+        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, False)
+    q.store((total * number.to(gl.float32)).to(qs.dtype))
+    fence_async_shared()
+    store(grad_query, [batch, head, row, 0], qs.index(WHICH))
+    tma.store_wait(pendings=0)
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+def attend_to_queries_warp_specialized(
+    query,
+    key,
+    value,
+    grad_out,
+    grad_query,
+    out,
+    logsumexp,
+    sums,
+    out_strides,
+    logarithm_strides,
+    sum_strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+
+    `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
+    the sums over a value's elements of the result and its gradient.
+    """
+    qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
+    gs = gl.allocate_shared_memory(grad_out.dtype, [CONSUMERS] + grad_out.block_shape, grad_out.layout)
+    ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    g_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(g_ready.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=CONSUMERS)
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=CONSUMERS)
+    operands, buffers = (query, key, value, grad_out), (qs, gs, ks, vs)
+    barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
+    results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
+    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
+                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 2, CONSUMERS)),
+                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+@gluon.jit
+def _queries_of_tile(sizes, BLOCK_N: gl.constexpr, FACTS: gl.constexpr):
+    """(first key, batch, head of keys, first block of queries, blocks, how many have to be masked) of a program.
+
+    Taken first is the last block where it is not full, then from the first on; masked are those before a block whose
+    queries see all keys. Programs with the first keys, which most queries see, are begun first.
+    """
+    heads, batch_heads, group, blocks, queries, _, diagonal = sizes
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    block, batch, head = place(gl.program_id(0), blocks, heads, batch_heads, group)
+    row = (blocks - 1 - block) * BLOCK_N
+    count = gl.cdiv(queries, BLOCK_M)
+    partial = count - queries // BLOCK_M
+    first, masked = 0, partial
+    if FACTS.causal:
+        first = gl.minimum(gl.maximum(row - diagonal, 0) // BLOCK_M, count)
+        whole = gl.minimum(gl.cdiv(gl.maximum(row + BLOCK_N - 1 - diagonal, 0), BLOCK_M), count)
+        masked = gl.minimum(whole - first + partial, count - first)
+    return row, batch.to(gl.int32), head.to(gl.int32), first, count - first, masked
+
+
+@gluon.jit
+def _block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
+    """The first query of the block that is taken as number i of `count` from block `first` on."""
+    partial = gl.cdiv(queries, BLOCK_M) - queries // BLOCK_M
+    return gl.where(i < partial, first + count - 1, first + i - partial) * BLOCK_M
+
+
+@gluon.jit
+def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """What one warp does for the gradients of keys and values: copy these once, and all of queries through a ring."""
+    query, key, value, grad_out, sums = operands
+    ks, vs, qs, gs, logarithms, deltas = buffers
+    k_ready, v_ready, q_ready, g_ready, free = barriers
+    _, _, _, _, queries, _, _ = sizes
+    STAGES: gl.constexpr = qs.shape[0]
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    row, batch, shared, first, count, _masked = _queries_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
+        load(key, [batch, shared, row + i * ROWS, 0], k_ready.index(i), ks.index(i))
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.expect(v_ready.index(i), ROWS * FACTS.block_v * 2)
+        load(value, [batch, shared, row + i * ROWS, 0], v_ready.index(i), vs.index(i))
+    step = 0
+    for member in range(FACTS.ratio):
+        head = shared * FACTS.ratio + member
+        for block in range(count):
+            stage = step % STAGES
+            begin = _block_of_queries(block, first, count, queries, BLOCK_M)
+            mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
+            here = q_ready.index(stage)
+            mbarrier.expect(here, BLOCK_M * (FACTS.block_d * 2 + 4))
+            load(query, [batch, head, begin, 0], here, qs.index(stage))
+            load(sums, [batch, head, 0, begin], here, logarithms.index(stage))
+            here = g_ready.index(stage)
+            mbarrier.expect(here, BLOCK_M * (FACTS.block_v * 2 + 4))
+            load(grad_out, [batch, head, begin, 0], here, gs.index(stage))
+            load(sums, [batch, head, 1, begin], here, deltas.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _take_queries(totals, rows, buffers, barriers, factor, numbers, sizes, MASKED: gl.constexpr, FACTS: gl.constexpr):
+    """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key."""
+    of_key, of_value = totals
+    k, v, begins = rows
+    _, _, qs, gs, logarithms, deltas = buffers
+    _, _, q_ready, g_ready, free = barriers
+    step, first = numbers
+    _, _, _, _, queries, _, _ = sizes
+    STAGES: gl.constexpr = qs.shape[0]
+    BLOCK_M: gl.constexpr = qs.shape[3]
+    of_scores: gl.constexpr = begins.type.layout.parent
+    stage, phase = step % STAGES, step // STAGES % 2
+    q, grad = _matrix(qs, stage), _matrix(gs, stage)
+    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
+    mbarrier.wait(q_ready.index(stage), phase)
+    scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(g_ready.index(stage), phase)
+    grads = warpgroup_mma(v, grad.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    # One row, which all rows of scores take theirs from.
+    logarithm = _matrix(logarithms, stage).load(of_scores)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
+    probabilities = gl.exp2(scores * factor - logarithm)
+    if MASKED:
+        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, of_scores))
+        exists = (columns < queries)[None, :]
+        if FACTS.causal:
+            exists = exists & (columns[None, :] >= begins[:, None])
+        probabilities = gl.where(exists, probabilities, 0.0)
+    shares = _halves(probabilities, gs.dtype, of_value)
+    of_value = warpgroup_mma(shares, grad, of_value, is_async=True)
+    delta = _matrix(deltas, stage).load(of_scores)
+    grads = warpgroup_mma_wait(1, deps=(grads,))
+    grad_scores = probabilities * (grads - delta)
+    if MASKED:
+        grad_scores = gl.where(exists, grad_scores, 0.0)
+    halves = _halves(grad_scores, qs.dtype, of_key)
+    of_key = warpgroup_mma(halves, q, of_key, is_async=True)
+    of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
+    mbarrier.arrive(free.index(stage))
+    return of_key, of_value
+
+
+@gluon.jit
+def _for_keys(
+    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
+    grad_key, grad_value = results
+    ks, vs, _, _, _, _ = buffers
+    k_ready, v_ready, _, _, _ = barriers
+    _, _, _, _, queries, _, diagonal = sizes
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    row, batch, head, first, count, masked = _queries_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    row += WHICH * ROWS
+    begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
+    factor = (number * _LOG2E).to(gl.float32)
+    of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
+    of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
+    k, v = _matrix(ks, WHICH), _matrix(vs, WHICH)
+    mbarrier.wait(k_ready.index(WHICH), 0)
+    mbarrier.wait(v_ready.index(WHICH), 0)
+    own = (k, v, begins)
+    step = 0
+    for _member in range(FACTS.ratio):
+        for i in range(0, masked):
+            totals = (of_key, of_value)
+            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, sizes, True, FACTS)
+        for i in range(masked, count):
+            totals = (of_key, of_value)
+            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, (step + i, 0), sizes, False, FACTS)
+        step += count
+    k.store((of_key * number.to(gl.float32)).to(ks.dtype))
+    v.store(of_value.to(vs.dtype))
+    fence_async_shared()
+    store(grad_key, [batch, head, row, 0], ks.index(WHICH))
+    store(grad_value, [batch, head, row, 0], vs.index(WHICH))
+    tma.store_wait(pendings=0)
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+def attend_to_keys_warp_specialized(
+    query,
+    key,
+    value,
+    grad_out,
+    sums,
+    grad_key,
+    grad_value,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+
+    `sums` are what the launch for queries has left there; `heads` are those of the key.
+    """
+    ks = gl.allocate_shared_memory(key.dtype, [CONSUMERS] + key.block_shape, key.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [CONSUMERS] + value.block_shape, value.layout)
+    qs = gl.allocate_shared_memory(query.dtype, [STAGES] + query.block_shape, query.layout)
+    gs = gl.allocate_shared_memory(grad_out.dtype, [STAGES] + grad_out.block_shape, grad_out.layout)
+    logarithms = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
+    deltas = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
+    k_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    g_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(v_ready.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(g_ready.index(i), count=1)
+        mbarrier.init(free.index(i), count=CONSUMERS)
+    operands = query, key, value, grad_out, sums
+    buffers = ks, vs, qs, gs, logarithms, deltas
+    barriers = k_ready, v_ready, q_ready, g_ready, free
+    results = grad_key, grad_value
+    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2, CONSUMERS)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+def takes(problem: Problem, grad_out: torch.Tensor, out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
+    """Whether these are the kernels for a problem, on a device that has what they need."""
+    tensors = problem.query, problem.key, problem.value, grad_out, *grads
+    return (
+        devices.has_wgmma(out.device)
+        and problem.bias is None
+        and problem.packed is None
+        and out.dtype in (torch.float16, torch.bfloat16)
+        and all(map(_takes_descriptor, tensors))
+        and table.warp_specialized_backward(*_sizes(problem)) is not None
+    )
+
+
+def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
+    """Of blocks of one number for each of so many rows."""
+    layout = gl.NVMMASharedLayout(0, 32, 4)
+    return TensorDescriptor(sums, [*sums.shape[:3], queries], list(sums.stride()), [1, 1, 1, rows], layout)
+
+
+def attention_backward(
+    problem: Problem,
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """As `backward.attention_backward`, of a problem that these kernels take."""
+    block_d, block_v = _sizes(problem)
+    tiles = table.warp_specialized_backward(block_d, block_v)
+    assert tiles is not None
+    query, key, value = problem.query, problem.key, problem.value
+    grad_query, grad_key, grad_value = grads
+    batch, heads, queries, _ = query.shape
+    # Rows of 16 bytes, as descriptors take them.
+    sums = empty((batch, heads, 2, -(-queries // 4) * 4), torch.float32, query.device)
+    numbers = {"queries": queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
+    tile = tiles.query
+    BLOCK_M = tile.consumers * ROWS.value
+    blocks = -(-queries // BLOCK_M)
+    facts = problem.facts(table.Tile(BLOCK_M, tile.block), grad_out, out, logsumexp, sums, *grads)
+    attend_to_queries_warp_specialized[(blocks * batch * heads,)](
+        _descriptor(query, ROWS.value, block_d),
+        _descriptor(key, tile.block, block_d),
+        _descriptor(value, tile.block, block_v),
+        _descriptor(grad_out, ROWS.value, block_v),
+        _descriptor(grad_query, ROWS.value, block_d),
+        *(out, logsumexp, sums),
+        out_strides=out.stride(),
+        logarithm_strides=problem.logarithm_strides(logsumexp),
+        sum_strides=sums.stride(),
+        heads=heads,
+        batch_heads=batch * heads,
+        group=problem.group,
+        blocks=blocks,
+        **numbers,
+        FACTS=replace(facts, block_d=block_d, block_v=block_v),
+        CONSUMERS=tile.consumers,
+        STAGES=tile.num_stages,
+        num_warps=4,
+    )
+    tile, shared = tiles.key, key.shape[1]
+    BLOCK_N = tile.consumers * ROWS.value
+    blocks = -(-problem.keys // BLOCK_N)
+    facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
+    attend_to_keys_warp_specialized[(blocks * batch * shared,)](
+        _descriptor(query, tile.block, block_d),
+        _descriptor(key, ROWS.value, block_d),
+        _descriptor(value, ROWS.value, block_v),
+        _descriptor(grad_out, tile.block, block_v),
+        _of_sums(sums, queries, tile.block),
+        _descriptor(grad_key, ROWS.value, block_d),
+        _descriptor(grad_value, ROWS.value, block_v),
+        heads=shared,
+        batch_heads=batch * shared,
+        group=max(1, problem.group // problem.ratio),
+        blocks=blocks,
+        **numbers,
+        FACTS=replace(facts, block_d=block_d, block_v=block_v),
+        CONSUMERS=tile.consumers,
+        STAGES=tile.num_stages,
+        num_warps=4,
+    )
