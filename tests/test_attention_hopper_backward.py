@@ -57,7 +57,7 @@ def taken(work, grad=None, grads=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (80, 80), (96, 128), (8, 8)])
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
 def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
     assert taken(work)
@@ -77,7 +77,6 @@ def test_leaves_other_calls_to_the_kernels_for_all_devices(of_hopper, monkeypatc
         work._replace(packed=Packed(starts, starts, 20, 20, True, True)),
         work._replace(key=work.key[:, :, :0], value=work.value[:, :, :0]),
         problem(dtype=torch.float32),
-        problem(D=256),
     ]
     assert taken(work) and not any(map(taken, others))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
@@ -162,7 +161,11 @@ def scope_of(at_once):
         warp_specialize=warp_specialize,
         **{name: getattr(torch, name) for name in ("exp2", "int32", "int64", "float32")},
         **dict.fromkeys(
-            ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"), lambda *_: None
+            (
+                *("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"),
+                "SwizzledSharedLayout",
+            ),
+            lambda *_: None,
         ),
     )
     scope = {
@@ -191,7 +194,7 @@ def scope_of(at_once):
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
     scope, begun = scope_of(at_once)
-    as_is = {"heads", "batch_heads", "group", "blocks", "CONSUMERS", "STAGES"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "CONSUMERS", "STAGES", "V_STAGES", "APART"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
@@ -235,7 +238,8 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
 TILES = [
     WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
     WarpSpecializedBackward(Ring(3, 64, 2), Ring(3, 32, 3)),
-    WarpSpecializedBackward(Ring(2, 32, 1), Ring(2, 128, 1)),
+    WarpSpecializedBackward(Ring(2, 32, 3, value_stages=2), Ring(2, 128, 1)),
+    WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
 ]
 
 
@@ -287,13 +291,13 @@ def check(work, far=None):
 @on_sm_90
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("D", [64, 128, 80, 96, 8])
+@pytest.mark.parametrize("D", [64, 128, 256, 80, 96, 8])
 def test_sizes_of_heads(D, causal, dtype):
     check(problem(S=700, D=D, causal=causal, dtype=dtype))
 
 
 @on_sm_90
-@pytest.mark.parametrize(("D", "V"), [(64, 128), (128, 64), (72, 120)])
+@pytest.mark.parametrize(("D", "V"), [(64, 128), (128, 64), (72, 120), (128, 256), (256, 128)])
 def test_values_of_another_size(D, V):
     check(problem(S=300, T=500, D=D, V=V, diagonal=200))
 
@@ -308,13 +312,13 @@ def test_lengths(S):
 
 @on_sm_90
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D", [64, 128, 256])
 def test_scale(D, scale):
     check(problem(S=300, D=D, scale=scale), far=None if scale != 2 else 2e-2)
 
 
 @on_sm_90
-@pytest.mark.parametrize("D", [64, 80, 128])
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
 def test_layouts(D):
     work = problem(S=300, D=D)
     check(Problem(*[x.transpose(1, 2).contiguous().transpose(1, 2) for x in work[:3]], *work[3:]))
@@ -322,7 +326,7 @@ def test_layouts(D):
 
 
 @on_sm_90
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D", [64, 128, 256])
 def test_values_that_are_not_finite_beside_the_last(D):
     """What lies beyond rows and is not seen is multiplied by nothing."""
     work = problem(S=70, T=300, D=D, causal=True)

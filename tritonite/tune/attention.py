@@ -108,12 +108,15 @@ def warp_specialized(head: int, value: int) -> WarpSpecialized | None:
 class Ring(NamedTuple):
     """A tile of a warp-specialised backward pass: so many groups of four warps, with 64 rows of their own each.
 
-    A `block` of the others' rows is taken at a time, and there are num_stages of them in shared memory.
+    A `block` of the others' rows is taken at a time, and there are num_stages of them in shared memory, of values
+    perhaps another number. Two groups that are `apart` have the gradients of keys and of values of the same 64 rows.
     """
 
     consumers: int
     block: int
     num_stages: int
+    value_stages: int | None = None
+    apart: bool = False
 
 
 class WarpSpecializedBackward(NamedTuple):
@@ -127,6 +130,7 @@ class WarpSpecializedBackward(NamedTuple):
 WARP_SPECIALIZED_BACKWARD = {
     64: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 3)),
     128: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
+    256: WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
 }
 
 

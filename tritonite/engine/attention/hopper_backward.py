@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite import devices
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention.hopper import ROWS, _descriptor, _sizes, _takes_descriptor
+from tritonite.engine.attention.hopper import ROWS, _descriptor, _sizes, _takes_descriptor, _wait_for_keys
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
@@ -71,6 +71,7 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMER
     qs, gs, ks, vs = buffers
     q_ready, g_ready, k_ready, k_free, v_ready, v_free = barriers
     STAGES: gl.constexpr = ks.shape[0]
+    V_STAGES: gl.constexpr = vs.shape[0]
     BLOCK_N: gl.constexpr = FACTS.block_n
     first, batch, head, count, _cut = _keys_of_tile(sizes, CONSUMERS * ROWS, FACTS)
     shared = head // FACTS.ratio
@@ -88,6 +89,7 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMER
             for i in gl.static_range(CONSUMERS):
                 mbarrier.expect(g_ready.index(i), ROWS * FACTS.block_v * 2)
                 load(grad_out, [batch, head, first + i * ROWS, 0], g_ready.index(i), gs.index(i))
+        stage, phase = step % V_STAGES, 1 - step // V_STAGES % 2
         mbarrier.wait(v_free.index(stage), phase)
         mbarrier.expect(v_ready.index(stage), BLOCK_N * FACTS.block_v * 2)
         load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
@@ -116,25 +118,30 @@ def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
 
 @gluon.jit
 def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
-    """The gradient of queries and what a block of keys adds to it, from whose first key `ends` are counted."""
+    """The gradient of queries and what a block of keys adds to it, and how many of which are left after it.
+
+    Its keys have come, and those of the next are waited for.
+    """
     q, grad, logarithms, delta = rows
     _, _, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
-    step, first = numbers
+    step, first, left = numbers
     STAGES: gl.constexpr = ks.shape[0]
+    V_STAGES: gl.constexpr = vs.shape[0]
     BLOCK_N: gl.constexpr = ks.shape[3]
     of_scores: gl.constexpr = logarithms.type.layout.parent
-    stage, phase = step % STAGES, step // STAGES % 2
-    k, v = _matrix(ks, stage), _matrix(vs, stage)
+    stage, v_stage = step % STAGES, step % V_STAGES
+    k, v = _matrix(ks, stage), _matrix(vs, v_stage)
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
-    mbarrier.wait(k_ready.index(stage), phase)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(stage), phase)
+    mbarrier.wait(v_ready.index(v_stage), step // V_STAGES % 2)
     grads = warpgroup_mma(grad, v.permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     probabilities = gl.exp2(scores * factor - logarithms[:, None])
+    # Here, because the assembler does not move what comes after it before the exponentials.
+    _wait_for_keys(ks, k_ready, step + 1, left > 0)
     grads = warpgroup_mma_wait(0, deps=(grads,))
-    mbarrier.arrive(v_free.index(stage))
+    mbarrier.arrive(v_free.index(v_stage))
     grad_scores = probabilities * (grads - delta[:, None])
     if MASKED:
         columns = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
@@ -152,8 +159,8 @@ def _for_queries(
 ):
     """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
     grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
-    qs, gs, ks, vs = buffers
-    q_ready, g_ready, _, _, _, _ = barriers
+    qs, gs, ks, _ = buffers
+    q_ready, g_ready, k_ready, _, _, _ = barriers
     _, _, _, _, queries, keys, diagonal = sizes
     BLOCK_N: gl.constexpr = FACTS.block_n
     BLOCK_D: gl.constexpr = FACTS.block_d
@@ -180,12 +187,13 @@ def _for_queries(
     gl.store(sums + sum_strides[2] + rows, delta, mask=exists)
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     mbarrier.wait(q_ready.index(WHICH), 0)
+    _wait_for_keys(ks, k_ready, 0, True)
     own = (q, grad, logarithms, delta)
     for i in range(0, cut):
-        numbers = (i, (count - 1 - i) * BLOCK_N)
+        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
         total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
     for i in range(cut, count):
-        numbers = (i, (count - 1 - i) * BLOCK_N)
+        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
         total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, False)
     q.store((total * number.to(gl.float32)).to(qs.dtype))
     fence_async_shared()
@@ -218,6 +226,7 @@ def attend_to_queries_warp_specialized(
     FACTS: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
 ):
     """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
@@ -227,19 +236,20 @@ def attend_to_queries_warp_specialized(
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
     gs = gl.allocate_shared_memory(grad_out.dtype, [CONSUMERS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     g_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(CONSUMERS):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=CONSUMERS)
+    for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(v_free.index(i), count=CONSUMERS)
     operands, buffers = (query, key, value, grad_out), (qs, gs, ks, vs)
@@ -298,24 +308,25 @@ def _block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
-def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     """What one warp does for the gradients of keys and values: copy these once, and all of queries through a ring."""
     query, key, value, grad_out, sums = operands
-    ks, vs, qs, gs, logarithms, deltas = buffers
-    k_ready, v_ready, q_ready, g_ready, free = barriers
+    ks, vs, qs, gs, logarithms, deltas, _shared = buffers
+    k_ready, v_ready, q_ready, g_ready, free, _, _ = barriers
     _, _, _, _, queries, _, _ = sizes
+    GROUPS: gl.constexpr = ks.shape[0]
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
-    row, batch, shared, first, count, _masked = _queries_of_tile(sizes, CONSUMERS * ROWS, FACTS)
-    for i in gl.static_range(CONSUMERS):
+    row, batch, key_head, first, count, _masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
+    for i in gl.static_range(GROUPS):
         mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
-        load(key, [batch, shared, row + i * ROWS, 0], k_ready.index(i), ks.index(i))
-    for i in gl.static_range(CONSUMERS):
+        load(key, [batch, key_head, row + i * ROWS, 0], k_ready.index(i), ks.index(i))
+    for i in gl.static_range(GROUPS):
         mbarrier.expect(v_ready.index(i), ROWS * FACTS.block_v * 2)
-        load(value, [batch, shared, row + i * ROWS, 0], v_ready.index(i), vs.index(i))
+        load(value, [batch, key_head, row + i * ROWS, 0], v_ready.index(i), vs.index(i))
     step = 0
     for member in range(FACTS.ratio):
-        head = shared * FACTS.ratio + member
+        head = key_head * FACTS.ratio + member
         for block in range(count):
             stage = step % STAGES
             begin = _block_of_queries(block, first, count, queries, BLOCK_M)
@@ -332,14 +343,23 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSU
 
 
 @gluon.jit
-def _take_queries(totals, rows, buffers, barriers, factor, numbers, sizes, MASKED: gl.constexpr, FACTS: gl.constexpr):
+def _are_seen(first, begins, queries, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
+    """Which of the queries from `first` on there are and see keys, whose first queries are `begins`."""
+    columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, begins.type.layout.parent))
+    exists = (columns < queries)[None, :]
+    if FACTS.causal:
+        exists = exists & (columns[None, :] >= begins[:, None])
+    return exists
+
+
+@gluon.jit
+def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key."""
     of_key, of_value = totals
     k, v, begins = rows
-    _, _, qs, gs, logarithms, deltas = buffers
-    _, _, q_ready, g_ready, free = barriers
+    _, _, qs, gs, logarithms, deltas, _ = buffers
+    _, _, q_ready, g_ready, free, _, _ = barriers
     step, first = numbers
-    _, _, _, _, queries, _, _ = sizes
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
@@ -355,10 +375,7 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, sizes, MASKE
     scores = warpgroup_mma_wait(1, deps=(scores,))
     probabilities = gl.exp2(scores * factor - logarithm)
     if MASKED:
-        columns = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, of_scores))
-        exists = (columns < queries)[None, :]
-        if FACTS.causal:
-            exists = exists & (columns[None, :] >= begins[:, None])
+        exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
     shares = _halves(probabilities, gs.dtype, of_value)
     of_value = warpgroup_mma(shares, grad, of_value, is_async=True)
@@ -375,21 +392,20 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, sizes, MASKE
 
 
 @gluon.jit
-def _for_keys(
-    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, CONSUMERS: gl.constexpr
-):
+def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
-    ks, vs, _, _, _, _ = buffers
-    k_ready, v_ready, _, _, _ = barriers
+    ks, vs, _, _, _, _, _ = buffers
+    k_ready, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
+    GROUPS: gl.constexpr = ks.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
     BLOCK_D: gl.constexpr = FACTS.block_d
     BLOCK_V: gl.constexpr = FACTS.block_v
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = _queries_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    row, batch, head, first, count, masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
     factor = (number * _LOG2E).to(gl.float32)
@@ -404,16 +420,137 @@ def _for_keys(
         for i in range(0, masked):
             totals = (of_key, of_value)
             numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
-            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, sizes, True, FACTS)
+            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, True, FACTS)
         for i in range(masked, count):
             totals = (of_key, of_value)
-            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, (step + i, 0), sizes, False, FACTS)
+            numbers = (step + i, 0)
+            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, False, FACTS)
         step += count
     k.store((of_key * number.to(gl.float32)).to(ks.dtype))
     v.store(of_value.to(vs.dtype))
     fence_async_shared()
     store(grad_key, [batch, head, row, 0], ks.index(WHICH))
     store(grad_value, [batch, head, row, 0], vs.index(WHICH))
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
+    """The gradient of values and what a block of queries adds to it, whose probabilities another group gets."""
+    k, begins = rows
+    _, _, qs, gs, logarithms, _, shared = buffers
+    _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
+    step, first = numbers
+    STAGES: gl.constexpr = qs.shape[0]
+    BUFFERS: gl.constexpr = shared.shape[0]
+    BLOCK_M: gl.constexpr = qs.shape[3]
+    of_scores: gl.constexpr = begins.type.layout.parent
+    stage, phase = step % STAGES, step // STAGES % 2
+    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
+    mbarrier.wait(q_ready.index(stage), phase)
+    scores = warpgroup_mma(k, _matrix(qs, stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    logarithm = _matrix(logarithms, stage).load(of_scores)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    probabilities = gl.exp2(scores * factor - logarithm)
+    if MASKED:
+        probabilities = gl.where(_are_seen(first, begins, queries, BLOCK_M, FACTS), probabilities, 0.0)
+    shares = _halves(probabilities, gs.dtype, total)
+    mbarrier.wait(g_ready.index(stage), phase)
+    total = warpgroup_mma(shares, _matrix(gs, stage), total, is_async=True)
+    mbarrier.wait(shared_free.index(step % BUFFERS), 1 - step // BUFFERS % 2)
+    shared.index(step % BUFFERS).store(probabilities)
+    mbarrier.arrive(shared_ready.index(step % BUFFERS))
+    total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+    mbarrier.arrive(free.index(stage))
+    return total
+
+
+@gluon.jit
+def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
+    """The gradient of keys and what a block of queries adds to it, whose probabilities another group computes."""
+    v, begins = rows
+    _, _, qs, gs, _, deltas, shared = buffers
+    _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
+    step, first = numbers
+    STAGES: gl.constexpr = qs.shape[0]
+    BUFFERS: gl.constexpr = shared.shape[0]
+    BLOCK_M: gl.constexpr = qs.shape[3]
+    of_scores: gl.constexpr = begins.type.layout.parent
+    stage, phase = step % STAGES, step // STAGES % 2
+    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
+    mbarrier.wait(g_ready.index(stage), phase)
+    grads = warpgroup_mma(v, _matrix(gs, stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    delta = _matrix(deltas, stage).load(of_scores)
+    grads = warpgroup_mma_wait(0, deps=(grads,))
+    mbarrier.wait(shared_ready.index(step % BUFFERS), step // BUFFERS % 2)
+    grad_scores = shared.index(step % BUFFERS).load(of_scores) * (grads - delta)
+    mbarrier.arrive(shared_free.index(step % BUFFERS))
+    if MASKED:
+        grad_scores = gl.where(_are_seen(first, begins, queries, BLOCK_M, FACTS), grad_scores, 0.0)
+    halves = _halves(grad_scores, qs.dtype, total)
+    mbarrier.wait(q_ready.index(stage), phase)
+    total = warpgroup_mma(halves, _matrix(qs, stage), total, is_async=True)
+    total, halves = warpgroup_mma_wait(0, deps=(total, halves))
+    mbarrier.arrive(free.index(stage))
+    return total
+
+
+@gluon.jit
+def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
+    """What a group of four warps does where registers hold one gradient: that of a program's values."""
+    ks, vs, _, _, _, _, _ = buffers
+    k_ready, v_ready, _, _, _, _, _ = barriers
+    _, _, _, _, queries, _, diagonal = sizes
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    row, batch, head, first, count, masked = _queries_of_tile(sizes, ROWS, FACTS)
+    factor = (number * _LOG2E).to(gl.float32)
+    total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
+    mbarrier.wait(k_ready.index(0), 0)
+    own = (_matrix(ks, 0), row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores)))
+    step = 0
+    for _member in range(FACTS.ratio):
+        for i in range(0, masked):
+            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            total = _add_to_values(total, own, buffers, barriers, factor, numbers, queries, True, FACTS)
+        for i in range(masked, count):
+            total = _add_to_values(total, own, buffers, barriers, factor, (step + i, 0), queries, False, FACTS)
+        step += count
+    # Where the keys lie, which the other group does not read.
+    ks.index(0).reshape((ROWS, BLOCK_V)).store(total.to(vs.dtype))
+    fence_async_shared()
+    store(result, [batch, head, row, 0], ks.index(0))
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _for_keys_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
+    """What a group of four warps does where registers hold one gradient: that of a program's keys."""
+    ks, vs, _, _, _, _, _ = buffers
+    k_ready, v_ready, _, _, _, _, _ = barriers
+    _, _, _, _, queries, _, diagonal = sizes
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    row, batch, head, first, count, masked = _queries_of_tile(sizes, ROWS, FACTS)
+    total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
+    mbarrier.wait(v_ready.index(0), 0)
+    own = (_matrix(vs, 0), row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores)))
+    step = 0
+    for _member in range(FACTS.ratio):
+        for i in range(0, masked):
+            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            total = _add_to_keys(total, own, buffers, barriers, numbers, queries, True, FACTS)
+        for i in range(masked, count):
+            total = _add_to_keys(total, own, buffers, barriers, (step + i, 0), queries, False, FACTS)
+        step += count
+    # Where the values lie, which the other group does not read.
+    vs.index(0).reshape((ROWS, BLOCK_D)).store((total * number.to(gl.float32)).to(ks.dtype))
+    fence_async_shared()
+    store(result, [batch, head, row, 0], vs.index(0))
     tma.store_wait(pendings=0)
 
 
@@ -438,40 +575,64 @@ def attend_to_keys_warp_specialized(
     FACTS: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
+    APART: gl.constexpr,
 ):
     """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    `sums` are what the launch for queries has left there; `heads` are those of the key.
+    `sums` are what the launch for queries has left there; `heads` are those of the key. Two groups of warps that are
+    APART have the gradient of values and that of keys of the same rows, for heads and values of one size in powers of
+    two.
     """
-    ks = gl.allocate_shared_memory(key.dtype, [CONSUMERS] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [CONSUMERS] + value.block_shape, value.layout)
+    GROUPS: gl.constexpr = 1 if APART else CONSUMERS
+    ks = gl.allocate_shared_memory(key.dtype, [GROUPS] + key.block_shape, key.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [GROUPS] + value.block_shape, value.layout)
     qs = gl.allocate_shared_memory(query.dtype, [STAGES] + query.block_shape, query.layout)
     gs = gl.allocate_shared_memory(grad_out.dtype, [STAGES] + grad_out.block_shape, grad_out.layout)
     logarithms = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
     deltas = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     g_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(GROUPS):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
+    shared, shared_ready, shared_free = None, None, None
+    if APART:
+        # A thread's eight columns lie apart from those of rows that are written with it.
+        swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        shared = gl.allocate_shared_memory(gl.float32, [2, ROWS, FACTS.block_m], swizzled)
+        shared_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        shared_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2):
+            mbarrier.init(shared_ready.index(i), count=1)
+            mbarrier.init(shared_free.index(i), count=1)
     operands = query, key, value, grad_out, sums
-    buffers = ks, vs, qs, gs, logarithms, deltas
-    barriers = k_ready, v_ready, q_ready, g_ready, free
+    buffers = ks, vs, qs, gs, logarithms, deltas, shared
+    barriers = k_ready, v_ready, q_ready, g_ready, free, shared_ready, shared_free
     results = grad_key, grad_value
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    if CONSUMERS == 2:
+    if APART:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_for_values_alone, (grad_value, buffers, barriers, sizes, scale, FACTS)),
+                (_for_keys_alone, (grad_key, buffers, barriers, sizes, scale, FACTS)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
             ],
             [4, 1],
             [240, 24],
@@ -479,10 +640,10 @@ def attend_to_keys_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2, CONSUMERS)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -519,6 +680,8 @@ def attention_backward(
     block_d, block_v = _sizes(problem)
     tiles = table.warp_specialized_backward(block_d, block_v)
     assert tiles is not None
+    if tiles.key.apart:
+        block_d = block_v = max(block_d, block_v)
     query, key, value = problem.query, problem.key, problem.value
     grad_query, grad_key, grad_value = grads
     batch, heads, queries, _ = query.shape
@@ -547,10 +710,11 @@ def attention_backward(
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         CONSUMERS=tile.consumers,
         STAGES=tile.num_stages,
+        V_STAGES=tile.value_stages or tile.num_stages,
         num_warps=4,
     )
     tile, shared = tiles.key, key.shape[1]
-    BLOCK_N = tile.consumers * ROWS.value
+    BLOCK_N = ROWS.value if tile.apart else tile.consumers * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
     attend_to_keys_warp_specialized[(blocks * batch * shared,)](
@@ -569,5 +733,6 @@ def attention_backward(
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         CONSUMERS=tile.consumers,
         STAGES=tile.num_stages,
+        APART=tile.apart,
         num_warps=4,
     )
