@@ -47,6 +47,15 @@ def _matrix(buffers, i):
 
 
 @gluon.jit
+def _again(i, step):
+    """The same number at every step, which the compiler does not see.
+
+    Else it would keep what tensor cores are told of a block in registers, of which there are not enough.
+    """
+    return i + step // 2**30
+
+
+@gluon.jit
 def _keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
     """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a program.
 
@@ -122,8 +131,8 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
 
     Its keys have come, and those of the next are waited for.
     """
-    q, grad, logarithms, delta = rows
-    _, _, ks, vs = buffers
+    which, logarithms, delta = rows
+    qs, gs, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
     step, first, left = numbers
     STAGES: gl.constexpr = ks.shape[0]
@@ -131,7 +140,8 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     BLOCK_N: gl.constexpr = ks.shape[3]
     of_scores: gl.constexpr = logarithms.type.layout.parent
     stage, v_stage = step % STAGES, step % V_STAGES
-    k, v = _matrix(ks, stage), _matrix(vs, v_stage)
+    k, v = _matrix(ks, stage), _matrix(vs, _again(v_stage, step))
+    q, grad = _matrix(qs, _again(which, step)), _matrix(gs, _again(which, step))
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_stage), step // V_STAGES % 2)
@@ -188,7 +198,7 @@ def _for_queries(
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     mbarrier.wait(q_ready.index(WHICH), 0)
     _wait_for_keys(ks, k_ready, 0, True)
-    own = (q, grad, logarithms, delta)
+    own = (WHICH, logarithms, delta)
     for i in range(0, cut):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
         total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
@@ -356,23 +366,24 @@ def _are_seen(first, begins, queries, BLOCK_M: gl.constexpr, FACTS: gl.constexpr
 def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key."""
     of_key, of_value = totals
-    k, v, begins = rows
-    _, _, qs, gs, logarithms, deltas, _ = buffers
+    which, begins = rows
+    ks, vs, qs, gs, logarithms, deltas, _ = buffers
     _, _, q_ready, g_ready, free, _, _ = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
+    k, v = _matrix(ks, _again(which, step)), _matrix(vs, _again(which, step))
     q, grad = _matrix(qs, stage), _matrix(gs, stage)
     nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
     mbarrier.wait(q_ready.index(stage), phase)
     scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(g_ready.index(stage), phase)
     grads = warpgroup_mma(v, grad.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
     # One row, which all rows of scores take theirs from.
     logarithm = _matrix(logarithms, stage).load(of_scores)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
     probabilities = gl.exp2(scores * factor - logarithm)
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
@@ -411,10 +422,9 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     factor = (number * _LOG2E).to(gl.float32)
     of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
     of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
-    k, v = _matrix(ks, WHICH), _matrix(vs, WHICH)
     mbarrier.wait(k_ready.index(WHICH), 0)
     mbarrier.wait(v_ready.index(WHICH), 0)
-    own = (k, v, begins)
+    own = (WHICH, begins)
     step = 0
     for _member in range(FACTS.ratio):
         for i in range(0, masked):
@@ -426,8 +436,8 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
             numbers = (step + i, 0)
             of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, False, FACTS)
         step += count
-    k.store((of_key * number.to(gl.float32)).to(ks.dtype))
-    v.store(of_value.to(vs.dtype))
+    _matrix(ks, WHICH).store((of_key * number.to(gl.float32)).to(ks.dtype))
+    _matrix(vs, WHICH).store(of_value.to(vs.dtype))
     fence_async_shared()
     store(grad_key, [batch, head, row, 0], ks.index(WHICH))
     store(grad_value, [batch, head, row, 0], vs.index(WHICH))
@@ -499,7 +509,7 @@ def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.co
 def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's values."""
     ks, vs, _, _, _, _, _ = buffers
-    k_ready, v_ready, _, _, _, _, _ = barriers
+    k_ready, _, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
     BLOCK_V: gl.constexpr = FACTS.block_v
@@ -529,7 +539,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
 def _for_keys_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's keys."""
     ks, vs, _, _, _, _, _ = buffers
-    k_ready, v_ready, _, _, _, _, _ = barriers
+    _, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
     BLOCK_D: gl.constexpr = FACTS.block_d
