@@ -194,7 +194,7 @@ def scope_of(at_once):
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
     scope, begun = scope_of(at_once)
-    as_is = {"heads", "batch_heads", "group", "blocks", "CONSUMERS", "STAGES", "V_STAGES", "APART"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "ORDER", "STAGES", "V_STAGES"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
@@ -238,6 +238,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
 TILES = [
     WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
     WarpSpecializedBackward(Ring(3, 64, 2), Ring(3, 32, 3)),
+    WarpSpecializedBackward(Ring(2, 64, 2, overlapped=True), Ring(2, 64, 2, overlapped=True)),
     WarpSpecializedBackward(Ring(2, 32, 3, value_stages=2), Ring(2, 128, 1)),
     WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
 ]

@@ -109,13 +109,15 @@ class Ring(NamedTuple):
     """A tile of a warp-specialised backward pass: so many groups of four warps, with 64 rows of their own each.
 
     A `block` of the others' rows is taken at a time, and there are num_stages of them in shared memory, of values
-    perhaps another number. Two groups that are `apart` have the gradients of keys and of values of the same 64 rows.
+    perhaps another number. A block's scores are computed under what follows those of the one before where they are
+    `overlapped`. Two groups that are `apart` have the gradients of keys and of values of the same 64 rows.
     """
 
     consumers: int
     block: int
     num_stages: int
     value_stages: int | None = None
+    overlapped: bool = False
     apart: bool = False
 
 

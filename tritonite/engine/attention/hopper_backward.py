@@ -126,11 +126,21 @@ def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
 
 
 @gluon.jit
-def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
-    """The gradient of queries and what a block of keys adds to it, and how many of which are left after it.
+def _products(a, b, layout: gl.constexpr):
+    """Start the products of rows and all rows of another matrix."""
+    COLUMNS: gl.constexpr = b.shape[0]
+    nothing = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+    return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
-    Its keys have come, and those of the next are waited for.
+
+@gluon.jit
+def _take_keys(state, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr, OVERLAPPED: gl.constexpr):
+    """The gradient of queries and what a block of keys adds to it, and the scores of the next where OVERLAPPED.
+
+    `numbers` are those of the block, of its first key, and how many blocks are left after it. What it reads first has
+    come, and that of the next block is waited for.
     """
+    total, scores = state
     which, logarithms, delta = rows
     qs, gs, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
@@ -142,15 +152,22 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     stage, v_stage = step % STAGES, step % V_STAGES
     k, v = _matrix(ks, stage), _matrix(vs, _again(v_stage, step))
     q, grad = _matrix(qs, _again(which, step)), _matrix(gs, _again(which, step))
-    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
-    scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(v_stage), step // V_STAGES % 2)
-    grads = warpgroup_mma(grad, v.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
-    probabilities = gl.exp2(scores * factor - logarithms[:, None])
-    # Here, because the assembler does not move what comes after it before the exponentials.
-    _wait_for_keys(ks, k_ready, step + 1, left > 0)
-    grads = warpgroup_mma_wait(0, deps=(grads,))
+    # The second wait is there because the assembler does not move what comes after it before the exponentials.
+    if OVERLAPPED:
+        grads = _products(grad, v, of_scores)
+        _wait_for_keys(ks, k_ready, step + 1, left > 0)
+        coming = _products(q, _matrix(ks, (step + 1) % STAGES), of_scores)
+        probabilities = gl.exp2(scores * factor - logarithms[:, None])
+        _wait_for_keys(vs, v_ready, step + 1, left > 0)
+        grads = warpgroup_mma_wait(1, deps=(grads,))
+    else:
+        coming = _products(q, k, of_scores)
+        _wait_for_keys(vs, v_ready, step, True)
+        grads = _products(grad, v, of_scores)
+        coming = warpgroup_mma_wait(1, deps=(coming,))
+        probabilities = gl.exp2(coming * factor - logarithms[:, None])
+        _wait_for_keys(ks, k_ready, step + 1, left > 0)
+        grads = warpgroup_mma_wait(0, deps=(grads,))
     mbarrier.arrive(v_free.index(v_stage))
     grad_scores = probabilities * (grads - delta[:, None])
     if MASKED:
@@ -158,20 +175,25 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
         grad_scores = gl.where(columns[None, :] < ends[:, None], grad_scores, 0.0)
     halves = _halves(grad_scores, ks.dtype, total)
     total = warpgroup_mma(halves, k, total, is_async=True)
-    total, halves = warpgroup_mma_wait(0, deps=(total, halves))
+    if OVERLAPPED:
+        total, halves, scores = warpgroup_mma_wait(0, deps=(total, halves, coming))
+    else:
+        total, halves = warpgroup_mma_wait(0, deps=(total, halves))
     mbarrier.arrive(k_free.index(stage))
-    return total
+    return total, scores
 
 
 @gluon.jit
 def _for_queries(
-    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, CONSUMERS: gl.constexpr
+    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
 ):
     """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
     grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
-    qs, gs, ks, _ = buffers
-    q_ready, g_ready, k_ready, _, _, _ = barriers
+    qs, gs, ks, vs = buffers
+    q_ready, g_ready, k_ready, _, v_ready, _ = barriers
     _, _, _, _, queries, keys, diagonal = sizes
+    CONSUMERS: gl.constexpr = ORDER[0]
+    OVERLAPPED: gl.constexpr = ORDER[1]
     BLOCK_N: gl.constexpr = FACTS.block_n
     BLOCK_D: gl.constexpr = FACTS.block_d
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -199,12 +221,19 @@ def _for_queries(
     mbarrier.wait(q_ready.index(WHICH), 0)
     _wait_for_keys(ks, k_ready, 0, True)
     own = (WHICH, logarithms, delta)
+    scores = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
+    if OVERLAPPED:
+        scores = _products(q, _matrix(ks, 0), of_scores)
+        _wait_for_keys(vs, v_ready, 0, True)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
     for i in range(0, cut):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
+        state = (total, scores)
+        total, scores = _take_keys(state, own, buffers, barriers, factor, ends, numbers, True, OVERLAPPED)
     for i in range(cut, count):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, False)
+        state = (total, scores)
+        total, scores = _take_keys(state, own, buffers, barriers, factor, ends, numbers, False, OVERLAPPED)
     q.store((total * number.to(gl.float32)).to(qs.dtype))
     fence_async_shared()
     store(grad_query, [batch, head, row, 0], qs.index(WHICH))
@@ -234,7 +263,7 @@ def attend_to_queries_warp_specialized(
     diagonal,
     scale: tl.float64,
     FACTS: gl.constexpr,
-    CONSUMERS: gl.constexpr,
+    ORDER: gl.constexpr,
     STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
@@ -242,7 +271,9 @@ def attend_to_queries_warp_specialized(
 
     `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
     the sums over a value's elements of the result and its gradient.
+    ORDER is how many groups of warps there are, and whether scores are computed under what follows those before.
     """
+    CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
     gs = gl.allocate_shared_memory(grad_out.dtype, [CONSUMERS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
@@ -269,8 +300,8 @@ def attend_to_queries_warp_specialized(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
                 (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
             ],
             [4, 1],
@@ -279,9 +310,9 @@ def attend_to_queries_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, CONSUMERS)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, CONSUMERS)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 2, CONSUMERS)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
                 (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
             ],
             [4, 4, 1],
@@ -363,51 +394,84 @@ def _are_seen(first, begins, queries, BLOCK_M: gl.constexpr, FACTS: gl.constexpr
 
 
 @gluon.jit
-def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
-    """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key."""
-    of_key, of_value = totals
+def _take_queries(
+    state,
+    rows,
+    buffers,
+    barriers,
+    factor,
+    numbers,
+    queries,
+    MASKED: gl.constexpr,
+    OVERLAPPED: gl.constexpr,
+    FACTS: gl.constexpr,
+):
+    """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
+
+    Beside these are the scores of the next block where OVERLAPPED. `numbers` are those of the block, of its first
+    query, and of the block after all.
+    """
+    of_key, of_value, scores = state
     which, begins = rows
     ks, vs, qs, gs, logarithms, deltas, _ = buffers
     _, _, q_ready, g_ready, free, _, _ = barriers
-    step, first = numbers
+    step, first, end = numbers
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
     k, v = _matrix(ks, _again(which, step)), _matrix(vs, _again(which, step))
     q, grad = _matrix(qs, stage), _matrix(gs, stage)
-    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
-    mbarrier.wait(q_ready.index(stage), phase)
-    scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(g_ready.index(stage), phase)
-    grads = warpgroup_mma(v, grad.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
+    if OVERLAPPED:
+        mbarrier.wait(g_ready.index(stage), phase)
+        grads = _products(v, grad, of_scores)
+        _wait_for_keys(qs, q_ready, step + 1, step + 1 < end)
+        coming = _products(k, _matrix(qs, (step + 1) % STAGES), of_scores)
+    else:
+        mbarrier.wait(q_ready.index(stage), phase)
+        coming = _products(k, q, of_scores)
+        mbarrier.wait(g_ready.index(stage), phase)
+        grads = _products(v, grad, of_scores)
+        coming = warpgroup_mma_wait(1, deps=(coming,))
     # One row, which all rows of scores take theirs from.
     logarithm = _matrix(logarithms, stage).load(of_scores)
-    probabilities = gl.exp2(scores * factor - logarithm)
+    if OVERLAPPED:
+        probabilities = gl.exp2(scores * factor - logarithm)
+    else:
+        probabilities = gl.exp2(coming * factor - logarithm)
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
     shares = _halves(probabilities, gs.dtype, of_value)
     of_value = warpgroup_mma(shares, grad, of_value, is_async=True)
     delta = _matrix(deltas, stage).load(of_scores)
-    grads = warpgroup_mma_wait(1, deps=(grads,))
+    if OVERLAPPED:
+        grads = warpgroup_mma_wait(2, deps=(grads,))
+    else:
+        grads = warpgroup_mma_wait(1, deps=(grads,))
     grad_scores = probabilities * (grads - delta)
     if MASKED:
         grad_scores = gl.where(exists, grad_scores, 0.0)
     halves = _halves(grad_scores, qs.dtype, of_key)
     of_key = warpgroup_mma(halves, q, of_key, is_async=True)
-    of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
+    if OVERLAPPED:
+        of_key, of_value, shares, halves, scores = warpgroup_mma_wait(
+            0, deps=(of_key, of_value, shares, halves, coming)
+        )
+    else:
+        of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
     mbarrier.arrive(free.index(stage))
-    return of_key, of_value
+    return of_key, of_value, scores
 
 
 @gluon.jit
-def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
+def _for_keys(
+    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, OVERLAPPED: gl.constexpr
+):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
-    ks, vs, _, _, _, _, _ = buffers
-    k_ready, v_ready, _, _, _, _, _ = barriers
+    ks, vs, qs, _, _, _, _ = buffers
+    k_ready, v_ready, q_ready, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     GROUPS: gl.constexpr = ks.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -425,16 +489,34 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     mbarrier.wait(k_ready.index(WHICH), 0)
     mbarrier.wait(v_ready.index(WHICH), 0)
     own = (WHICH, begins)
-    step = 0
+    step, end = 0, count * FACTS.ratio
+    scores = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
+    if OVERLAPPED:
+        _wait_for_keys(qs, q_ready, 0, end > 0)
+        scores = _products(_matrix(ks, WHICH), _matrix(qs, 0), of_scores)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
     for _member in range(FACTS.ratio):
         for i in range(0, masked):
-            totals = (of_key, of_value)
-            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
-            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, True, FACTS)
+            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M), end)
+            of_key, of_value, scores = _take_queries(
+                *((of_key, of_value, scores), own, buffers, barriers, factor, numbers, queries, True, OVERLAPPED, FACTS)
+            )
         for i in range(masked, count):
-            totals = (of_key, of_value)
-            numbers = (step + i, 0)
-            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, False, FACTS)
+            numbers = (step + i, 0, end)
+            of_key, of_value, scores = _take_queries(
+                *(
+                    (of_key, of_value, scores),
+                    own,
+                    buffers,
+                    barriers,
+                    factor,
+                    numbers,
+                    queries,
+                    False,
+                    OVERLAPPED,
+                    FACTS,
+                )
+            )
         step += count
     _matrix(ks, WHICH).store((of_key * number.to(gl.float32)).to(ks.dtype))
     _matrix(vs, WHICH).store(of_value.to(vs.dtype))
@@ -456,9 +538,8 @@ def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MAS
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
-    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
     mbarrier.wait(q_ready.index(stage), phase)
-    scores = warpgroup_mma(k, _matrix(qs, stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = _products(k, _matrix(qs, stage), of_scores)
     logarithm = _matrix(logarithms, stage).load(of_scores)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     probabilities = gl.exp2(scores * factor - logarithm)
@@ -487,9 +568,8 @@ def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.co
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
-    nothing = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
     mbarrier.wait(g_ready.index(stage), phase)
-    grads = warpgroup_mma(v, _matrix(gs, stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    grads = _products(v, _matrix(gs, stage), of_scores)
     delta = _matrix(deltas, stage).load(of_scores)
     grads = warpgroup_mma_wait(0, deps=(grads,))
     mbarrier.wait(shared_ready.index(step % BUFFERS), step // BUFFERS % 2)
@@ -583,16 +663,19 @@ def attend_to_keys_warp_specialized(
     diagonal,
     scale: tl.float64,
     FACTS: gl.constexpr,
-    CONSUMERS: gl.constexpr,
+    ORDER: gl.constexpr,
     STAGES: gl.constexpr,
-    APART: gl.constexpr,
 ):
     """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    `sums` are what the launch for queries has left there; `heads` are those of the key. Two groups of warps that are
-    APART have the gradient of values and that of keys of the same rows, for heads and values of one size in powers of
-    two.
+    `sums` are what the launch for queries has left there; `heads` are those of the key. ORDER is how many groups of
+    warps there are, whether a block's scores are computed under those of the one before, and whether two groups are
+    apart: one has the gradient of values and one that of keys of the same rows, for heads and values of one size in
+    powers of two.
     """
+    CONSUMERS: gl.constexpr = ORDER[0]
+    OVERLAPPED: gl.constexpr = ORDER[1]
+    APART: gl.constexpr = ORDER[2]
     GROUPS: gl.constexpr = 1 if APART else CONSUMERS
     ks = gl.allocate_shared_memory(key.dtype, [GROUPS] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [GROUPS] + value.block_shape, value.layout)
@@ -640,8 +723,8 @@ def attend_to_keys_warp_specialized(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, OVERLAPPED)),
                 (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
             ],
             [4, 1],
@@ -650,9 +733,9 @@ def attend_to_keys_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, OVERLAPPED)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2, OVERLAPPED)),
                 (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
             ],
             [4, 4, 1],
@@ -718,7 +801,7 @@ def attention_backward(
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        CONSUMERS=tile.consumers,
+        ORDER=(tile.consumers, tile.overlapped),
         STAGES=tile.num_stages,
         V_STAGES=tile.value_stages or tile.num_stages,
         num_warps=4,
@@ -741,8 +824,7 @@ def attention_backward(
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        CONSUMERS=tile.consumers,
+        ORDER=(tile.consumers, tile.overlapped, tile.apart),
         STAGES=tile.num_stages,
-        APART=tile.apart,
         num_warps=4,
     )
