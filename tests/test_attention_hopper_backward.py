@@ -211,7 +211,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
     def launching(kernel):
         names = list(kernel.jit.signature.parameters)
 
-        def launch(*args, num_warps, **kwargs):
+        def launch(*args, num_warps, maxnreg=None, **kwargs):
             kwargs |= dict(zip(names, args, strict=False))
             for program in range(launch.programs):
                 begun.append(program)
@@ -239,6 +239,7 @@ TILES = [
     WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
     WarpSpecializedBackward(Ring(3, 64, 2), Ring(3, 32, 3)),
     WarpSpecializedBackward(Ring(2, 64, 2, overlapped=True), Ring(2, 64, 2, overlapped=True)),
+    WarpSpecializedBackward(Ring(1, 64, 2), Ring(1, 64, 2, overlapped=True)),
     WarpSpecializedBackward(Ring(2, 32, 3, value_stages=2), Ring(2, 128, 1)),
     WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
 ]

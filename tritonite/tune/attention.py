@@ -120,6 +120,11 @@ class Ring(NamedTuple):
     overlapped: bool = False
     apart: bool = False
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """With one group there are two programs on a multiprocessor, which share its registers."""
+        return {"num_warps": 4, "maxnreg": 128} if self.consumers == 1 else {"num_warps": 4}
+
 
 class WarpSpecializedBackward(NamedTuple):
     """The tiles for the gradient of queries, and for those of keys and values, of half types."""

@@ -297,7 +297,16 @@ def attend_to_queries_warp_specialized(
     barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
     results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [1],
+            [24],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
@@ -720,6 +729,15 @@ def attend_to_keys_warp_specialized(
             [4, 1],
             [240, 24],
         )
+    elif CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
+            ],
+            [1],
+            [24],
+        )
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -760,6 +778,14 @@ def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
     """Of blocks of one number for each of so many rows."""
     layout = gl.NVMMASharedLayout(0, 32, 4)
     return TensorDescriptor(sums, [*sums.shape[:3], queries], list(sums.stride()), [1, 1, 1, rows], layout)
+
+
+def _group_of_keys(problem: Problem) -> int:
+    """How many heads of keys are begun together: of causal attention as many as share a cache with their queries."""
+    if not problem.causal:
+        return 1
+    size = problem.queries * (problem.query.shape[3] + problem.value.shape[3]) * problem.query.dtype.itemsize
+    return max(1, table.CACHED // (size * problem.ratio))
 
 
 def attention_backward(
@@ -804,7 +830,7 @@ def attention_backward(
         ORDER=(tile.consumers, tile.overlapped),
         STAGES=tile.num_stages,
         V_STAGES=tile.value_stages or tile.num_stages,
-        num_warps=4,
+        **tile.options,
     )
     tile, shared = tiles.key, key.shape[1]
     BLOCK_N = ROWS.value if tile.apart else tile.consumers * ROWS.value
@@ -820,11 +846,11 @@ def attention_backward(
         _descriptor(grad_value, ROWS.value, block_v),
         heads=shared,
         batch_heads=batch * shared,
-        group=max(1, problem.group // problem.ratio),
+        group=_group_of_keys(problem),
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         ORDER=(tile.consumers, tile.overlapped, tile.apart),
         STAGES=tile.num_stages,
-        num_warps=4,
+        **tile.options,
     )
