@@ -28,7 +28,7 @@ import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
 from tritonite.engine import histogram, pointwise
-from tritonite.engine.attention import hopper
+from tritonite.engine.attention import hopper, hopper_backward
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
@@ -314,17 +314,19 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
 
 
 def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """The forward pass that Hopper's GPUs have, by every tile of its table, of heads and values of several sizes."""
+    """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes."""
     halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
     for dtype, (head, value), causal in itertools.product(halves, sizes, (False, True)):
         if not full and (dtype, head, causal) != (torch.float16, value, True):
             continue
         query, key = torch.empty(2, 4, 200, head, dtype=dtype), torch.empty(2, 2, 300, head, dtype=dtype)
-        out, logsumexp = torch.empty(2, 4, 200, value, dtype=dtype), torch.empty(2, 4, 200) if causal else None
+        out, logsumexp = torch.empty(2, 4, 200, value, dtype=dtype), torch.empty(2, 4, 200)
         problem = Problem(query, key, key.new_empty(2, 2, 300, value), None, None, causal, 100, "ieee")
         with _noting() as found:
-            hopper.attention(problem, out, logsumexp)
-        yield f"attention {dtype} of {head} and {value}{' causal' if causal else ''}", found[0], ("sm_90",)
+            hopper.attention(problem, out, logsumexp if causal else None)
+            hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
+        for name, specialization in zip(("attention", "queries", "keys"), found, strict=True):
+            yield f"{name} {dtype} of {head} and {value}{' causal' if causal else ''}", specialization, ("sm_90",)
 
 
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import empty
+from tritonite.engine.attention import hopper_backward
 from tritonite.engine.attention.forward import (
     LOG2E,
     biased,
@@ -410,6 +411,9 @@ def attention_backward(
     `logsumexp` is (batch, heads, rows) of float32, of as many rows as queries or more; the others are (batch, heads,
     rows, elements), with elements next to each other. The gradient of a bias is one of all scores.
     """
+    if grad_bias is None and hopper_backward.takes(problem, grad_out, out, grads):
+        hopper_backward.attention_backward(problem, grad_out, out, logsumexp, grads)
+        return
     heads = problem.query.shape[1]
     grad_query, grad_key, grad_value = grads
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias

@@ -1,0 +1,361 @@
+"""The warp-specialised backward pass of attention: what it takes, its algorithm without a GPU, and its values."""
+
+import dataclasses
+import itertools
+import math
+import random
+import threading
+import time
+import types
+
+import pytest
+import torch
+from test_attention_hopper import (
+    Barriers,
+    Descriptor,
+    Pointer,
+    Products,
+    Shared,
+    block,
+    drawn,
+    on_sm_90,
+    problem,
+    result,
+)
+
+import tritonite
+from tritonite import devices
+from tritonite.engine.attention import backward, hopper, hopper_backward
+from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.place import place
+from tritonite.engine.attention.problem import Packed, Problem
+from tritonite.tune import attention as table
+from tritonite.tune.attention import Ring, WarpSpecializedBackward
+
+
+def by_definition(work, grad):
+    """(result, logarithms, gradients) in float64; a row that sees nothing has a result of 0 and no gradient."""
+    wide = [x.detach().double().requires_grad_() for x in work[:3]]
+    key, value = [x.repeat_interleave(work.ratio, 1) for x in wide[1:]]
+    scores = wide[0] @ key.mT * work.factor
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=grad.device)
+    if work.causal:
+        seen = seen.tril(work.diagonal)
+    out = scores.masked_fill(~seen, -1e30).softmax(-1) * seen @ value
+    logarithms = scores.masked_fill(~seen, -torch.inf).logsumexp(-1).detach()
+    return out.detach(), logarithms, torch.autograd.grad(out, wide, grad.double())
+
+
+@pytest.fixture
+def of_hopper(monkeypatch):
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
+
+
+def taken(work, grad=None, grads=None):
+    out = result(work)
+    return hopper_backward.takes(work, out if grad is None else grad, out, work[:3] if grads is None else grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
+def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+    work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
+    assert taken(work)
+    assert not taken(work._replace(query=work.query.mT.contiguous().mT))
+    assert not taken(work, grad=result(work).mT.contiguous().mT)
+    assert not taken(work, grads=(work.query.mT.contiguous().mT, *work[1:3]))
+    assert not taken(work, grad=result(work)[:, :, :1].expand(-1, -1, 20, -1))
+    by_rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in work[:3]]
+    assert taken(Problem(*by_rows, *work[3:]))
+
+
+def test_leaves_other_calls_to_the_kernels_for_all_devices(of_hopper, monkeypatch):
+    work = problem()
+    starts = torch.zeros(2, dtype=torch.int32)
+    others = [
+        work._replace(bias=drawn(2, 4, 20, 20)),
+        work._replace(packed=Packed(starts, starts, 20, 20, True, True)),
+        work._replace(key=work.key[:, :, :0], value=work.value[:, :, :0]),
+        problem(dtype=torch.float32),
+    ]
+    assert taken(work) and not any(map(taken, others))
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
+    assert not taken(work)
+
+
+def test_the_host_function_asks(of_hopper, monkeypatch):
+    called = []
+    monkeypatch.setattr(hopper_backward, "attention_backward", lambda *given: called.append(given))
+    work = problem()
+    out, logsumexp = result(work), torch.zeros(2, 4, 20)
+    grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
+    backward.attention_backward(work, out, out, logsumexp, grads)
+    assert called == [(work, out, out, logsumexp, grads)] and all(grad.isnan().all() for grad in grads)
+    biased = work._replace(bias=drawn(2, 4, 20, 20))
+    backward.attention_backward(biased, out.zero_(), out, logsumexp, grads, torch.empty(2, 4, 20, 20))
+    assert len(called) == 1 and not any(grad.isnan().any() for grad in grads)
+
+
+class Memory(Pointer):
+    """Elements of memory, to be read too."""
+
+    def __add__(self, offset):
+        return Memory(self.memory, self.offset + offset)
+
+    def load(self, mask, other):
+        mask, offset = torch.broadcast_tensors(mask, self.offset)
+        found = torch.full(mask.shape, other, dtype=self.memory.dtype)
+        found[mask] = self.memory.view(-1)[offset[mask].long()]
+        return block(found)
+
+
+def scope_of(at_once):
+    """What the kernels' sources see where they are plain Python and a group of warps is a thread."""
+    barriers, products, begun, failed = Barriers(), Products(at_once), [], []
+
+    def later():
+        time.sleep(random.random() * 1e-3)
+
+    def load(descriptor, place, barrier, to):
+        def copy():
+            later()
+            to.memory.copy_(descriptor.read(place))
+            barriers.change(barrier, 0, -to.memory.numel() * to.memory.element_size())
+
+        threading.Thread(target=copy).start()
+
+    def guarded(function, given):
+        try:
+            function(*given)
+        except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
+            failed.append(error)
+
+    def warp_specialize(partitions, warps, registers):
+        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    number = lambda value: block(value) if isinstance(value, int) else value
+    extreme = lambda function: lambda x, y: function(block(x), block(y))
+    language = types.SimpleNamespace(
+        allocate_shared_memory=lambda dtype, shape, _: Shared(
+            torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
+        ),
+        arange=lambda begin, end, _: block(torch.arange(begin, end)),
+        zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
+        full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
+        where=lambda mask, x, y: block(torch.where(block(mask), x, y)),
+        minimum=extreme(torch.minimum),
+        maximum=extreme(torch.maximum),
+        sum=lambda x, dim: x.sum(dim),
+        cdiv=lambda x, y: (x + y - 1) // y,
+        load=lambda pointers, mask, other: pointers.load(mask, other),
+        store=lambda pointers, value, mask: pointers.store(value, mask),
+        convert_layout=lambda x, _: x,
+        program_id=lambda _: number(begun[-1]),
+        static_range=range,
+        warp_specialize=warp_specialize,
+        **{name: getattr(torch, name) for name in ("exp2", "int32", "int64", "float32")},
+        **dict.fromkeys(
+            (
+                *("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"),
+                "SwizzledSharedLayout",
+            ),
+            lambda *_: None,
+        ),
+    )
+    scope = {
+        "gl": language,
+        "tl": language,
+        "mbarrier": barriers,
+        "tma": types.SimpleNamespace(store_wait=lambda pendings: later()),
+        "load": load,
+        "store": lambda descriptor, place, source: descriptor.write(place, source.memory),
+        "warpgroup_mma": products.begin,
+        "warpgroup_mma_wait": products.wait,
+        "fence_async_shared": lambda: None,
+        "range": lambda *bounds: map(number, range(*bounds)),
+        "ROWS": hopper.ROWS.value,
+        "_LOG2E": hopper_backward._LOG2E.value,
+    }
+    kernels = [getattr(hopper_backward, name) for name in vars(hopper_backward) if name.startswith("attend_to_")]
+    helpers = [x for x in vars(hopper_backward).values() if type(x) is type(hopper_backward._halves)]
+    for function in (place.fn, *[kernel.jit.fn for kernel in kernels], *[helper.fn for helper in helpers]):
+        scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
+    # Which registers hold an operand is the compiler's matter.
+    scope["_halves"] = lambda tile, dtype, total: tile.to(dtype)
+    return scope, begun
+
+
+def run(work, tiles, grad, out, logsumexp, grads, at_once):
+    """What the kernels' sources do as plain Python, launched by the host function."""
+    scope, begun = scope_of(at_once)
+    as_is = {"heads", "batch_heads", "group", "blocks", "ORDER", "STAGES", "V_STAGES"}
+
+    def given(name, value):
+        if isinstance(value, hopper_backward.TensorDescriptor):
+            tensor = value.base.as_strided(value.shape, value.strides, value.base.storage_offset())
+            return Descriptor(tensor, value.block_shape)
+        if name == "FACTS":
+            return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
+        if isinstance(value, torch.Tensor):
+            return Memory(value)
+        if name == "scale":
+            return torch.tensor(value).double()
+        return block(value) if isinstance(value, int) and name not in as_is else value
+
+    def launching(kernel):
+        names = list(kernel.jit.signature.parameters)
+
+        def launch(*args, num_warps, maxnreg=None, **kwargs):
+            kwargs |= dict(zip(names, args, strict=False))
+            for program in range(launch.programs):
+                begun.append(program)
+                scope[kernel.jit.fn.__name__](**{name: given(name, value) for name, value in kwargs.items()})
+
+        return launch
+
+    class Launcher:
+        def __init__(self, kernel):
+            self.launch = launching(kernel)
+
+        def __getitem__(self, grid):
+            (self.launch.programs,) = grid
+            return self.launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("attend_to_queries_warp_specialized", "attend_to_keys_warp_specialized"):
+            patch.setattr(hopper_backward, name, Launcher(getattr(hopper_backward, name)))
+        patch.setattr(table, "warp_specialized_backward", lambda *_: tiles)
+        patch.setattr(hopper_backward, "empty", lambda *given: torch.empty(given[0], dtype=given[1]).fill_(math.nan))
+        hopper_backward.attention_backward(work, grad, out, logsumexp, grads)
+
+
+TILES = [
+    WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
+    WarpSpecializedBackward(Ring(3, 64, 2), Ring(3, 32, 3)),
+    WarpSpecializedBackward(Ring(2, 64, 2, overlapped=True), Ring(2, 64, 2, overlapped=True)),
+    WarpSpecializedBackward(Ring(1, 64, 2), Ring(1, 64, 2, overlapped=True)),
+    WarpSpecializedBackward(Ring(2, 32, 3, value_stages=2), Ring(2, 128, 1)),
+    WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
+]
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize(
+    ("S", "T", "causal", "diagonal", "scale"),
+    [
+        (300, 300, True, 0, None),
+        (130, 290, True, 160, -0.3),
+        (200, 90, True, -110, 0.1),
+        (128, 256, True, -300, 0.1),
+        (65, 257, False, 0, 0.0),
+        (1, 70, True, 69, None),
+    ],
+)
+def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
+    """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+    work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
+    grad = drawn(2, 4, S, 80)
+    out, logarithms, expected = by_definition(work, grad)
+    grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
+    run(work, tiles, grad, out.half(), logarithms.float(), grads, at_once)
+    for own, exact in zip(grads, expected, strict=True):
+        torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
+
+
+def check(work, far=None):
+    """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
+    far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
+    out, grad = result(work), drawn(*result(work).shape, dtype=work.query.dtype)
+    logsumexp = torch.full(out.shape[:3], math.nan, device=out.device)
+    attention(work, out, logsumexp, "0")
+    expected = by_definition(work, grad)[2]
+    kept = None
+    for _ in range(2):
+        whole = [x.new_full((*x.shape[:2], x.shape[2] + 3, x.shape[3] + 8), math.nan) for x in work[:3]]
+        grads = tuple([x[:, :, :-3, :-8] for x in whole])
+        assert hopper_backward.takes(work, grad, out, grads)
+        backward.attention_backward(work, grad, out, logsumexp, grads)
+        for own, around, exact in zip(grads, whole, expected, strict=True):
+            assert around[:, :, -3:].isnan().all() and around[..., -8:].isnan().all()
+            torch.testing.assert_close(own.double(), exact, atol=4 * far, rtol=far)
+        assert kept is None or all(map(torch.equal, kept, grads))
+        kept = [x.clone() for x in grads]
+
+
+@on_sm_90
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("D", [64, 128, 256, 80, 96, 8])
+def test_sizes_of_heads(D, causal, dtype):
+    check(problem(S=700, D=D, causal=causal, dtype=dtype))
+
+
+@on_sm_90
+@pytest.mark.parametrize(("D", "V"), [(64, 128), (128, 64), (72, 120), (128, 256), (256, 128)])
+def test_values_of_another_size(D, V):
+    check(problem(S=300, T=500, D=D, V=V, diagonal=200))
+
+
+@on_sm_90
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000])
+def test_lengths(S):
+    for T, causal in itertools.product((S, 1, 300), (False, True)):
+        for diagonal in (0, T - S, -50, 70) if causal else (0,):
+            check(problem(S=S, T=T, causal=causal, diagonal=diagonal))
+
+
+@on_sm_90
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_scale(D, scale):
+    check(problem(S=300, D=D, scale=scale), far=None if scale != 2 else 2e-2)
+
+
+@on_sm_90
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
+def test_layouts(D):
+    work = problem(S=300, D=D)
+    check(Problem(*[x.transpose(1, 2).contiguous().transpose(1, 2) for x in work[:3]], *work[3:]))
+    check(Problem(*drawn(2, 300, 3, 4, D).permute(2, 0, 3, 1, 4), *work[3:]))
+
+
+@on_sm_90
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_values_that_are_not_finite_beside_the_last(D):
+    """What lies beyond rows and is not seen is multiplied by nothing."""
+    work = problem(S=70, T=300, D=D, causal=True)
+    work.key[:, :, 70:], work.value[:, :, 70:] = math.inf, math.nan
+    out, grad = result(work), drawn(2, 4, 70, D)
+    logsumexp = torch.empty(2, 4, 70, device=out.device)
+    attention(work, out, logsumexp, "0")
+    grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
+    assert hopper_backward.takes(work, grad, out, grads)
+    backward.attention_backward(work, grad, out, logsumexp, grads)
+    assert grads[1][:, :, :70].isfinite().all() and grads[2].isfinite().all()
+
+
+@on_sm_90
+def test_numbers_are_repeated_through_the_dispatcher(path):
+    """A plan holds descriptors: of other operands, and with another scale, of either sign."""
+    name = "_scaled_dot_product_flash_attention_backward"
+    for scale in (0.2, -0.3, 0.1):
+        work = problem(S=300, causal=True, scale=scale, shared=4)
+        grad = drawn(2, 4, 300, 64)
+        out, logarithms, expected = by_definition(work, grad)
+        unused = torch.zeros(2, dtype=torch.uint64, device=grad.device)
+        given = grad, *work[:3], out.half(), logarithms.float(), None, None, 300, 300, 0.0, True, unused, unused
+        with tritonite.use_gems(include=[name]):
+            grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(*given, scale=scale)
+        for own, exact in zip(grads, expected, strict=True):
+            torch.testing.assert_close(own.double(), exact, atol=1.6e-2, rtol=4e-3)
+    counts = tritonite.stats()[name]
+    assert not counts.unrecordable and not counts.declined
+    assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))
