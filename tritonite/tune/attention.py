@@ -92,6 +92,7 @@ class WarpSpecialized(NamedTuple):
     ping_pong: str | None = "products"
     overlapped: bool = True
     persistent: bool = False
+    eighths: int = 0
 
 
 # By the powers of two that hold a head and a value, those of one size.

@@ -6,6 +6,7 @@ cores multiply for another, and within a group for its next block (Shah et al. 2
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import torch
@@ -32,6 +33,10 @@ from tritonite.tune import attention as table
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
+# 2**x for |x| <= 1/2 in Horner's order, to 2**-18 of itself and exact at 0: 1 is left out.
+_POLYNOMIAL = (0.009582855314902747, 0.05590643043967086, 0.24024098607185954, 0.6931241927484768)
+# What float32 is added to for its nearest integer, which the last bits of the sum then are.
+_TO_INTEGER = 1.5 * 2**23
 # The queries of a group of four warps, whose tensor cores take as many.
 ROWS = gl.constexpr(64)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
@@ -54,7 +59,7 @@ def _tile(tile, sizes, FACTS: gl.constexpr):
         end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
         whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
     count = gl.cdiv(end, BLOCK_N)
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count)
 
 
 @gluon.jit
@@ -152,24 +157,80 @@ def _thread_sums(x):
 
 
 @gluon.jit
-def _row_max(x):
-    largest = gl.max(gl.max(gl.max(gl.max(_by_thread(x), 4), 2), 1), 1)
-    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+def _larger(x, y):
+    return gl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @gluon.jit
-def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
+def _row_max(x):
+    """The largest of each row, or NaN."""
+    by_thread = gl.reduce(gl.reduce(_by_thread(x), 4, _larger), 2, _larger)
+    largest = gl.reduce(gl.reduce(by_thread, 1, _larger), 1, _larger)
+    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+
+
+def _bits(x: float) -> str:
+    """A float32 as NVIDIA's assembly writes it."""
+    return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
+
+
+def _powers_of_eight(eighths: int) -> str:
+    """The assembly for the powers of two of eight values, `eighths` of them by a polynomial, spread among the others."""
+    text = [".reg .f32 x, whole, power;", ".reg .b32 exponent;"]
+    for i in range(8):
+        if (i + 1) * eighths // 8 == i * eighths // 8:
+            text.append(f"ex2.approx.ftz.f32 ${i}, ${i + 8};")
+            continue
+        terms = [f"fma.rn.f32 power, power, x, {_bits(term)};" for term in (*_POLYNOMIAL[1:], 1.0)]
+        text += [
+            # Smaller ones are 0 in half types; below, exponents would wrap around.
+            f"max.f32 x, ${i + 8}, {_bits(-126.0)};",
+            f"add.rn.f32 whole, x, {_bits(_TO_INTEGER)};",
+            "mov.b32 exponent, whole;",
+            f"sub.rn.f32 whole, whole, {_bits(_TO_INTEGER)};",
+            "sub.rn.f32 x, x, whole;",
+            f"mov.f32 power, {_bits(_POLYNOMIAL[0])};",
+            *terms,
+            "shl.b32 exponent, exponent, 23;",
+            f"mov.b32 ${i}, power;",
+            f"add.s32 ${i}, ${i}, exponent;",
+        ]
+    return "{" + " ".join(text) + "}"
+
+
+_POWERS_OF_EIGHT = gl.constexpr(tuple([_powers_of_eight(eighths) for eighths in range(5)]))
+
+
+@gluon.jit
+def _powers_of_2(x, EIGHTHS: gl.constexpr):
+    """2**x, of which so many eighths by a polynomial: units for products have time while that for powers has not.
+
+    Which are a thread's own registers, and so nothing moves.
+    """
+    return gl.inline_asm_elementwise(
+        _POWERS_OF_EIGHT[EIGHTHS], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r", [x], dtype=gl.float32, is_pure=True, pack=8
+    )
+
+
+@gluon.jit
+def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, EIGHTHS: gl.constexpr):
     """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(columns[None, :] < ends[:, None], scores * factor, float("-inf"))
-        most = gl.maximum(largest, _row_max(scores))
+        most = _larger(largest, _row_max(scores))
         base = gl.where(most == float("-inf"), 0.0, most)
         exponentials = gl.exp2(scores - base[:, None])
     else:
-        most = gl.maximum(largest, _row_max(scores) * factor)
+        most = _larger(largest, _row_max(scores) * factor)
         base = gl.where(most == float("-inf"), 0.0, most)
-        exponentials = gl.exp2(scores * factor - base[:, None])
+        exponentials = scores * factor - base[:, None]
+        if EIGHTHS == 0:
+            exponentials = gl.exp2(exponentials)
+        else:
+            exponentials = _powers_of_2(exponentials, EIGHTHS)
+            # A polynomial is finite where a score is not; then this is NaN, and with it the row.
+            largest += base - base
     return exponentials, most, gl.exp2(largest - base)
 
 
@@ -189,6 +250,7 @@ def _attend_block(
     CONSUMERS: gl.constexpr = ORDER[0]
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
+    EIGHTHS: gl.constexpr = ORDER[4]
     layout: gl.constexpr = largest.type.layout.parent
     if PING_PONG is not None:
         mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
@@ -204,7 +266,7 @@ def _attend_block(
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED, EIGHTHS)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
     denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
@@ -236,6 +298,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     EMPTY: gl.constexpr = FACTS.empty
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
+    EIGHTHS: gl.constexpr = ORDER[4]
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -261,7 +324,11 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_free.index(step % STAGES))
         largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
-        exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
+        if cut > 0:
+            first = (count - 1) * BLOCK_N
+            exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, first, True, 0)
+        else:
+            exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, 0, False, EIGHTHS)
         denominator = _thread_sums(exponentials)
         _wait_for_keys(ks, k_ready, step + 1, count > 1)
         pairs = _packed(exponentials, vs.dtype)
@@ -274,7 +341,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), True, WHICH, ORDER
             )
-        for i in range(cut, count):
+        for i in range(gl.maximum(cut, 1), count):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
@@ -383,6 +450,15 @@ def attend_warp_specialized(
             [4, 1],
             [240, 24],
         )
+    elif CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [1],
+            [24],
+        )
     else:
         gl.warp_specialize(
             [
@@ -463,7 +539,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
+        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging, tile.eighths),
         STAGES=tile.num_stages,
         num_warps=4,
+        # Two programs of one group share a multiprocessor's registers.
+        maxnreg=128 if tile.BLOCK_M == ROWS.value else None,
     )
