@@ -410,6 +410,33 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own
     assert logsumexp[:, :, S:].eq(math.inf).all()
 
 
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+@pytest.mark.parametrize("eighths", [0, 2])
+def test_what_is_not_finite_stays_so(eighths, worst):
+    """Of one key, by the columns of a polynomial as by others, in blocks that are masked and in those that are not."""
+    for at in (3, 7, 64 + 2, 64 + 3, 128 + 7):
+        work = problem(S=70, T=150, H=2, causal=False)
+        work.query[:] = work.query.abs()
+        work.key[0, 1, at] = worst
+        out, logsumexp = run(work, WarpSpecialized(128, 64, 2, eighths=eighths), True, True)
+        assert out[0, 1].isnan().all() and logsumexp[0, 1, :70].isnan().all()
+        assert out[0, 0].isfinite().all() and out[1].isfinite().all()
+
+
+@on_sm_90
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+@pytest.mark.parametrize("D", [64, 128])
+def test_what_is_not_finite_stays_so_on_a_device(D, worst):
+    work = problem(S=300, T=700, D=D, H=16, B=4, shared=16, causal=False)
+    work.query[:] = work.query.abs()
+    for head, at in enumerate((3, 7, 34, 128 + 2, 128 + 7, 128 + 33, 512 + 2, 640 + 7)):
+        work.key[2, head, at] = worst
+    out, logsumexp = attended(work)
+    assert out[2, :8].isnan().all() and logsumexp[2, :8].isnan().all()
+    assert out[2, 8:].isfinite().all() and out[3].isfinite().all()
+
+
 def attended(work, empty="inf"):
     """(result, logarithms) of the host function, beside memory that must stay as it was."""
     whole = work.query.new_full((*work.query.shape[:2], work.queries + 3, work.value.shape[3] + 8), math.nan)
@@ -476,7 +503,7 @@ def test_layouts(D):
 
 
 @on_sm_90
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [0, math.inf])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):

@@ -498,7 +498,7 @@ def takes(problem: Problem, out: torch.Tensor) -> bool:
         and problem.packed is None
         and out.dtype in (torch.float16, torch.bfloat16)
         and all(map(_takes_descriptor, tensors))
-        and table.warp_specialized(*_sizes(problem)) is not None
+        and max(_sizes(problem)) in table.WARP_SPECIALIZED
     )
 
 
@@ -511,15 +511,15 @@ def _sizes(problem: Problem) -> tuple[int, int]:
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """As `forward.attention`, of a problem that this kernel `takes`."""
     block_d, block_v = _sizes(problem)
-    tile = table.warp_specialized(block_d, block_v)
-    assert tile is not None
     heads, queries = problem.query.shape[1], problem.queries
+    multiprocessors = devices.multiprocessors(out.device)
+    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, multiprocessors)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
-    programs = min(tiles, devices.multiprocessors(out.device)) if tile.persistent else tiles
+    programs = min(tiles, multiprocessors) if problem.keys <= tile.persistent else tiles
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
-    own_staging = block_d != block_v or (tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device))
+    own_staging = block_d != block_v or (programs < tiles and shared + _BARRIERS <= devices.shared_memory(out.device))
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         _descriptor(problem.query, ROWS.value, block_d),
