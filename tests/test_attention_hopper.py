@@ -276,6 +276,8 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     block_d, block_v = hopper._sizes(work)
     rows, heads = hopper.ROWS.value, work.query.shape[1]
     blocks, barriers, products = -(-work.queries // tile.BLOCK_M), Barriers(), Products(at_once)
+    if not own_staging:
+        programs = blocks * work.batch * heads
     failed = []
 
     def later():
@@ -357,7 +359,8 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    names = ("_tile", "_copy", *steps, "_exponentials", "_attend_block", "_attend")
+    parts = ("_exponentials", "_attend_block", "_first_scores", "_first_exponentials", "_finish", "_attend")
+    names = ("_tile", "_copy", *steps, *parts)
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)

@@ -285,53 +285,96 @@ def _attend_block(
 
 
 @gluon.jit
-def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
-    """What a group of four warps does: the queries of number WHICH of every tile."""
+def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.constexpr, WHICH: gl.constexpr):
+    """Start the products of a tile's queries and the first block of its keys."""
+    qs, ks, _vs = buffers
+    q_ready, _, k_ready, _, _, _, _ = barriers
+    q = qs.index(WHICH).reshape((ROWS, qs.shape[4]))
+    mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
+    # What is largest is so after scaling by a positive number.
+    if number < 0:
+        q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+        fence_async_shared()
+    _wait_for_keys(ks, k_ready, step, True)
+    return _scores(q, ks, step, layout)
+
+
+@gluon.jit
+def _first_exponentials(scores, factor, ends, count, cut, EIGHTHS: gl.constexpr):
+    """(exponentials of a tile's first block, the largest score of each row)."""
+    nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, scores.type.layout))
+    first = (count - 1) * scores.shape[1]
+    if cut > 0:
+        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, first, True, EIGHTHS)
+    else:
+        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, first, False, EIGHTHS)
+    return exponentials, largest
+
+
+@gluon.jit
+def _finish(state, where, sizes, results, FACTS: gl.constexpr, WHICH: gl.constexpr, OWN_STAGING: gl.constexpr):
+    """Write the result of a tile, and the logarithms of its sums."""
+    total, largest, denominator = state
+    row, batch, head = where
     out, logsumexp, logarithm_strides, staging = results
-    qs, ks, vs = buffers
-    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
-    _, _, _, _, queries, keys, diagonal, padded, tiles, programs = sizes
-    STAGES: gl.constexpr = ks.shape[0]
-    BLOCK_N: gl.constexpr = FACTS.block_n
-    BLOCK_D: gl.constexpr = FACTS.block_d
-    BLOCK_V: gl.constexpr = FACTS.block_v
+    _, _, _, _, queries, _, _, padded, _, _ = sizes
     EMPTY: gl.constexpr = FACTS.empty
+    denominator = gl.convert_layout(gl.sum(denominator, 1), largest.type.layout)
+    nothing = denominator == 0
+    denominator = gl.where(nothing, 1.0, denominator)
+    if logsumexp is not None:
+        rows = row + gl.arange(0, ROWS, largest.type.layout)
+        logarithm = (largest + gl.log2(denominator)) * _LN2
+        logarithm = gl.where(nothing, float(EMPTY), logarithm)
+        logarithm = gl.where(rows < queries, logarithm, float("inf"))
+        place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
+        pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
+        gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
+    scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, total.type.layout))[:, None]
+    here = staging.index(WHICH)
+    if OWN_STAGING:
+        # The result before has left.
+        tma.store_wait(pendings=0)
+    here.reshape((ROWS, scaled.shape[1])).store(scaled.to(out.dtype))
+    fence_async_shared()
+    store(out, [batch, head, row, 0], here)
+
+
+@gluon.jit
+def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
+    """What a group of four warps does: the queries of number WHICH of every tile.
+
+    The next tile's first scores, and their exponentials, are under the last products and the writing of one.
+    """
+    qs, ks, vs = buffers
+    _, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, _, _, _, _, keys, diagonal, _, tiles, programs = sizes
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_V: gl.constexpr = FACTS.block_v
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
     EIGHTHS: gl.constexpr = ORDER[4]
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FACTS.block_n, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     factor = (gl.abs(number) * _LOG2E).to(gl.float32)
+    q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
     turn = 0
+    row, batch, head, count, cut = _tile(gl.program_id(0), sizes, FACTS)
+    row += WHICH * ROWS
+    ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
+    if FACTS.causal:
+        ends = gl.minimum(ends, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+    scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    mbarrier.arrive(k_free.index(step % STAGES))
+    exponentials, largest = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+    denominator = _thread_sums(exponentials)
+    _wait_for_keys(ks, k_ready, step + 1, count > 1)
+    pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
-        row, batch, head, count, cut = _tile(tile, sizes, FACTS)
-        row += WHICH * ROWS
-        rows = row + gl.arange(0, ROWS, of_rows)
-        ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
-        if FACTS.causal:
-            ends = gl.minimum(ends, rows + (diagonal + 1))
-        q = qs.index(WHICH).reshape((ROWS, BLOCK_D))
-        mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
-        # What is largest is so after scaling by a positive number.
-        if number < 0:
-            q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
-            fence_async_shared()
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
-        _wait_for_keys(ks, k_ready, step, True)
-        scores = _scores(q, ks, step, of_scores)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        mbarrier.arrive(k_free.index(step % STAGES))
-        largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
-        if cut > 0:
-            first = (count - 1) * BLOCK_N
-            exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, first, True, 0)
-        else:
-            exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, 0, False, EIGHTHS)
-        denominator = _thread_sums(exponentials)
-        _wait_for_keys(ks, k_ready, step + 1, count > 1)
-        pairs = _packed(exponentials, vs.dtype)
         if not OVERLAPPED:
             total, shares = _add_values(pairs, total, vs, v_ready, step)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
@@ -346,37 +389,38 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
             )
-        if OWN_STAGING:
-            # All products with these queries have been computed.
-            mbarrier.arrive(q_free.index(WHICH))
         step += count
         # A tile's first block has no turn.
         turn += count - 1
-        if OVERLAPPED:
-            total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-            total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-            mbarrier.arrive(v_free.index((step - 1) % STAGES))
-        denominator = gl.convert_layout(gl.sum(denominator, 1), of_rows)
-        nothing = denominator == 0
-        denominator = gl.where(nothing, 1.0, denominator)
-        if logsumexp is not None:
-            logarithm = (largest + gl.log2(denominator)) * _LN2
-            logarithm = gl.where(nothing, float(EMPTY), logarithm)
-            logarithm = gl.where(rows < queries, logarithm, float("inf"))
-            place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
-            pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
-            gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
-        scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, of_result))[:, None]
-        here = staging.index(WHICH)
-        if OWN_STAGING:
-            # The result before has left.
-            tma.store_wait(pendings=0)
-        here.reshape((ROWS, BLOCK_V)).store(scaled.to(out.dtype))
-        fence_async_shared()
-        store(out, [batch, head, row, 0], here)
-        if not OWN_STAGING:
-            tma.store_wait(pendings=0)
+        where = row, batch, head
+        if OWN_STAGING and tile + programs < tiles:
+            # All products with these queries have been computed.
             mbarrier.arrive(q_free.index(WHICH))
+            row, batch, head, count, cut = _tile(tile + programs, sizes, FACTS)
+            row += WHICH * ROWS
+            if FACTS.causal:
+                ends = gl.minimum(keys, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+            scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH)
+            if OVERLAPPED:
+                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+                scores = warpgroup_mma_wait(1, deps=(scores,))
+            else:
+                _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
+                scores = warpgroup_mma_wait(0, deps=(scores,))
+            mbarrier.arrive(k_free.index(step % STAGES))
+            exponentials, most = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+            sums = _thread_sums(exponentials)
+            _wait_for_keys(ks, k_ready, step + 1, count > 1)
+            if OVERLAPPED:
+                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+                mbarrier.arrive(v_free.index((step - 1) % STAGES))
+                _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
+            pairs, largest, denominator = _packed(exponentials, vs.dtype), most, sums
+        else:
+            if OVERLAPPED:
+                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+            _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
     tma.store_wait(pendings=0)
 
 
