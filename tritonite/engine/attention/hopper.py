@@ -235,14 +235,21 @@ def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, EI
 
 
 @gluon.jit
+def _wait_for_turn(turns, step, WHICH: gl.constexpr, PING_PONG: gl.constexpr):
+    """All blocks but a program's first have a turn."""
+    if PING_PONG is not None:
+        mbarrier.wait(turns.index(WHICH), (step + (0 if WHICH == 0 else 1)) % 2)
+
+
+@gluon.jit
 def _attend_block(
     state, q, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
 ):
     """Start a block's scores, then the block before's products with values, and have exponentials under these.
 
-    `numbers` are those of the block and of the turn, counted over all tiles, and how many blocks are left after it.
+    `numbers` are that of the block, counted over all tiles, and how many are left after it.
     """
-    step, turn, left = numbers
+    step, left = numbers
     total, pairs, largest, denominator = state
     _, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free, turns = barriers
@@ -252,8 +259,7 @@ def _attend_block(
     OVERLAPPED: gl.constexpr = ORDER[2]
     EIGHTHS: gl.constexpr = ORDER[4]
     layout: gl.constexpr = largest.type.layout.parent
-    if PING_PONG is not None:
-        mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
+    _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
     if PING_PONG == "scores":
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
@@ -347,10 +353,12 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     The next tile's first scores, and their exponentials, are under the last products and the writing of one.
     """
     qs, ks, vs = buffers
-    _, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
+    _, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
     _, _, _, _, _, keys, diagonal, _, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
     BLOCK_V: gl.constexpr = FACTS.block_v
+    CONSUMERS: gl.constexpr = ORDER[0]
+    PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
     EIGHTHS: gl.constexpr = ORDER[4]
@@ -360,7 +368,6 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     factor = (gl.abs(number) * _LOG2E).to(gl.float32)
     q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
-    turn = 0
     row, batch, head, count, cut = _tile(gl.program_id(0), sizes, FACTS)
     row += WHICH * ROWS
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
@@ -382,16 +389,14 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         for i in range(1, cut):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
-                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), True, WHICH, ORDER
+                state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), True, WHICH, ORDER
             )
         for i in range(gl.maximum(cut, 1), count):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
-                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
+                state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), False, WHICH, ORDER
             )
         step += count
-        # A tile's first block has no turn.
-        turn += count - 1
         where = row, batch, head
         if OWN_STAGING and tile + programs < tiles:
             # All products with these queries have been computed.
@@ -400,9 +405,13 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             row += WHICH * ROWS
             if FACTS.causal:
                 ends = gl.minimum(keys, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+            _wait_for_turn(turns, step, WHICH, PING_PONG)
             scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH)
             if OVERLAPPED:
                 total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+            if PING_PONG is not None:
+                mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
+            if OVERLAPPED:
                 scores = warpgroup_mma_wait(1, deps=(scores,))
             else:
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
