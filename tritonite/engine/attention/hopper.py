@@ -307,14 +307,17 @@ def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.co
 
 @gluon.jit
 def _first_exponentials(scores, factor, ends, count, cut, EIGHTHS: gl.constexpr):
-    """(exponentials of a tile's first block, the largest score of each row)."""
+    """(exponentials of a tile's first block, the largest score of each row, sums of rows by thread)."""
     nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, scores.type.layout))
     first = (count - 1) * scores.shape[1]
     if cut > 0:
-        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, first, True, EIGHTHS)
+        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, True, EIGHTHS)
     else:
-        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, first, False, EIGHTHS)
-    return exponentials, largest
+        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, False, EIGHTHS)
+    sums = _thread_sums(exponentials)
+    # What is kept of nothing is 0, or NaN.
+    kept = gl.convert_layout(kept, gl.SliceLayout(1, sums.type.layout), assert_trivial=True)
+    return exponentials, largest, sums + kept[:, None]
 
 
 @gluon.jit
@@ -376,8 +379,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
-    denominator = _thread_sums(exponentials)
+    exponentials, largest, denominator = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
     _wait_for_keys(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
@@ -417,8 +419,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(k_free.index(step % STAGES))
-            exponentials, most = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
-            sums = _thread_sums(exponentials)
+            exponentials, most, sums = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
             _wait_for_keys(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
                 total, shares = warpgroup_mma_wait(0, deps=(total, shares))
