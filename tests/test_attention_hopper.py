@@ -453,19 +453,32 @@ def attended(work, empty="inf"):
 
 
 def check(work, empty="inf"):
-    """The values by the warp-specialised kernel, against their definition and the kernel for all devices."""
+    """The values by the warp-specialised kernel, against their definition and the kernel for all devices.
+
+    By the tile that is for so few queries, and by that for many.
+    """
     assert hopper.takes(work, result(work))
     far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
-    out, logsumexp = attended(work, empty)
     expected, logarithms = by_definition(work, empty)
-    torch.testing.assert_close(out.double(), expected, atol=far, rtol=far)
-    torch.testing.assert_close(logsumexp.double(), logarithms, atol=2e-5, rtol=2e-5)
-    assert all(map(torch.equal, (out, logsumexp), attended(work, empty)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "takes", lambda *_: False)
         other, others = attended(work, empty)
-    torch.testing.assert_close(out, other, atol=far, rtol=far)
-    torch.testing.assert_close(logsumexp, others, atol=2e-5, rtol=2e-5)
+    for chosen in (table.warp_specialized, lambda head, value, *_: table.WARP_SPECIALIZED[max(head, value)]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(table, "warp_specialized", chosen)
+            out, logsumexp = attended(work, empty)
+            assert all(map(torch.equal, (out, logsumexp), attended(work, empty)))
+        torch.testing.assert_close(out.double(), expected, atol=far, rtol=far)
+        torch.testing.assert_close(logsumexp.double(), logarithms, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(out, other, atol=far, rtol=far)
+        torch.testing.assert_close(logsumexp, others, atol=2e-5, rtol=2e-5)
+
+
+def test_tiles_by_how_many_there_are():
+    """Where few, one group of warps has one; else two have, and programs of short heads take several."""
+    chosen = lambda head, queries, heads: table.warp_specialized(head, head, queries, heads, 132)
+    assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
+    assert chosen(64, 512, 64).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
 
 
 @on_sm_90

@@ -463,8 +463,8 @@ def attend_warp_specialized(
 
     ORDER is how many groups of warps there are, after what of a block one gives its turn to multiply to the next (its
     scores, all its products, or None, where there are no turns), whether a group's products are under its exponentials,
-    and whether a result leaves by a place in shared memory of its own, so that the next tile's queries come meanwhile,
-    or by that of the queries. Keys and values have STAGES blocks each there.
+    whether a result leaves by a place in shared memory of its own, so that a program may have several tiles, or by that
+    of the queries, and how many eighths of the exponentials are polynomials. Keys and values have STAGES blocks each.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
@@ -570,10 +570,11 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, multiprocessors)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
-    programs = min(tiles, multiprocessors) if problem.keys <= tile.persistent else tiles
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
-    own_staging = block_d != block_v or (programs < tiles and shared + _BARRIERS <= devices.shared_memory(out.device))
+    persistent = problem.keys <= tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device)
+    programs = min(tiles, multiprocessors) if persistent else tiles
+    own_staging = block_d != block_v or programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         _descriptor(problem.query, ROWS.value, block_d),
