@@ -359,8 +359,8 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish", "_attend")
-    names = ("_tile", "_copy", *steps, *parts)
+    parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
+    names = ("_tile", "_copy", *steps, *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)

@@ -31,8 +31,8 @@ class Tiles(NamedTuple):
     key: Tile
 
 
-# By the bytes of an element, and by the largest head that they are for. Those of half types were the fastest of 65 on an
-# H200: two or three programs of 4 warps to a multiprocessor hide each other's exponentials.
+# By the bytes of an element, and by the largest head that they are for. Those of half types were the fastest of 65 on
+# an H200: two or three programs of 4 warps to a multiprocessor hide each other's exponentials.
 # Products of 64 rows in float32 have one group of 4 warps: on Hopper Triton gives a second group the same rows.
 _NVIDIA = {
     2: {
@@ -111,7 +111,7 @@ _FEW_TILES = {
 
 
 def warp_specialized(head: int, value: int, queries: int, heads: int, multiprocessors: int) -> WarpSpecialized:
-    """That for heads and values in powers of two, which the larger decides, of so many queries of all batches' heads."""
+    """That for heads and values in powers of two, which the larger decides, of so many queries and heads in all."""
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]

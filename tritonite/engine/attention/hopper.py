@@ -175,7 +175,7 @@ def _bits(x: float) -> str:
 
 
 def _powers_of_eight(eighths: int) -> str:
-    """The assembly for the powers of two of eight values, `eighths` of them by a polynomial, spread among the others."""
+    """The assembly for the powers of two of eight values, so many of them by a polynomial, spread among others."""
     text = [".reg .f32 x, whole, power;", ".reg .b32 exponent;"]
     for i in range(8):
         if (i + 1) * eighths // 8 == i * eighths // 8:
@@ -207,9 +207,9 @@ def _powers_of_2(x, EIGHTHS: gl.constexpr):
 
     Which are a thread's own registers, and so nothing moves.
     """
-    return gl.inline_asm_elementwise(
-        _POWERS_OF_EIGHT[EIGHTHS], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r", [x], dtype=gl.float32, is_pure=True, pack=8
-    )
+    CONSTRAINTS: gl.constexpr = "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r"
+    TEXT: gl.constexpr = _POWERS_OF_EIGHT[EIGHTHS]
+    return gl.inline_asm_elementwise(TEXT, CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
 
 
 @gluon.jit
@@ -598,5 +598,5 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         STAGES=tile.num_stages,
         num_warps=4,
         # Two programs of one group share a multiprocessor's registers.
-        maxnreg=128 if tile.BLOCK_M == ROWS.value else None,
+        maxnreg=128 if facts.block_m == ROWS.value else None,
     )
