@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 # The bytes of keys and values that a second-level cache keeps for programs that read the same.
@@ -83,7 +84,8 @@ class WarpSpecialized(NamedTuple):
 
     The groups take turns to multiply, which each gives to the next after its "scores" of a block, or after all its
     "products" of one (`ping_pong`). A block's products are under the exponentials of the one before where they are
-    `overlapped`, and `persistent` programs take tile after tile.
+    `overlapped`. Over so many keys as `persistent` is at most, programs take tile after tile. So many `eighths` of the
+    exponentials are polynomials, as units for products have time where a head is short.
     """
 
     BLOCK_M: int
@@ -91,20 +93,29 @@ class WarpSpecialized(NamedTuple):
     num_stages: int
     ping_pong: str | None = "products"
     overlapped: bool = True
-    persistent: bool = False
+    persistent: float = 0
+    eighths: int = 0
 
 
-# By the powers of two that hold a head and a value, those of one size.
+# By the powers of two that hold a head and a value, those of one size; and where so few tiles leave multiprocessors
+# idle, of which two have room in one.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(128, 128, 2),
+    64: WarpSpecialized(128, 128, 3, persistent=math.inf, eighths=1),
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=None),
 }
+_FEW_TILES = {
+    64: WarpSpecialized(64, 128, 2, ping_pong=None),
+    128: WarpSpecialized(64, 64, 2, ping_pong=None),
+}
 
 
-def warp_specialized(head: int, value: int) -> WarpSpecialized | None:
-    """That for heads and values in powers of two, which the larger decides, or None."""
-    return WARP_SPECIALIZED.get(max(head, value))
+def warp_specialized(head: int, value: int, queries: int, heads: int, multiprocessors: int) -> WarpSpecialized:
+    """That for heads and values in powers of two, which the larger decides, of so many queries and heads in all."""
+    size = max(head, value)
+    if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
+        return _FEW_TILES[size]
+    return WARP_SPECIALIZED[size]
 
 
 class Ring(NamedTuple):

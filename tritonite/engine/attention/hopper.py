@@ -6,6 +6,7 @@ cores multiply for another, and within a group for its next block (Shah et al. 2
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import torch
@@ -32,6 +33,10 @@ from tritonite.tune import attention as table
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
+# 2**x for |x| <= 1/2 in Horner's order, to 2**-18 of itself and exact at 0: 1 is left out.
+_POLYNOMIAL = (0.009582855314902747, 0.05590643043967086, 0.24024098607185954, 0.6931241927484768)
+# What float32 is added to for its nearest integer, which the last bits of the sum then are.
+_TO_INTEGER = 1.5 * 2**23
 # The queries of a group of four warps, whose tensor cores take as many.
 ROWS = gl.constexpr(64)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
@@ -54,7 +59,7 @@ def _tile(tile, sizes, FACTS: gl.constexpr):
         end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
         whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
     count = gl.cdiv(end, BLOCK_N)
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count - 1)
+    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count)
 
 
 @gluon.jit
@@ -152,25 +157,88 @@ def _thread_sums(x):
 
 
 @gluon.jit
-def _row_max(x):
-    largest = gl.max(gl.max(gl.max(gl.max(_by_thread(x), 4), 2), 1), 1)
-    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+def _larger(x, y):
+    return gl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @gluon.jit
-def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
+def _row_max(x):
+    """The largest of each row, or NaN."""
+    by_thread = gl.reduce(gl.reduce(_by_thread(x), 4, _larger), 2, _larger)
+    largest = gl.reduce(gl.reduce(by_thread, 1, _larger), 1, _larger)
+    return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+
+
+def _bits(x: float) -> str:
+    """A float32 as NVIDIA's assembly writes it."""
+    return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
+
+
+def _powers_of_eight(eighths: int) -> str:
+    """The assembly for the powers of two of eight values, so many of them by a polynomial, spread among others."""
+    text = [".reg .f32 x, whole, power;", ".reg .b32 exponent;"]
+    for i in range(8):
+        if (i + 1) * eighths // 8 == i * eighths // 8:
+            text.append(f"ex2.approx.ftz.f32 ${i}, ${i + 8};")
+            continue
+        terms = [f"fma.rn.f32 power, power, x, {_bits(term)};" for term in (*_POLYNOMIAL[1:], 1.0)]
+        text += [
+            # Smaller ones are 0 in half types; below, exponents would wrap around.
+            f"max.f32 x, ${i + 8}, {_bits(-126.0)};",
+            f"add.rn.f32 whole, x, {_bits(_TO_INTEGER)};",
+            "mov.b32 exponent, whole;",
+            f"sub.rn.f32 whole, whole, {_bits(_TO_INTEGER)};",
+            "sub.rn.f32 x, x, whole;",
+            f"mov.f32 power, {_bits(_POLYNOMIAL[0])};",
+            *terms,
+            "shl.b32 exponent, exponent, 23;",
+            f"mov.b32 ${i}, power;",
+            f"add.s32 ${i}, ${i}, exponent;",
+        ]
+    return "{" + " ".join(text) + "}"
+
+
+_POWERS_OF_EIGHT = gl.constexpr(tuple([_powers_of_eight(eighths) for eighths in range(5)]))
+
+
+@gluon.jit
+def _powers_of_2(x, EIGHTHS: gl.constexpr):
+    """2**x, of which so many eighths by a polynomial: units for products have time while that for powers has not.
+
+    Which are a thread's own registers, and so nothing moves.
+    """
+    CONSTRAINTS: gl.constexpr = "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r"
+    TEXT: gl.constexpr = _POWERS_OF_EIGHT[EIGHTHS]
+    return gl.inline_asm_elementwise(TEXT, CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
+
+
+@gluon.jit
+def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, EIGHTHS: gl.constexpr):
     """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(columns[None, :] < ends[:, None], scores * factor, float("-inf"))
-        most = gl.maximum(largest, _row_max(scores))
+        most = _larger(largest, _row_max(scores))
         base = gl.where(most == float("-inf"), 0.0, most)
         exponentials = gl.exp2(scores - base[:, None])
     else:
-        most = gl.maximum(largest, _row_max(scores) * factor)
+        most = _larger(largest, _row_max(scores) * factor)
         base = gl.where(most == float("-inf"), 0.0, most)
-        exponentials = gl.exp2(scores * factor - base[:, None])
+        exponentials = scores * factor - base[:, None]
+        if EIGHTHS == 0:
+            exponentials = gl.exp2(exponentials)
+        else:
+            exponentials = _powers_of_2(exponentials, EIGHTHS)
+            # A polynomial is finite where a score is not; then this is NaN, and with it the row.
+            largest += base - base
     return exponentials, most, gl.exp2(largest - base)
+
+
+@gluon.jit
+def _wait_for_turn(turns, step, WHICH: gl.constexpr, PING_PONG: gl.constexpr):
+    """All blocks but a program's first have a turn."""
+    if PING_PONG is not None:
+        mbarrier.wait(turns.index(WHICH), (step + (0 if WHICH == 0 else 1)) % 2)
 
 
 @gluon.jit
@@ -179,9 +247,9 @@ def _attend_block(
 ):
     """Start a block's scores, then the block before's products with values, and have exponentials under these.
 
-    `numbers` are those of the block and of the turn, counted over all tiles, and how many blocks are left after it.
+    `numbers` are that of the block, counted over all tiles, and how many are left after it.
     """
-    step, turn, left = numbers
+    step, left = numbers
     total, pairs, largest, denominator = state
     _, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free, turns = barriers
@@ -189,9 +257,9 @@ def _attend_block(
     CONSUMERS: gl.constexpr = ORDER[0]
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
+    EIGHTHS: gl.constexpr = ORDER[4]
     layout: gl.constexpr = largest.type.layout.parent
-    if PING_PONG is not None:
-        mbarrier.wait(turns.index(WHICH), (turn + (1 if WHICH == 0 else 0)) % 2)
+    _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
     if PING_PONG == "scores":
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
@@ -204,7 +272,7 @@ def _attend_block(
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED, EIGHTHS)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
     denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
@@ -223,48 +291,99 @@ def _attend_block(
 
 
 @gluon.jit
-def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
-    """What a group of four warps does: the queries of number WHICH of every tile."""
+def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.constexpr, WHICH: gl.constexpr):
+    """Start the products of a tile's queries and the first block of its keys."""
+    qs, ks, _vs = buffers
+    q_ready, _, k_ready, _, _, _, _ = barriers
+    q = qs.index(WHICH).reshape((ROWS, qs.shape[4]))
+    mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
+    # What is largest is so after scaling by a positive number.
+    if number < 0:
+        q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+        fence_async_shared()
+    _wait_for_keys(ks, k_ready, step, True)
+    return _scores(q, ks, step, layout)
+
+
+@gluon.jit
+def _first_exponentials(scores, factor, ends, count, cut, EIGHTHS: gl.constexpr):
+    """(exponentials of a tile's first block, the largest score of each row, sums of rows by thread)."""
+    nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, scores.type.layout))
+    first = (count - 1) * scores.shape[1]
+    if cut > 0:
+        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, True, EIGHTHS)
+    else:
+        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, False, EIGHTHS)
+    sums = _thread_sums(exponentials)
+    # What is kept of nothing is 0, or NaN.
+    kept = gl.convert_layout(kept, gl.SliceLayout(1, sums.type.layout), assert_trivial=True)
+    return exponentials, largest, sums + kept[:, None]
+
+
+@gluon.jit
+def _finish(state, where, sizes, results, FACTS: gl.constexpr, WHICH: gl.constexpr, OWN_STAGING: gl.constexpr):
+    """Write the result of a tile, and the logarithms of its sums."""
+    total, largest, denominator = state
+    row, batch, head = where
     out, logsumexp, logarithm_strides, staging = results
-    qs, ks, vs = buffers
-    q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
-    _, _, _, _, queries, keys, diagonal, padded, tiles, programs = sizes
-    STAGES: gl.constexpr = ks.shape[0]
-    BLOCK_N: gl.constexpr = FACTS.block_n
-    BLOCK_D: gl.constexpr = FACTS.block_d
-    BLOCK_V: gl.constexpr = FACTS.block_v
+    _, _, _, _, queries, _, _, padded, _, _ = sizes
     EMPTY: gl.constexpr = FACTS.empty
+    denominator = gl.convert_layout(gl.sum(denominator, 1), largest.type.layout)
+    nothing = denominator == 0
+    denominator = gl.where(nothing, 1.0, denominator)
+    if logsumexp is not None:
+        rows = row + gl.arange(0, ROWS, largest.type.layout)
+        logarithm = (largest + gl.log2(denominator)) * _LN2
+        logarithm = gl.where(nothing, float(EMPTY), logarithm)
+        logarithm = gl.where(rows < queries, logarithm, float("inf"))
+        place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
+        pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
+        gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
+    scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, total.type.layout))[:, None]
+    here = staging.index(WHICH)
+    if OWN_STAGING:
+        # The result before has left.
+        tma.store_wait(pendings=0)
+    here.reshape((ROWS, scaled.shape[1])).store(scaled.to(out.dtype))
+    fence_async_shared()
+    store(out, [batch, head, row, 0], here)
+
+
+@gluon.jit
+def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr):
+    """What a group of four warps does: the queries of number WHICH of every tile.
+
+    The next tile's first scores, and their exponentials, are under the last products and the writing of one.
+    """
+    qs, ks, vs = buffers
+    _, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
+    _, _, _, _, _, keys, diagonal, _, tiles, programs = sizes
+    STAGES: gl.constexpr = ks.shape[0]
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    CONSUMERS: gl.constexpr = ORDER[0]
+    PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    EIGHTHS: gl.constexpr = ORDER[4]
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FACTS.block_n, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     factor = (gl.abs(number) * _LOG2E).to(gl.float32)
+    q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
-    turn = 0
+    row, batch, head, count, cut = _tile(gl.program_id(0), sizes, FACTS)
+    row += WHICH * ROWS
+    ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
+    if FACTS.causal:
+        ends = gl.minimum(ends, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+    scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    mbarrier.arrive(k_free.index(step % STAGES))
+    exponentials, largest, denominator = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+    _wait_for_keys(ks, k_ready, step + 1, count > 1)
+    pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
-        row, batch, head, count, cut = _tile(tile, sizes, FACTS)
-        row += WHICH * ROWS
-        rows = row + gl.arange(0, ROWS, of_rows)
-        ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
-        if FACTS.causal:
-            ends = gl.minimum(ends, rows + (diagonal + 1))
-        q = qs.index(WHICH).reshape((ROWS, BLOCK_D))
-        mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
-        # What is largest is so after scaling by a positive number.
-        if number < 0:
-            q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
-            fence_async_shared()
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
-        _wait_for_keys(ks, k_ready, step, True)
-        scores = _scores(q, ks, step, of_scores)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        mbarrier.arrive(k_free.index(step % STAGES))
-        largest = gl.full((ROWS,), float("-inf"), gl.float32, of_rows)
-        exponentials, largest, _kept = _exponentials(scores, largest, factor, ends, (count - 1) * BLOCK_N, True)
-        denominator = _thread_sums(exponentials)
-        _wait_for_keys(ks, k_ready, step + 1, count > 1)
-        pairs = _packed(exponentials, vs.dtype)
         if not OVERLAPPED:
             total, shares = _add_values(pairs, total, vs, v_ready, step)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
@@ -272,44 +391,46 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         for i in range(1, cut):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
-                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), True, WHICH, ORDER
+                state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), True, WHICH, ORDER
             )
-        for i in range(cut, count):
+        for i in range(gl.maximum(cut, 1), count):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
-                state, q, buffers, barriers, factor, ends, (step + i, turn + i - 1, count - 1 - i), False, WHICH, ORDER
+                state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), False, WHICH, ORDER
             )
-        if OWN_STAGING:
+        step += count
+        where = row, batch, head
+        if OWN_STAGING and tile + programs < tiles:
             # All products with these queries have been computed.
             mbarrier.arrive(q_free.index(WHICH))
-        step += count
-        # A tile's first block has no turn.
-        turn += count - 1
-        if OVERLAPPED:
-            total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-            total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-            mbarrier.arrive(v_free.index((step - 1) % STAGES))
-        denominator = gl.convert_layout(gl.sum(denominator, 1), of_rows)
-        nothing = denominator == 0
-        denominator = gl.where(nothing, 1.0, denominator)
-        if logsumexp is not None:
-            logarithm = (largest + gl.log2(denominator)) * _LN2
-            logarithm = gl.where(nothing, float(EMPTY), logarithm)
-            logarithm = gl.where(rows < queries, logarithm, float("inf"))
-            place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
-            pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
-            gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
-        scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, of_result))[:, None]
-        here = staging.index(WHICH)
-        if OWN_STAGING:
-            # The result before has left.
-            tma.store_wait(pendings=0)
-        here.reshape((ROWS, BLOCK_V)).store(scaled.to(out.dtype))
-        fence_async_shared()
-        store(out, [batch, head, row, 0], here)
-        if not OWN_STAGING:
-            tma.store_wait(pendings=0)
-            mbarrier.arrive(q_free.index(WHICH))
+            row, batch, head, count, cut = _tile(tile + programs, sizes, FACTS)
+            row += WHICH * ROWS
+            if FACTS.causal:
+                ends = gl.minimum(keys, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+            _wait_for_turn(turns, step, WHICH, PING_PONG)
+            scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH)
+            if OVERLAPPED:
+                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+            if PING_PONG is not None:
+                mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
+            if OVERLAPPED:
+                scores = warpgroup_mma_wait(1, deps=(scores,))
+            else:
+                _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
+                scores = warpgroup_mma_wait(0, deps=(scores,))
+            mbarrier.arrive(k_free.index(step % STAGES))
+            exponentials, most, sums = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+            _wait_for_keys(ks, k_ready, step + 1, count > 1)
+            if OVERLAPPED:
+                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+                mbarrier.arrive(v_free.index((step - 1) % STAGES))
+                _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
+            pairs, largest, denominator = _packed(exponentials, vs.dtype), most, sums
+        else:
+            if OVERLAPPED:
+                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+            _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
     tma.store_wait(pendings=0)
 
 
@@ -342,8 +463,8 @@ def attend_warp_specialized(
 
     ORDER is how many groups of warps there are, after what of a block one gives its turn to multiply to the next (its
     scores, all its products, or None, where there are no turns), whether a group's products are under its exponentials,
-    and whether a result leaves by a place in shared memory of its own, so that the next tile's queries come meanwhile,
-    or by that of the queries. Keys and values have STAGES blocks each there.
+    whether a result leaves by a place in shared memory of its own, so that a program may have several tiles, or by that
+    of the queries, and how many eighths of the exponentials are polynomials. Keys and values have STAGES blocks each.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
@@ -382,6 +503,15 @@ def attend_warp_specialized(
             ],
             [4, 1],
             [240, 24],
+        )
+    elif CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [1],
+            [24],
         )
     else:
         gl.warp_specialize(
@@ -422,7 +552,7 @@ def takes(problem: Problem, out: torch.Tensor) -> bool:
         and problem.packed is None
         and out.dtype in (torch.float16, torch.bfloat16)
         and all(map(_takes_descriptor, tensors))
-        and table.warp_specialized(*_sizes(problem)) is not None
+        and max(_sizes(problem)) in table.WARP_SPECIALIZED
     )
 
 
@@ -435,15 +565,16 @@ def _sizes(problem: Problem) -> tuple[int, int]:
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """As `forward.attention`, of a problem that this kernel `takes`."""
     block_d, block_v = _sizes(problem)
-    tile = table.warp_specialized(block_d, block_v)
-    assert tile is not None
     heads, queries = problem.query.shape[1], problem.queries
+    multiprocessors = devices.multiprocessors(out.device)
+    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, multiprocessors)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
-    programs = min(tiles, devices.multiprocessors(out.device)) if tile.persistent else tiles
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
-    own_staging = block_d != block_v or (tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device))
+    persistent = problem.keys <= tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device)
+    programs = min(tiles, multiprocessors) if persistent else tiles
+    own_staging = block_d != block_v or programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         _descriptor(problem.query, ROWS.value, block_d),
@@ -463,7 +594,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
+        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging, tile.eighths),
         STAGES=tile.num_stages,
         num_warps=4,
+        # Two programs of one group share a multiprocessor's registers.
+        maxnreg=128 if facts.block_m == ROWS.value else None,
     )
