@@ -24,6 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
 from tritonite import devices
+from tritonite.dispatch.call import settings
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import in_shared_memory, load, store
@@ -567,7 +568,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     block_d, block_v = _sizes(problem)
     heads, queries = problem.query.shape[1], problem.queries
     multiprocessors = devices.multiprocessors(out.device)
-    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, multiprocessors)
+    # How many other rows there are must not decide how keys are added up.
+    idle = 0 if settings().invariant else multiprocessors
+    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
