@@ -218,20 +218,16 @@ def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, EI
     """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(columns[None, :] < ends[:, None], scores * factor, float("-inf"))
-        most = _larger(largest, _row_max(scores))
-        base = gl.where(most == float("-inf"), 0.0, most)
-        exponentials = gl.exp2(scores - base[:, None])
+        scores = gl.where(columns[None, :] < ends[:, None], scores, float("-inf"))
+    most = _larger(largest, _row_max(scores) * factor)
+    base = gl.where(most == float("-inf"), 0.0, most)
+    exponentials = scores * factor - base[:, None]
+    if MASKED or EIGHTHS == 0:
+        exponentials = gl.exp2(exponentials)
     else:
-        most = _larger(largest, _row_max(scores) * factor)
-        base = gl.where(most == float("-inf"), 0.0, most)
-        exponentials = scores * factor - base[:, None]
-        if EIGHTHS == 0:
-            exponentials = gl.exp2(exponentials)
-        else:
-            exponentials = _powers_of_2(exponentials, EIGHTHS)
-            # A polynomial is finite where a score is not; then this is NaN, and with it the row.
-            largest += base - base
+        exponentials = _powers_of_2(exponentials, EIGHTHS)
+        # A polynomial is finite where a score is not; then this is NaN, and with it the row.
+        largest += base - base
     return exponentials, most, gl.exp2(largest - base)
 
 
@@ -369,7 +365,8 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FACTS.block_n, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    factor = (gl.abs(number) * _LOG2E).to(gl.float32)
+    # Not 0, of which a masked score's product would be NaN.
+    factor = _larger((gl.abs(number) * _LOG2E).to(gl.float32), 2.0**-126)
     q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
     row, batch, head, count, cut = _tile(gl.program_id(0), sizes, FACTS)
