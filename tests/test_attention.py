@@ -1,5 +1,6 @@
 """Attention against its definition in float64, and against ATen's kernel for CPUs."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import torch
 
 import tritonite
 from tritonite import devices
+from tritonite.dispatch import call
 from tritonite.engine.attention import problem
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.forward import attention
@@ -453,3 +455,13 @@ def test_references_of_what_cuda_alone_has(kind, suffix):
         for own, exact in zip(results, exacts, strict=True):
             if exact is not None:
                 torch.testing.assert_close(own.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@only_cpu
+def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
+    """On a device of which it is known elsewhere in what ATen is faster."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    operands = _operands()
+    with call.under(call.settings_of()._replace(faster_only=True)), pytest.raises(Decline, match="ATen is faster here"):
+        tritonite.overloads()[_CPU](*operands)
+    tritonite.overloads()[_CPU](*operands)

@@ -87,12 +87,12 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
     called = []
     monkeypatch.setattr(hopper_backward, "attention_backward", lambda *given: called.append(given))
     work = problem()
-    out, logsumexp = result(work), torch.zeros(2, 4, 20)
+    out, logsumexp = result(work), torch.zeros(2, 4, 20, device=tritonite.device)
     grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
     backward.attention_backward(work, out, out, logsumexp, grads)
     assert called == [(work, out, out, logsumexp, grads)] and all(grad.isnan().all() for grad in grads)
     biased = work._replace(bias=drawn(2, 4, 20, 20))
-    backward.attention_backward(biased, out.zero_(), out, logsumexp, grads, torch.empty(2, 4, 20, 20))
+    backward.attention_backward(biased, out.zero_(), out, logsumexp, grads, torch.empty_like(biased.bias))
     assert len(called) == 1 and not any(grad.isnan().any() for grad in grads)
 
 

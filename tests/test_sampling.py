@@ -479,7 +479,7 @@ _FAMILY = [overload for overload, op in tritonite.overloads().items() if op.fami
 def _rates(shape, dtype):
     generator = torch.Generator("cuda").manual_seed(1)
     choice = torch.randint(0, len(RATES), shape, device="cuda", generator=generator)
-    return torch.tensor(RATES, device="cuda").clamp(max=torch.finfo(dtype).max)[choice].to(dtype)
+    return torch.tensor(RATES, device="cuda").clamp(max=min(1e9, torch.finfo(dtype).max))[choice].to(dtype)
 
 
 def _uniforms(shape, dtype, low=0.0, high=1.0):

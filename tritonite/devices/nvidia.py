@@ -25,8 +25,8 @@ RECORD = Device(
     forward_progress=True,
     ptx=True,
     aten_measured=True,
-    # How fast their kernels are has not been measured, or they are slower than ATen's: docs/correctness.md.
-    unverified=frozenset(("attention", "sampling", "sync_batch_norm")),
+    # How fast their kernels are has not been measured: docs/correctness.md.
+    unverified=frozenset(("sampling", "sync_batch_norm")),
     # Subnormals count: libdevice would flush them.
     options={"enable_reflect_ftz": False},
     flushing={"enable_reflect_ftz": True},

@@ -5,9 +5,11 @@ All compute the same by the engine, and differ in what they take and in how thei
 
 import torch
 
+from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, empty_strided, zero_or_one
+from tritonite.dispatch.call import decline_if_slower, empty, empty_strided, zero_or_one
 from tritonite.dtypes import SINGLE_FLOATS
+from tritonite.engine.attention import hopper
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.forward import attention
@@ -15,6 +17,7 @@ from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.iteration import broadcast_shape, common_device, contiguous_strides, strides_after_conversion
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
+from tritonite.tune import attention as table
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
@@ -73,9 +76,23 @@ def _like(tensor):
     )
 
 
+def _decline_if_slower(problem, done_by):
+    """Decline where ATen is faster in a pass, or may be, unless every call that can be served is to be."""
+    query, biased = problem.query, problem.bias is not None
+    size, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
+    measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
+    unmeasured = devices.current.aten_measured and not measured
+    decline_if_slower(unmeasured or (measured and table.aten_is_faster(done_by, size, head, biased)))
+
+
 def _attended(problem, out, logsumexp, empty_rows):
     """The result; `logsumexp` is written too."""
-    (decode if decodes(problem) else attention)(problem, out, logsumexp, empty_rows)
+    if decodes(problem):
+        _decline_if_slower(problem, "decoding")
+        decode(problem, out, logsumexp, empty_rows)
+    else:
+        _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward")
+        attention(problem, out, logsumexp, empty_rows)
     return out
 
 
@@ -99,6 +116,7 @@ def _check_results(problem, grad_out, out, logsumexp):
 
 def _gradients(problem, grad_out, out, logsumexp, grads, grad_bias=None):
     """The gradients of query, key and value, which are written."""
+    _decline_if_slower(problem, "backward")
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
     return grads
