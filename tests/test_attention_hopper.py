@@ -230,45 +230,6 @@ class Products:
         return values[0] if len(values) == 1 else values
 
 
-def powers(x, eighths):
-    """What the assembly for powers of two does to each of eight columns in turn, an instruction after the other."""
-    columns = torch.Tensor(x).reshape(-1, 8).T
-    state = {f"${i + 8}": column for i, column in enumerate(columns)}
-
-    def number(name):
-        return state[name] if name in state else torch.tensor(int(name[2:], 16)).to(torch.int32).view(torch.float32)
-
-    operations = {
-        "ex2.approx.ftz.f32": torch.exp2,
-        "max.f32": torch.fmax,
-        "add.rn.f32": torch.add,
-        "sub.rn.f32": torch.sub,
-        "mov.f32": lambda value: value,
-        "mov.b32": lambda value: value,
-        "fma.rn.f32": lambda x, y, z: (x.double() * y.double() + z.double()).float(),
-        "shl.b32": lambda bits, _: (bits.view(torch.int32).long() << 23).to(torch.int32),
-        "add.s32": lambda x, y: (x.view(torch.int32) + y).view(torch.float32),
-    }
-    for line in hopper._POWERS_OF_EIGHT.value[eighths].strip("{}").split(";"):
-        operation, _, names = line.strip().partition(" ")
-        if operation and operation != ".reg":
-            to, *given = names.split(", ")
-            state[to] = operations[operation](*[name if name == "23" else number(name) for name in given])
-    return block(torch.stack([state[f"${i}"] for i in range(8)]).T.reshape(x.shape))
-
-
-@pytest.mark.parametrize("eighths", range(5))
-def test_powers_of_two_by_a_polynomial(eighths):
-    """Below half precision's errors, exact where the power is 1, and nothing where there is nothing in half types."""
-    x = torch.cat([torch.linspace(-127, 1, 2**16), torch.tensor([0.0, -0.0, -130, -1e4, -1e30, -math.inf, -0.5, 0.5])])
-    found, exact = torch.Tensor(powers(x, eighths)).double(), x.double().exp2()
-    kept = x >= -126
-    assert (found / exact - 1)[kept].abs().max() < 4e-6
-    assert (found[x == 0] == 1).all() and (found[~kept] < 2**-125).all()
-    # float32's own would be nearer.
-    assert ((found / exact - 1).abs().where(kept, 0) > 1e-6).reshape(-1, 8).any(0).sum() == eighths
-
-
 def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
     out = result(work)
@@ -350,7 +311,6 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
         "fence_async_shared": lambda: None,
         # Which halves are a register's is the compiler's matter.
         "_packed": lambda x, dtype: x.to(dtype),
-        "_powers_of_2": powers,
         "_unpacked": lambda pairs, dtype, total: pairs,
         "range": lambda *bounds: map(number, range(*bounds)),
         "ROWS": rows,
@@ -360,7 +320,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
     parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
-    names = ("_tile", "_copy", *steps, *parts, "_attend")
+    names = ("_tile", "_masked_blocks", "_copy", *steps, *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
@@ -377,7 +337,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
             FACTS=types.SimpleNamespace(**facts),
-            ORDER=(tile.BLOCK_M // rows, tile.ping_pong, tile.overlapped, own_staging, tile.eighths),
+            ORDER=(tile.BLOCK_M // rows, tile.ping_pong, tile.overlapped, own_staging),
             STAGES=tile.num_stages,
         )
         if failed:
@@ -387,11 +347,11 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
 
 TILES = [
     WarpSpecialized(128, 128, 2),
-    WarpSpecialized(192, 64, 3, eighths=2),
-    WarpSpecialized(64, 64, 2, ping_pong=None),
-    WarpSpecialized(128, 32, 2, ping_pong=None),
-    WarpSpecialized(128, 64, 2, ping_pong=None, overlapped=False),
-    WarpSpecialized(192, 32, 2, ping_pong="scores"),
+    WarpSpecialized(192, 64, 3),
+    WarpSpecialized(64, 64, 2, ping_pong=False),
+    WarpSpecialized(128, 32, 2, ping_pong=False),
+    WarpSpecialized(128, 64, 2, ping_pong=False, overlapped=False),
+    WarpSpecialized(192, 32, 2, overlapped=False),
 ]
 
 
@@ -414,15 +374,26 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("tile", TILES)
+def test_tiles_of_one_program_have_different_blocks(tile, at_once):
+    """Of which more or fewer are masked than of the tile before."""
+    work = problem(S=450, H=4, shared=2)
+    out, logsumexp = run(work, tile, at_once, own_staging=True, programs=5)
+    expected, logarithms = by_definition(work)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(logsumexp[:, :, :450].double(), logarithms, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
-@pytest.mark.parametrize("eighths", [0, 2])
-def test_what_is_not_finite_stays_so(eighths, worst):
-    """Of one key, by the columns of a polynomial as by others, in blocks that are masked and in those that are not."""
+def test_what_is_not_finite_stays_so(worst):
+    """Of one key, in blocks that are masked and in those that are not."""
     for at, T in ((3, 150), (7, 150), (64 + 2, 150), (64 + 3, 150), (128 + 7, 150), (64 + 3, 128), (3, 64)):
         work = problem(S=70, T=T, H=2, causal=False)
         work.query[:] = work.query.abs()
         work.key[0, 1, at] = worst
-        out, logsumexp = run(work, WarpSpecialized(128, 64, 2, eighths=eighths), True, True)
+        out, logsumexp = run(work, WarpSpecialized(128, 64, 2), True, True)
         assert out[0, 1].isnan().all() and logsumexp[0, 1, :70].isnan().all()
         assert out[0, 0].isfinite().all() and out[1].isfinite().all()
 
@@ -476,9 +447,10 @@ def check(work, empty="inf"):
 
 def test_tiles_by_how_many_there_are():
     """Where few, one group of warps has one; else two have, and programs of short heads take several."""
-    chosen = lambda head, queries, heads: table.warp_specialized(head, head, queries, heads, 132)
+    chosen = lambda head, length, heads: table.warp_specialized(head, head, length, length, heads, 132)
     assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
     assert chosen(64, 512, 64).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
+    assert chosen(64, 512, 64).persistent and not chosen(64, 513, 64).persistent and not chosen(128, 512, 64).persistent
 
 
 @on_sm_90
@@ -520,7 +492,7 @@ def test_layouts(D):
 
 
 @on_sm_90
-@pytest.mark.parametrize("persistent", [0, math.inf])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 # The bytes of keys and values that a second-level cache keeps for programs that read the same.
@@ -97,39 +96,43 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
 class WarpSpecialized(NamedTuple):
     """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps.
 
-    The groups take turns to multiply, which each gives to the next after its "scores" of a block, or after all its
-    "products" of one (`ping_pong`). A block's products are under the exponentials of the one before where they are
-    `overlapped`. Over so many keys as `persistent` is at most, programs take tile after tile. So many `eighths` of the
-    exponentials are polynomials, as units for products have time where a head is short.
+    The groups take turns to multiply where they `ping_pong`. A block's products are under the exponentials of the next
+    where they are `overlapped`, and `persistent` programs take tile after tile.
     """
 
     BLOCK_M: int
     BLOCK_N: int
     num_stages: int
-    ping_pong: str | None = "products"
+    ping_pong: bool = True
     overlapped: bool = True
-    persistent: float = 0
-    eighths: int = 0
+    persistent: bool = False
 
 
-# By the powers of two that hold a head and a value, those of one size; and where so few tiles leave multiprocessors
-# idle, of which two have room in one.
+# By the powers of two that hold a head and a value, those of one size; where so few tiles leave multiprocessors idle,
+# of which two have room in one.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(128, 128, 3, persistent=math.inf, eighths=1),
+    64: WarpSpecialized(128, 128, 2, ping_pong=False, overlapped=False),
     128: WarpSpecialized(128, 128, 2),
-    256: WarpSpecialized(128, 64, 2, ping_pong=None),
+    256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
 _FEW_TILES = {
-    64: WarpSpecialized(64, 128, 2, ping_pong=None),
-    128: WarpSpecialized(64, 64, 2, ping_pong=None),
+    64: WarpSpecialized(64, 128, 2, ping_pong=False),
+    128: WarpSpecialized(64, 64, 2, ping_pong=False),
 }
+# So few blocks take no longer than a program's beginning and end, which are then under another tile.
+_FEW_KEYS_BLOCKS = 4
+_FEW_KEYS = {64: WarpSpecialized(128, 128, 3, persistent=True)}
 
 
-def warp_specialized(head: int, value: int, queries: int, heads: int, multiprocessors: int) -> WarpSpecialized:
-    """That for heads and values in powers of two, which the larger decides, of so many queries and heads in all."""
+def warp_specialized(
+    head: int, value: int, queries: int, keys: int, heads: int, multiprocessors: int
+) -> WarpSpecialized:
+    """That for heads and values in powers of two, which the larger decides, of so many queries, keys and heads."""
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]
+    if size in _FEW_KEYS and keys <= _FEW_KEYS_BLOCKS * _FEW_KEYS[size].BLOCK_N:
+        return _FEW_KEYS[size]
     return WARP_SPECIALIZED[size]
 
 

@@ -6,7 +6,6 @@ cores multiply for another, and within a group for its next block (Shah et al. 2
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 
 import torch
@@ -34,10 +33,6 @@ from tritonite.tune import attention as table
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
-# 2**x for |x| <= 1/2 in Horner's order, to 2**-18 of itself and exact at 0: 1 is left out.
-_POLYNOMIAL = (0.009582855314902747, 0.05590643043967086, 0.24024098607185954, 0.6931241927484768)
-# What float32 is added to for its nearest integer, which the last bits of the sum then are.
-_TO_INTEGER = 1.5 * 2**23
 # The queries of a group of four warps, whose tensor cores take as many.
 ROWS = gl.constexpr(64)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
@@ -46,21 +41,27 @@ _BARRIERS = 1024
 
 @gluon.jit
 def _tile(tile, sizes, FACTS: gl.constexpr):
-    """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a tile.
+    """(first query, batch, head, blocks of keys) of a tile.
 
     Blocks of keys are taken from the last to the first, and there is always one.
     """
     heads, batch_heads, group, blocks, _, keys, diagonal, _, _, _ = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
-    BLOCK_N: gl.constexpr = FACTS.block_n
     block, batch, head = place(tile, blocks, heads, batch_heads, group)
-    end, whole = keys, keys // BLOCK_N
+    end = keys
     if FACTS.causal:
-        first = block * BLOCK_M + diagonal + 1
-        end = gl.minimum(keys, gl.maximum(first + BLOCK_M - 1, 1))
-        whole = gl.minimum(whole, gl.maximum(first, 0) // BLOCK_N)
-    count = gl.cdiv(end, BLOCK_N)
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), count, count - gl.minimum(whole, count)
+        end = gl.minimum(keys, gl.maximum(block * BLOCK_M + diagonal + BLOCK_M, 1))
+    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), gl.cdiv(end, FACTS.block_n)
+
+
+@gluon.jit
+def _masked_blocks(first, count, sizes, FACTS: gl.constexpr):
+    """How many of a tile's blocks of keys, the last ones, some query does not see in whole."""
+    _, _, _, _, _, keys, diagonal, _, _, _ = sizes
+    whole = keys // FACTS.block_n
+    if FACTS.causal:
+        whole = gl.minimum(whole, gl.maximum(first + diagonal + 1, 0) // FACTS.block_n)
+    return count - gl.minimum(whole, count)
 
 
 @gluon.jit
@@ -77,7 +78,7 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
     V_BYTES: gl.constexpr = BLOCK_N * vs.shape[4] * 2
     step = 0
     for tile in range(gl.program_id(0), tiles, programs):
-        first, batch, head, count, _cut = _tile(tile, sizes, FACTS)
+        first, batch, head, count = _tile(tile, sizes, FACTS)
         shared = head // FACTS.ratio
         for block in range(count):
             stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -170,71 +171,22 @@ def _row_max(x):
     return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
 
 
-def _bits(x: float) -> str:
-    """A float32 as NVIDIA's assembly writes it."""
-    return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
-
-
-def _powers_of_eight(eighths: int) -> str:
-    """The assembly for the powers of two of eight values, so many of them by a polynomial, spread among others."""
-    text = [".reg .f32 x, whole, power;", ".reg .b32 exponent;"]
-    for i in range(8):
-        if (i + 1) * eighths // 8 == i * eighths // 8:
-            text.append(f"ex2.approx.ftz.f32 ${i}, ${i + 8};")
-            continue
-        terms = [f"fma.rn.f32 power, power, x, {_bits(term)};" for term in (*_POLYNOMIAL[1:], 1.0)]
-        text += [
-            # Smaller ones are 0 in half types; below, exponents would wrap around.
-            f"max.f32 x, ${i + 8}, {_bits(-126.0)};",
-            f"add.rn.f32 whole, x, {_bits(_TO_INTEGER)};",
-            "mov.b32 exponent, whole;",
-            f"sub.rn.f32 whole, whole, {_bits(_TO_INTEGER)};",
-            "sub.rn.f32 x, x, whole;",
-            f"mov.f32 power, {_bits(_POLYNOMIAL[0])};",
-            *terms,
-            "shl.b32 exponent, exponent, 23;",
-            f"mov.b32 ${i}, power;",
-            f"add.s32 ${i}, ${i}, exponent;",
-        ]
-    return "{" + " ".join(text) + "}"
-
-
-_POWERS_OF_EIGHT = gl.constexpr(tuple([_powers_of_eight(eighths) for eighths in range(5)]))
-
-
 @gluon.jit
-def _powers_of_2(x, EIGHTHS: gl.constexpr):
-    """2**x, of which so many eighths by a polynomial: units for products have time while that for powers has not.
-
-    Which are a thread's own registers, and so nothing moves.
-    """
-    CONSTRAINTS: gl.constexpr = "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r"
-    TEXT: gl.constexpr = _POWERS_OF_EIGHT[EIGHTHS]
-    return gl.inline_asm_elementwise(TEXT, CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
-
-
-@gluon.jit
-def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, EIGHTHS: gl.constexpr):
+def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
     """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(columns[None, :] < ends[:, None], scores, float("-inf"))
     most = _larger(largest, _row_max(scores) * factor)
     base = gl.where(most == float("-inf"), 0.0, most)
-    exponentials = scores * factor - base[:, None]
-    if MASKED or EIGHTHS == 0:
-        exponentials = gl.exp2(exponentials)
-    else:
-        exponentials = _powers_of_2(exponentials, EIGHTHS)
-        # A polynomial is finite where a score is not; then this is NaN, and with it the row.
-        largest += base - base
+    exponentials = gl.exp2(scores * factor - base[:, None])
     return exponentials, most, gl.exp2(largest - base)
 
 
 @gluon.jit
 def _wait_for_turn(turns, step, WHICH: gl.constexpr, PING_PONG: gl.constexpr):
     """All blocks but a program's first have a turn."""
-    if PING_PONG is not None:
+    if PING_PONG:
         mbarrier.wait(turns.index(WHICH), (step + (0 if WHICH == 0 else 1)) % 2)
 
 
@@ -254,22 +206,19 @@ def _attend_block(
     CONSUMERS: gl.constexpr = ORDER[0]
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
-    EIGHTHS: gl.constexpr = ORDER[4]
     layout: gl.constexpr = largest.type.layout.parent
     _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
-    if PING_PONG == "scores":
-        mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-    if PING_PONG == "products":
+    if PING_PONG:
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED, EIGHTHS)
+    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
     denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
@@ -303,18 +252,15 @@ def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.co
 
 
 @gluon.jit
-def _first_exponentials(scores, factor, ends, count, cut, EIGHTHS: gl.constexpr):
+def _first_exponentials(scores, factor, ends, first, count, sizes, FACTS: gl.constexpr):
     """(exponentials of a tile's first block, the largest score of each row, sums of rows by thread)."""
     nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, scores.type.layout))
-    first = (count - 1) * scores.shape[1]
-    if cut > 0:
-        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, True, EIGHTHS)
+    last = (count - 1) * scores.shape[1]
+    if _masked_blocks(first, count, sizes, FACTS) > 0:
+        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, last, True)
     else:
-        exponentials, largest, kept = _exponentials(scores, nothing, factor, ends, first, False, EIGHTHS)
-    sums = _thread_sums(exponentials)
-    # What is kept of nothing is 0, or NaN.
-    kept = gl.convert_layout(kept, gl.SliceLayout(1, sums.type.layout), assert_trivial=True)
-    return exponentials, largest, sums + kept[:, None]
+        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, last, False)
+    return exponentials, largest, _thread_sums(exponentials)
 
 
 @gluon.jit
@@ -361,7 +307,6 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
-    EIGHTHS: gl.constexpr = ORDER[4]
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FACTS.block_n, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -369,47 +314,47 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     factor = _larger((gl.abs(number) * _LOG2E).to(gl.float32), 2.0**-126)
     q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
-    row, batch, head, count, cut = _tile(gl.program_id(0), sizes, FACTS)
-    row += WHICH * ROWS
+    first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
-        ends = gl.minimum(ends, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+        ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, denominator = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+    exponentials, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
     _wait_for_keys(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
+        # Here, because Triton 3.6 takes what goes round a loop and only bounds others for unused, and keeps the first.
+        masked = _masked_blocks(first, count, sizes, FACTS)
         if not OVERLAPPED:
             total, shares = _add_values(pairs, total, vs, v_ready, step)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
             mbarrier.arrive(v_free.index(step % STAGES))
-        for i in range(1, cut):
+        for i in range(1, masked):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), True, WHICH, ORDER
             )
-        for i in range(gl.maximum(cut, 1), count):
+        for i in range(gl.maximum(masked, 1), count):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), False, WHICH, ORDER
             )
         step += count
-        where = row, batch, head
+        where = first + WHICH * ROWS, batch, head
         if OWN_STAGING and tile + programs < tiles:
             # All products with these queries have been computed.
             mbarrier.arrive(q_free.index(WHICH))
-            row, batch, head, count, cut = _tile(tile + programs, sizes, FACTS)
-            row += WHICH * ROWS
+            first, batch, head, count = _tile(tile + programs, sizes, FACTS)
             if FACTS.causal:
-                ends = gl.minimum(keys, row + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
+                ends = gl.minimum(keys, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
             _wait_for_turn(turns, step, WHICH, PING_PONG)
             scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH)
             if OVERLAPPED:
                 total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-            if PING_PONG is not None:
+            if PING_PONG:
                 mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
             if OVERLAPPED:
                 scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -417,7 +362,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(k_free.index(step % STAGES))
-            exponentials, most, sums = _first_exponentials(scores, factor, ends, count, cut, EIGHTHS)
+            exponentials, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
             _wait_for_keys(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
                 total, shares = warpgroup_mma_wait(0, deps=(total, shares))
@@ -459,10 +404,9 @@ def attend_warp_specialized(
 ):
     """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    ORDER is how many groups of warps there are, after what of a block one gives its turn to multiply to the next (its
-    scores, all its products, or None, where there are no turns), whether a group's products are under its exponentials,
-    whether a result leaves by a place in shared memory of its own, so that a program may have several tiles, or by that
-    of the queries, and how many eighths of the exponentials are polynomials. Keys and values have STAGES blocks each.
+    ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
+    under its exponentials, and whether a result leaves by a place in shared memory of its own, so that a program may
+    have several tiles, or by that of the queries. Keys and values have STAGES blocks each.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
@@ -567,12 +511,12 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     multiprocessors = devices.multiprocessors(out.device)
     # How many other rows there are must not decide how keys are added up.
     idle = 0 if settings().invariant else multiprocessors
-    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle)
+    tile = table.warp_specialized(block_d, block_v, queries, problem.keys, problem.batch * heads, idle)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
-    persistent = problem.keys <= tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device)
+    persistent = tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device)
     programs = min(tiles, multiprocessors) if persistent else tiles
     own_staging = block_d != block_v or programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
@@ -594,7 +538,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging, tile.eighths),
+        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
         STAGES=tile.num_stages,
         num_warps=4,
         # Two programs of one group share a multiprocessor's registers.
