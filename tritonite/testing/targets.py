@@ -316,19 +316,20 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
 def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes."""
     halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
-    # So many batches that multiprocessors have several tiles.
-    for dtype, (head, value), causal, batch in itertools.product(halves, sizes, (False, True), (1, 100)):
+    # So many batches that multiprocessors have several tiles, of few keys and of more.
+    lengths = ((1, 300), (100, 300), (100, 600))
+    for dtype, (head, value), causal, (batch, keys) in itertools.product(halves, sizes, (False, True), lengths):
         if not full and (dtype, head, causal) != (torch.float16, value, True):
             continue
-        query, key = torch.empty(batch, 4, 200, head, dtype=dtype), torch.empty(batch, 2, 300, head, dtype=dtype)
+        query, key = torch.empty(batch, 4, 200, head, dtype=dtype), torch.empty(batch, 2, keys, head, dtype=dtype)
         out, logsumexp = torch.empty(batch, 4, 200, value, dtype=dtype), torch.empty(batch, 4, 200)
-        problem = Problem(query, key, key.new_empty(batch, 2, 300, value), None, None, causal, 100, "ieee")
+        problem = Problem(query, key, key.new_empty(batch, 2, keys, value), None, None, causal, 100, "ieee")
         with _noting() as found:
             hopper.attention(problem, out, logsumexp if causal else None)
             if batch == 1:
                 hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
         for name, specialization in zip(("attention", "queries", "keys"), found, strict=False):
-            label = f"{name} {dtype} of {batch}x{head} and {value}{' causal' if causal else ''}"
+            label = f"{name} {dtype} of {batch}x{keys}x{head} and {value}{' causal' if causal else ''}"
             yield label, specialization, ("sm_90",)
 
 
