@@ -36,6 +36,8 @@ def embedding_dense_backward(grad_output, indices, num_weights, padding_idx, sca
     width, rows = grad_output.shape[-1] if grad_output.dim() else 0, tuple(indices.shape)
     if tuple(grad_output.shape) != (*rows, width) or grad_output.dtype not in FLOATS:
         raise Decline("a gradient of another shape or dtype")
+    if not -(2**31) < padding_idx < 2**31:
+        raise Decline("a padding index that ATen's kernels for GPUs cut to 32 bits")
     outputs((grad_output, indices), [(num_weights, width)] * len(outs), [grad_output.dtype] * len(outs), outs)
     result = zeros((num_weights, width), grad_output.dtype, grad_output.device)
     add_rows_at(

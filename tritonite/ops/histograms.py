@@ -33,6 +33,8 @@ def histc(self, bins=100, min=0, max=0, outs=()):
         refuse_if_deterministic()
     if not (math.isfinite(min) and math.isfinite(max)) or min > max:
         raise Decline("edges that are infinite or in the wrong order")
+    if not floating and builtins.max(abs(min), abs(max)) >= 2**62:
+        raise Decline("edges at which integers may overflow")
     if not floating and not (min == int(min) and max == int(max)):
         raise Decline("a number with a fraction for integers")
     if floating and builtins.max(abs(min), abs(max)) > torch.finfo(self.dtype).max:

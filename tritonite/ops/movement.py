@@ -174,6 +174,8 @@ def _copies_of_views(view):
         (given,) = outs
         if self.device.type != "cpu" and not self.is_contiguous():
             raise Decline("a tensor that is not contiguous, which ATen's kernels for GPUs may misread")
+        if self.device.type != "cpu" and not all(out.is_contiguous() for out in given):
+            raise Decline("outputs that are not contiguous, which ATen's kernels for GPUs may miswrite")
         if len(given) != len(views):
             raise Decline("another number of outputs")
         for i, (x, out) in enumerate(zip(views, given, strict=True)):
@@ -358,6 +360,8 @@ def diag_embed(self, offset, dim1, dim2, outs=()):
     rank = self.dim() + 1
     if not self.dim() or any(not -rank <= d < rank for d in (dim1, dim2)) or (dim1 - dim2) % rank == 0:
         raise Decline("no such diagonal")
+    if abs(offset) >= 2**31:
+        raise Decline("a diagonal that no memory holds")
     dim1, dim2 = dim1 % rank, dim2 % rank
     shape = list(self.shape[:-1])
     size = self.shape[-1] + abs(offset)
@@ -408,6 +412,8 @@ def _chunk_cat(tensors, dim, num_chunks, outs=()):
         raise Decline("no chunks, no elements, or several dtypes")
     if any(not 0 <= dim < x.dim() or x.shape[:dim] != tensors[0].shape[:dim] for x in tensors):
         raise Decline("sizes that differ, or a dimension that there is not")
+    if outs and outs[0].device.type != "cpu" and not outs[0].is_contiguous():
+        raise Decline("an output that is not contiguous, which ATen's kernel for GPUs writes as if it were")
     dtype = outs[0].dtype if outs else tensors[0].dtype
     check_conversion(tensors[0].dtype, dtype)
     widths = [-(-x.shape[dim] // num_chunks) * math.prod(x.shape[dim + 1 :]) for x in tensors]

@@ -82,14 +82,15 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
     """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head`.
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward". On an
-    H200 the warp-specialised one has 0.95 to 1.09 of cuDNN's speed for heads of 128 and 256, and 0.69 to 0.92 for those
-    of 64; gradients of half types have 0.85 to 0.93, half types with a bias 0.38 to 0.75. In float32 the forward pass
+    H200 the warp-specialised one has 0.97 to 1.08 of cuDNN's speed for heads of 128 and 256, and 0.76 to 0.87 for those
+    of 64; gradients of half types have 0.82 to 0.97, and 1.18 for those of 256, half types with a bias 0.38 to
+    0.75. In float32 the forward pass
     has 1.12 to 1.25 of ATen's, gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.92 to 1.0.
     """
     if done_by == "decoding":
         return False
     if done_by == "backward":
-        return size == 2 or biased
+        return biased or (size == 2 and head <= 128)
     return size == 2 and (done_by != "warp specialised" or head <= 64)
 
 
