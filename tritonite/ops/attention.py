@@ -76,22 +76,27 @@ def _like(tensor):
     )
 
 
-def _decline_if_slower(problem, done_by):
-    """Decline where ATen is faster in a pass, or may be, unless every call that can be served is to be."""
+def _decline_if_slower(problem, *done_by):
+    """Decline where ATen is faster in one of these passes, or may be, unless every call that can be served is to be."""
     query, biased = problem.query, problem.bias is not None
     size, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
     measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
     unmeasured = devices.current.aten_measured and not measured
-    decline_if_slower(unmeasured or (measured and table.aten_is_faster(done_by, size, head, biased)))
+    slower = measured and any([table.aten_is_faster(each, size, head, biased) for each in done_by])
+    decline_if_slower(unmeasured or slower)
 
 
 def _attended(problem, out, logsumexp, empty_rows):
-    """The result; `logsumexp` is written too."""
+    """The result; `logsumexp` is written too.
+
+    Who serves a pass that leaves logarithms serves the gradient that they are for.
+    """
+    gradient = () if logsumexp is None else ("backward",)
     if decodes(problem):
-        _decline_if_slower(problem, "decoding")
+        _decline_if_slower(problem, "decoding", *gradient)
         decode(problem, out, logsumexp, empty_rows)
     else:
-        _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward")
+        _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
         attention(problem, out, logsumexp, empty_rows)
     return out
 

@@ -83,14 +83,14 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward". On an
     H200 the warp-specialised one has 0.97 to 1.08 of cuDNN's speed for heads of 128 and 256, and 0.76 to 0.87 for those
-    of 64; gradients of half types have 0.82 to 0.97, and 1.18 for those of 256, half types with a bias 0.38 to
-    0.75. In float32 the forward pass
-    has 1.12 to 1.25 of ATen's, gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.92 to 1.0.
+    of 64; gradients of half types have 0.89 to 0.97 for heads of 128, 1.18 for those of 256, and 0.82 to 0.95 for those
+    of 64; half types with a bias have 0.38 to 0.75. In float32 the forward pass has 1.12 to 1.25 of ATen's speed,
+    gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.91 to 1.0.
     """
     if done_by == "decoding":
         return False
     if done_by == "backward":
-        return biased or (size == 2 and head <= 128)
+        return biased or (size == 2 and head <= 64)
     return size == 2 and (done_by != "warp specialised" or head <= 64)
 
 
