@@ -234,7 +234,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
     out = result(work)
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
-    block_d, block_v = hopper._sizes(work)
+    block_d, block_v = hopper.block_sizes(work)
     rows, heads = hopper.ROWS.value, work.query.shape[1]
     blocks, barriers, products = -(-work.queries // tile.BLOCK_M), Barriers(), Products(at_once)
     if not own_staging:
@@ -314,11 +314,11 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
         "_unpacked": lambda pairs, dtype, total: pairs,
         "range": lambda *bounds: map(number, range(*bounds)),
         "ROWS": rows,
-        "_LOG2E": hopper._LOG2E.value,
+        "LOG2E": hopper.LOG2E.value,
         "_LN2": hopper._LN2.value,
     }
     kernel = hopper.attend_warp_specialized.jit.fn
-    steps = ("_wait_for_keys", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
+    steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
     parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
     names = ("_tile", "_masked_blocks", "_copy", *steps, *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
@@ -347,11 +347,11 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
 
 TILES = [
     WarpSpecialized(128, 128, 2),
-    WarpSpecialized(192, 64, 3),
+    WarpSpecialized(128, 64, 3),
     WarpSpecialized(64, 64, 2, ping_pong=False),
     WarpSpecialized(128, 32, 2, ping_pong=False),
     WarpSpecialized(128, 64, 2, ping_pong=False, overlapped=False),
-    WarpSpecialized(192, 32, 2, overlapped=False),
+    WarpSpecialized(128, 32, 2, overlapped=False),
 ]
 
 

@@ -25,7 +25,7 @@ from test_attention_hopper import (
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, hopper, hopper_backward
+from tritonite.engine.attention import backward, hopper_backward
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Packed, Problem
@@ -52,8 +52,7 @@ def of_hopper(monkeypatch):
 
 
 def taken(work, grad=None, grads=None):
-    out = result(work)
-    return hopper_backward.takes(work, out if grad is None else grad, out, work[:3] if grads is None else grads)
+    return hopper_backward.takes(work, result(work) if grad is None else grad, work[:3] if grads is None else grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -179,8 +178,9 @@ def scope_of(at_once):
         "warpgroup_mma_wait": products.wait,
         "fence_async_shared": lambda: None,
         "range": lambda *bounds: map(number, range(*bounds)),
-        "ROWS": hopper.ROWS.value,
-        "_LOG2E": hopper_backward._LOG2E.value,
+        "ROWS": hopper_backward.ROWS.value,
+        "GROUPS": hopper_backward.GROUPS.value,
+        "LOG2E": hopper_backward.LOG2E.value,
     }
     kernels = [getattr(hopper_backward, name) for name in vars(hopper_backward) if name.startswith("attend_to_")]
     helpers = [x for x in vars(hopper_backward).values() if type(x) is type(hopper_backward._halves)]
@@ -194,7 +194,7 @@ def scope_of(at_once):
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
     scope, begun = scope_of(at_once)
-    as_is = {"heads", "batch_heads", "group", "blocks", "ORDER", "STAGES", "V_STAGES"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "APART", "STAGES", "V_STAGES"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
@@ -211,7 +211,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
     def launching(kernel):
         names = list(kernel.jit.signature.parameters)
 
-        def launch(*args, num_warps, maxnreg=None, **kwargs):
+        def launch(*args, num_warps, **kwargs):
             kwargs |= dict(zip(names, args, strict=False))
             for program in range(launch.programs):
                 begun.append(program)
@@ -236,12 +236,10 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
 
 
 TILES = [
-    WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
-    WarpSpecializedBackward(Ring(3, 64, 2), Ring(3, 32, 3)),
-    WarpSpecializedBackward(Ring(2, 64, 2, overlapped=True), Ring(2, 64, 2, overlapped=True)),
-    WarpSpecializedBackward(Ring(1, 64, 2), Ring(1, 64, 2, overlapped=True)),
-    WarpSpecializedBackward(Ring(2, 32, 3, value_stages=2), Ring(2, 128, 1)),
-    WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
+    WarpSpecializedBackward(Ring(128, 2), Ring(64, 2)),
+    WarpSpecializedBackward(Ring(64, 2), Ring(32, 3)),
+    WarpSpecializedBackward(Ring(32, 3, value_stages=2), Ring(128, 1)),
+    WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, apart=True)),
 ]
 
 
@@ -281,7 +279,7 @@ def check(work, far=None):
     for _ in range(2):
         whole = [x.new_full((*x.shape[:2], x.shape[2] + 3, x.shape[3] + 8), math.nan) for x in work[:3]]
         grads = tuple([x[:, :, :-3, :-8] for x in whole])
-        assert hopper_backward.takes(work, grad, out, grads)
+        assert hopper_backward.takes(work, grad, grads)
         backward.attention_backward(work, grad, out, logsumexp, grads)
         for own, around, exact in zip(grads, whole, expected, strict=True):
             assert around[:, :, -3:].isnan().all() and around[..., -8:].isnan().all()
@@ -337,7 +335,7 @@ def test_values_that_are_not_finite_beside_the_last(D):
     logsumexp = torch.empty(2, 4, 70, device=out.device)
     attention(work, out, logsumexp, "0")
     grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
-    assert hopper_backward.takes(work, grad, out, grads)
+    assert hopper_backward.takes(work, grad, grads)
     backward.attention_backward(work, grad, out, logsumexp, grads)
     assert grads[1][:, :, :70].isfinite().all() and grads[2].isfinite().all()
 

@@ -138,24 +138,16 @@ def warp_specialized(
 
 
 class Ring(NamedTuple):
-    """A tile of a warp-specialised backward pass: so many groups of four warps, with 64 rows of their own each.
+    """A tile of a warp-specialised backward pass: two groups of four warps, with 64 rows of their own each.
 
     A `block` of the others' rows is taken at a time, and there are num_stages of them in shared memory, of values
-    perhaps another number. A block's scores are computed under what follows those of the one before where they are
-    `overlapped`. Two groups that are `apart` have the gradients of keys and of values of the same 64 rows.
+    perhaps another number. Groups that are `apart` have the gradients of keys and of values of the same 64 rows.
     """
 
-    consumers: int
     block: int
     num_stages: int
     value_stages: int | None = None
-    overlapped: bool = False
     apart: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """With one group there are two programs on a multiprocessor, which share its registers."""
-        return {"num_warps": 4, "maxnreg": 128} if self.consumers == 1 else {"num_warps": 4}
 
 
 class WarpSpecializedBackward(NamedTuple):
@@ -167,15 +159,15 @@ class WarpSpecializedBackward(NamedTuple):
 
 # By the power of two that holds a head and a value.
 WARP_SPECIALIZED_BACKWARD = {
-    64: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 3)),
-    128: WarpSpecializedBackward(Ring(2, 128, 2), Ring(2, 64, 2)),
-    256: WarpSpecializedBackward(Ring(2, 64, 2, value_stages=1), Ring(2, 64, 2, apart=True)),
+    64: WarpSpecializedBackward(Ring(128, 2), Ring(64, 3)),
+    128: WarpSpecializedBackward(Ring(128, 2), Ring(64, 2)),
+    256: WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, apart=True)),
 }
 
 
-def warp_specialized_backward(head: int, value: int) -> WarpSpecializedBackward | None:
-    """Those for heads and values in powers of two, which the larger decides, or None."""
-    return WARP_SPECIALIZED_BACKWARD.get(max(head, value))
+def warp_specialized_backward(head: int, value: int) -> WarpSpecializedBackward:
+    """Those for heads and values in powers of two, which the larger decides."""
+    return WARP_SPECIALIZED_BACKWARD[max(head, value)]
 
 
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.

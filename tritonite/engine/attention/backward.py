@@ -411,7 +411,7 @@ def attention_backward(
     `logsumexp` is (batch, heads, rows) of float32, of as many rows as queries or more; the others are (batch, heads,
     rows, elements), with elements next to each other. The gradient of a bias is one of all scores.
     """
-    if grad_bias is None and hopper_backward.takes(problem, grad_out, out, grads):
+    if grad_bias is None and hopper_backward.takes(problem, grad_out, grads):
         hopper_backward.attention_backward(problem, grad_out, out, logsumexp, grads)
         return
     heads = problem.query.shape[1]

@@ -19,22 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
 from tritonite import devices
 from tritonite.dispatch.call import settings
+from tritonite.engine.attention.descriptors import LOG2E, ROWS, block_sizes, descriptor, take, wait_for_block
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
-from tritonite.engine.gemm.hopper import in_shared_memory, load, store
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.gemm.hopper import load, store
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
 
-_LOG2E = gl.constexpr(1.4426950408889634)
 _LN2 = gl.constexpr(0.6931471805599453)
-# The queries of a group of four warps, whose tensor cores take as many.
-ROWS = gl.constexpr(64)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
 _BARRIERS = 1024
 
@@ -95,12 +90,6 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
             mbarrier.expect(v_ready.index(stage), V_BYTES)
             load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
             step += 1
-
-
-@gluon.jit
-def _wait_for_keys(ks, k_ready, step, wanted):
-    STAGES: gl.constexpr = ks.shape[0]
-    mbarrier.wait(k_ready.index(step % STAGES), step // STAGES % 2, pred=wanted)
 
 
 @gluon.jit
@@ -222,7 +211,7 @@ def _attend_block(
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
     denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
-    _wait_for_keys(ks, k_ready, step + 1, left > 0)
+    wait_for_block(ks, k_ready, step + 1, left > 0)
     if OVERLAPPED:
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
         mbarrier.arrive(v_free.index((step - 1) % STAGES))
@@ -247,7 +236,7 @@ def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.co
     if number < 0:
         q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
         fence_async_shared()
-    _wait_for_keys(ks, k_ready, step, True)
+    wait_for_block(ks, k_ready, step, True)
     return _scores(q, ks, step, layout)
 
 
@@ -311,7 +300,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     # Not 0, of which a masked score's product would be NaN.
-    factor = _larger((gl.abs(number) * _LOG2E).to(gl.float32), 2.0**-126)
+    factor = _larger((gl.abs(number) * LOG2E).to(gl.float32), 2.0**-126)
     q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
     first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS)
@@ -322,7 +311,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
     exponentials, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
-    _wait_for_keys(ks, k_ready, step + 1, count > 1)
+    wait_for_block(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
@@ -363,7 +352,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
                 scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(k_free.index(step % STAGES))
             exponentials, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
-            _wait_for_keys(ks, k_ready, step + 1, count > 1)
+            wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
                 total, shares = warpgroup_mma_wait(0, deps=(total, shares))
                 mbarrier.arrive(v_free.index((step - 1) % STAGES))
@@ -446,7 +435,7 @@ def attend_warp_specialized(
             [4, 1],
             [240, 24],
         )
-    elif CONSUMERS == 1:
+    else:
         gl.warp_specialize(
             [
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
@@ -455,58 +444,16 @@ def attend_warp_specialized(
             [1],
             [24],
         )
-    else:
-        gl.warp_specialize(
-            [
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
-
-
-def _takes_descriptor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can tell of it: elements next to each other, all else 16 bytes apart."""
-    every = 16 // tensor.dtype.itemsize
-    apart = [tensor.stride(d) for d in range(3) if tensor.shape[d] > 1]
-    aligned = tensor.data_ptr() % 16 == 0 and all(stride > 0 and stride % every == 0 for stride in apart)
-    return tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) and aligned
-
-
-def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of blocks of (1, 1, rows, columns), swizzled as tensor cores take them."""
-    every, shape = 16 // tensor.dtype.itemsize, tensor.shape
-    # Where there is one of them, how far apart they are may be anything.
-    whole = -(-shape[3] // every) * every
-    strides = [tensor.stride(d) if shape[d] > 1 else whole for d in range(3)]
-    return in_shared_memory(AnyLayout(tensor, list(shape), [*strides, 1], [1, 1, rows, columns]))
 
 
 def takes(problem: Problem, out: torch.Tensor) -> bool:
     """Whether this is the kernel for a problem, on a device that has what it needs."""
-    tensors = problem.query, problem.key, problem.value, out
-    return (
-        devices.has_wgmma(out.device)
-        and problem.bias is None
-        and problem.packed is None
-        and out.dtype in (torch.float16, torch.bfloat16)
-        and all(map(_takes_descriptor, tensors))
-        and max(_sizes(problem)) in table.WARP_SPECIALIZED
-    )
-
-
-def _sizes(problem: Problem) -> tuple[int, int]:
-    """The powers of two that hold the elements of a head, and of a value's."""
-    least = min(table.WARP_SPECIALIZED)
-    return max(least, power_of_2(problem.query.shape[3])), max(least, power_of_2(problem.value.shape[3]))
+    return take(problem, (problem.query, problem.key, problem.value, out))
 
 
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """As `forward.attention`, of a problem that this kernel `takes`."""
-    block_d, block_v = _sizes(problem)
+    block_d, block_v = block_sizes(problem)
     heads, queries = problem.query.shape[1], problem.queries
     multiprocessors = devices.multiprocessors(out.device)
     # How many other rows there are must not decide how keys are added up.
@@ -521,10 +468,10 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     own_staging = block_d != block_v or programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
-        _descriptor(problem.query, ROWS.value, block_d),
-        _descriptor(problem.key, tile.BLOCK_N, block_d),
-        _descriptor(problem.value, tile.BLOCK_N, block_v),
-        _descriptor(out, ROWS.value, block_v),
+        descriptor(problem.query, ROWS.value, block_d),
+        descriptor(problem.key, tile.BLOCK_N, block_d),
+        descriptor(problem.value, tile.BLOCK_N, block_v),
+        descriptor(out, ROWS.value, block_v),
         logsumexp,
         logarithm_strides=problem.logarithm_strides(logsumexp),
         heads=heads,

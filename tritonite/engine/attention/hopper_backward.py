@@ -22,16 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite import devices
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention.hopper import ROWS, _descriptor, _sizes, _takes_descriptor, _wait_for_keys
+from tritonite.engine.attention.descriptors import LOG2E, ROWS, block_sizes, descriptor, take, wait_for_block
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
 
-_LOG2E = gl.constexpr(1.4426950408889634)
+# The groups of four warps that multiply.
+GROUPS = gl.constexpr(2)
 
 
 @gluon.jit
@@ -74,7 +74,7 @@ def _keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
 
 
 @gluon.jit
-def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     """What one warp does for the gradient of queries: copy these once, and keys and values through a ring."""
     query, key, value, grad_out = operands
     qs, gs, ks, vs = buffers
@@ -82,20 +82,20 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMER
     STAGES: gl.constexpr = ks.shape[0]
     V_STAGES: gl.constexpr = vs.shape[0]
     BLOCK_N: gl.constexpr = FACTS.block_n
-    first, batch, head, count, _cut = _keys_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    first, batch, head, count, _cut = _keys_of_tile(sizes, GROUPS * ROWS, FACTS)
     shared = head // FACTS.ratio
     for step in range(count):
         stage, phase = step % STAGES, 1 - step // STAGES % 2
         row = (count - 1 - step) * BLOCK_N
         if step == 0:
-            for i in gl.static_range(CONSUMERS):
+            for i in gl.static_range(GROUPS):
                 mbarrier.expect(q_ready.index(i), ROWS * FACTS.block_d * 2)
                 load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
         mbarrier.wait(k_free.index(stage), phase)
         mbarrier.expect(k_ready.index(stage), BLOCK_N * FACTS.block_d * 2)
         load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
         if step == 0:
-            for i in gl.static_range(CONSUMERS):
+            for i in gl.static_range(GROUPS):
                 mbarrier.expect(g_ready.index(i), ROWS * FACTS.block_v * 2)
                 load(grad_out, [batch, head, first + i * ROWS, 0], g_ready.index(i), gs.index(i))
         stage, phase = step % V_STAGES, 1 - step // V_STAGES % 2
@@ -108,7 +108,7 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMER
 def _logarithms(pointers, exists):
     """The logarithms of the sums of rows, of 2; infinite where there is no row or it sees nothing."""
     found = gl.load(pointers, mask=exists, other=float("inf"))
-    return gl.where(found == float("-inf"), float("inf"), found) * _LOG2E
+    return gl.where(found == float("-inf"), float("inf"), found) * LOG2E
 
 
 @gluon.jit
@@ -134,13 +134,12 @@ def _products(a, b, layout: gl.constexpr):
 
 
 @gluon.jit
-def _take_keys(state, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr, OVERLAPPED: gl.constexpr):
-    """The gradient of queries and what a block of keys adds to it, and the scores of the next where OVERLAPPED.
+def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
+    """The gradient of queries and what a block of keys adds to it.
 
-    `numbers` are those of the block, of its first key, and how many blocks are left after it. What it reads first has
-    come, and that of the next block is waited for.
+    `numbers` are those of the block, of its first key, and how many blocks are left after it. Its keys have come, and
+    those of the next block are waited for.
     """
-    total, scores = state
     which, logarithms, delta = rows
     qs, gs, ks, vs = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
@@ -152,22 +151,14 @@ def _take_keys(state, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     stage, v_stage = step % STAGES, step % V_STAGES
     k, v = _matrix(ks, stage), _matrix(vs, _again(v_stage, step))
     q, grad = _matrix(qs, _again(which, step)), _matrix(gs, _again(which, step))
-    # The second wait is there because the assembler does not move what comes after it before the exponentials.
-    if OVERLAPPED:
-        grads = _products(grad, v, of_scores)
-        _wait_for_keys(ks, k_ready, step + 1, left > 0)
-        coming = _products(q, _matrix(ks, (step + 1) % STAGES), of_scores)
-        probabilities = gl.exp2(scores * factor - logarithms[:, None])
-        _wait_for_keys(vs, v_ready, step + 1, left > 0)
-        grads = warpgroup_mma_wait(1, deps=(grads,))
-    else:
-        coming = _products(q, k, of_scores)
-        _wait_for_keys(vs, v_ready, step, True)
-        grads = _products(grad, v, of_scores)
-        coming = warpgroup_mma_wait(1, deps=(coming,))
-        probabilities = gl.exp2(coming * factor - logarithms[:, None])
-        _wait_for_keys(ks, k_ready, step + 1, left > 0)
-        grads = warpgroup_mma_wait(0, deps=(grads,))
+    scores = _products(q, k, of_scores)
+    wait_for_block(vs, v_ready, step, True)
+    grads = _products(grad, v, of_scores)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
+    probabilities = gl.exp2(scores * factor - logarithms[:, None])
+    # Here, because the assembler does not move what comes after it before the exponentials.
+    wait_for_block(ks, k_ready, step + 1, left > 0)
+    grads = warpgroup_mma_wait(0, deps=(grads,))
     mbarrier.arrive(v_free.index(v_stage))
     grad_scores = probabilities * (grads - delta[:, None])
     if MASKED:
@@ -175,35 +166,28 @@ def _take_keys(state, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
         grad_scores = gl.where(columns[None, :] < ends[:, None], grad_scores, 0.0)
     halves = _halves(grad_scores, ks.dtype, total)
     total = warpgroup_mma(halves, k, total, is_async=True)
-    if OVERLAPPED:
-        total, halves, scores = warpgroup_mma_wait(0, deps=(total, halves, coming))
-    else:
-        total, halves = warpgroup_mma_wait(0, deps=(total, halves))
+    total, halves = warpgroup_mma_wait(0, deps=(total, halves))
     mbarrier.arrive(k_free.index(stage))
-    return total, scores
+    return total
 
 
 @gluon.jit
-def _for_queries(
-    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
-):
+def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
     """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
     grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
-    qs, gs, ks, vs = buffers
-    q_ready, g_ready, k_ready, _, v_ready, _ = barriers
+    qs, gs, ks, _ = buffers
+    q_ready, g_ready, k_ready, _, _, _ = barriers
     _, _, _, _, queries, keys, diagonal = sizes
-    CONSUMERS: gl.constexpr = ORDER[0]
-    OVERLAPPED: gl.constexpr = ORDER[1]
     BLOCK_N: gl.constexpr = FACTS.block_n
     BLOCK_D: gl.constexpr = FACTS.block_d
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    row, batch, head, count, cut = _keys_of_tile(sizes, CONSUMERS * ROWS, FACTS)
+    row, batch, head, count, cut = _keys_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, of_rows)
     exists = rows < queries
-    factor = (number * _LOG2E).to(gl.float32)
+    factor = (number * LOG2E).to(gl.float32)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
         ends = gl.minimum(ends, rows + (diagonal + 1))
@@ -219,21 +203,14 @@ def _for_queries(
     gl.store(sums + sum_strides[2] + rows, delta, mask=exists)
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     mbarrier.wait(q_ready.index(WHICH), 0)
-    _wait_for_keys(ks, k_ready, 0, True)
+    wait_for_block(ks, k_ready, 0, True)
     own = (WHICH, logarithms, delta)
-    scores = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
-    if OVERLAPPED:
-        scores = _products(q, _matrix(ks, 0), of_scores)
-        _wait_for_keys(vs, v_ready, 0, True)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
     for i in range(0, cut):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        state = (total, scores)
-        total, scores = _take_keys(state, own, buffers, barriers, factor, ends, numbers, True, OVERLAPPED)
+        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
     for i in range(cut, count):
         numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        state = (total, scores)
-        total, scores = _take_keys(state, own, buffers, barriers, factor, ends, numbers, False, OVERLAPPED)
+        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, False)
     q.store((total * number.to(gl.float32)).to(qs.dtype))
     fence_async_shared()
     store(grad_query, [batch, head, row, 0], qs.index(WHICH))
@@ -263,7 +240,6 @@ def attend_to_queries_warp_specialized(
     diagonal,
     scale: tl.float64,
     FACTS: gl.constexpr,
-    ORDER: gl.constexpr,
     STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
@@ -271,62 +247,39 @@ def attend_to_queries_warp_specialized(
 
     `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
     the sums over a value's elements of the result and its gradient.
-    ORDER is how many groups of warps there are, and whether scores are computed under what follows those before.
     """
-    CONSUMERS: gl.constexpr = ORDER[0]
-    qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
-    gs = gl.allocate_shared_memory(grad_out.dtype, [CONSUMERS] + grad_out.block_shape, grad_out.layout)
+    qs = gl.allocate_shared_memory(query.dtype, [GROUPS] + query.block_shape, query.layout)
+    gs = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    g_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    g_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(GROUPS):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=CONSUMERS)
+        mbarrier.init(k_free.index(i), count=GROUPS)
     for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=CONSUMERS)
+        mbarrier.init(v_free.index(i), count=GROUPS)
     operands, buffers = (query, key, value, grad_out), (qs, gs, ks, vs)
     barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
     results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
-            ],
-            [1],
-            [24],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
-                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
-                (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
-                (_copy_keys, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0)),
+            (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 1)),
+            (_copy_keys, (operands, buffers, barriers, sizes, FACTS)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
 
 
 @gluon.jit
@@ -364,14 +317,14 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     ks, vs, qs, gs, logarithms, deltas, _shared = buffers
     k_ready, v_ready, q_ready, g_ready, free, _, _ = barriers
     _, _, _, _, queries, _, _ = sizes
-    GROUPS: gl.constexpr = ks.shape[0]
+    SETS: gl.constexpr = ks.shape[0]
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
-    row, batch, key_head, first, count, _masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
-    for i in gl.static_range(GROUPS):
+    row, batch, key_head, first, count, _masked = _queries_of_tile(sizes, SETS * ROWS, FACTS)
+    for i in gl.static_range(SETS):
         mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
         load(key, [batch, key_head, row + i * ROWS, 0], k_ready.index(i), ks.index(i))
-    for i in gl.static_range(GROUPS):
+    for i in gl.static_range(SETS):
         mbarrier.expect(v_ready.index(i), ROWS * FACTS.block_v * 2)
         load(value, [batch, key_head, row + i * ROWS, 0], v_ready.index(i), vs.index(i))
     step = 0
@@ -403,86 +356,54 @@ def _are_seen(first, begins, queries, BLOCK_M: gl.constexpr, FACTS: gl.constexpr
 
 
 @gluon.jit
-def _take_queries(
-    state,
-    rows,
-    buffers,
-    barriers,
-    factor,
-    numbers,
-    queries,
-    MASKED: gl.constexpr,
-    OVERLAPPED: gl.constexpr,
-    FACTS: gl.constexpr,
-):
+def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
 
-    Beside these are the scores of the next block where OVERLAPPED. `numbers` are those of the block, of its first
-    query, and of the block after all.
+    `numbers` are those of the block and of its first query.
     """
-    of_key, of_value, scores = state
+    of_key, of_value = totals
     which, begins = rows
     ks, vs, qs, gs, logarithms, deltas, _ = buffers
     _, _, q_ready, g_ready, free, _, _ = barriers
-    step, first, end = numbers
+    step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = qs.shape[3]
     of_scores: gl.constexpr = begins.type.layout.parent
     stage, phase = step % STAGES, step // STAGES % 2
     k, v = _matrix(ks, _again(which, step)), _matrix(vs, _again(which, step))
     q, grad = _matrix(qs, stage), _matrix(gs, stage)
-    if OVERLAPPED:
-        mbarrier.wait(g_ready.index(stage), phase)
-        grads = _products(v, grad, of_scores)
-        _wait_for_keys(qs, q_ready, step + 1, step + 1 < end)
-        coming = _products(k, _matrix(qs, (step + 1) % STAGES), of_scores)
-    else:
-        mbarrier.wait(q_ready.index(stage), phase)
-        coming = _products(k, q, of_scores)
-        mbarrier.wait(g_ready.index(stage), phase)
-        grads = _products(v, grad, of_scores)
-        coming = warpgroup_mma_wait(1, deps=(coming,))
+    mbarrier.wait(q_ready.index(stage), phase)
+    scores = _products(k, q, of_scores)
+    mbarrier.wait(g_ready.index(stage), phase)
+    grads = _products(v, grad, of_scores)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
     # One row, which all rows of scores take theirs from.
     logarithm = _matrix(logarithms, stage).load(of_scores)
-    if OVERLAPPED:
-        probabilities = gl.exp2(scores * factor - logarithm)
-    else:
-        probabilities = gl.exp2(coming * factor - logarithm)
+    probabilities = gl.exp2(scores * factor - logarithm)
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
     shares = _halves(probabilities, gs.dtype, of_value)
     of_value = warpgroup_mma(shares, grad, of_value, is_async=True)
     delta = _matrix(deltas, stage).load(of_scores)
-    if OVERLAPPED:
-        grads = warpgroup_mma_wait(2, deps=(grads,))
-    else:
-        grads = warpgroup_mma_wait(1, deps=(grads,))
+    grads = warpgroup_mma_wait(1, deps=(grads,))
     grad_scores = probabilities * (grads - delta)
     if MASKED:
         grad_scores = gl.where(exists, grad_scores, 0.0)
     halves = _halves(grad_scores, qs.dtype, of_key)
     of_key = warpgroup_mma(halves, q, of_key, is_async=True)
-    if OVERLAPPED:
-        of_key, of_value, shares, halves, scores = warpgroup_mma_wait(
-            0, deps=(of_key, of_value, shares, halves, coming)
-        )
-    else:
-        of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
+    of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
     mbarrier.arrive(free.index(stage))
-    return of_key, of_value, scores
+    return of_key, of_value
 
 
 @gluon.jit
-def _for_keys(
-    results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, OVERLAPPED: gl.constexpr
-):
+def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
-    ks, vs, qs, _, _, _, _ = buffers
-    k_ready, v_ready, q_ready, _, _, _, _ = barriers
+    ks, vs, _, _, _, _, _ = buffers
+    k_ready, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
-    GROUPS: gl.constexpr = ks.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
     BLOCK_D: gl.constexpr = FACTS.block_d
     BLOCK_V: gl.constexpr = FACTS.block_v
@@ -492,39 +413,22 @@ def _for_keys(
     row, batch, head, first, count, masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
-    factor = (number * _LOG2E).to(gl.float32)
+    factor = (number * LOG2E).to(gl.float32)
     of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
     of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
     mbarrier.wait(k_ready.index(WHICH), 0)
     mbarrier.wait(v_ready.index(WHICH), 0)
     own = (WHICH, begins)
-    step, end = 0, count * FACTS.ratio
-    scores = gl.zeros((ROWS, BLOCK_M), gl.float32, of_scores)
-    if OVERLAPPED:
-        _wait_for_keys(qs, q_ready, 0, end > 0)
-        scores = _products(_matrix(ks, WHICH), _matrix(qs, 0), of_scores)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
+    step = 0
     for _member in range(FACTS.ratio):
         for i in range(0, masked):
-            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M), end)
-            of_key, of_value, scores = _take_queries(
-                *((of_key, of_value, scores), own, buffers, barriers, factor, numbers, queries, True, OVERLAPPED, FACTS)
-            )
+            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            totals = (of_key, of_value)
+            of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, True, FACTS)
         for i in range(masked, count):
-            numbers = (step + i, 0, end)
-            of_key, of_value, scores = _take_queries(
-                *(
-                    (of_key, of_value, scores),
-                    own,
-                    buffers,
-                    barriers,
-                    factor,
-                    numbers,
-                    queries,
-                    False,
-                    OVERLAPPED,
-                    FACTS,
-                )
+            totals = (of_key, of_value)
+            of_key, of_value = _take_queries(
+                totals, own, buffers, barriers, factor, (step + i, 0), queries, False, FACTS
             )
         step += count
     _matrix(ks, WHICH).store((of_key * number.to(gl.float32)).to(ks.dtype))
@@ -605,7 +509,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     row, batch, head, first, count, masked = _queries_of_tile(sizes, ROWS, FACTS)
-    factor = (number * _LOG2E).to(gl.float32)
+    factor = (number * LOG2E).to(gl.float32)
     total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
     mbarrier.wait(k_ready.index(0), 0)
     own = (_matrix(ks, 0), row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores)))
@@ -672,38 +576,34 @@ def attend_to_keys_warp_specialized(
     diagonal,
     scale: tl.float64,
     FACTS: gl.constexpr,
-    ORDER: gl.constexpr,
+    APART: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
-    `sums` are what the launch for queries has left there; `heads` are those of the key. ORDER is how many groups of
-    warps there are, whether a block's scores are computed under those of the one before, and whether two groups are
-    apart: one has the gradient of values and one that of keys of the same rows, for heads and values of one size in
+    `sums` are what the launch for queries has left there; `heads` are those of the key. Two groups of warps that are
+    APART have one the gradient of values and one that of keys of the same rows, for heads and values of one size in
     powers of two.
     """
-    CONSUMERS: gl.constexpr = ORDER[0]
-    OVERLAPPED: gl.constexpr = ORDER[1]
-    APART: gl.constexpr = ORDER[2]
-    GROUPS: gl.constexpr = 1 if APART else CONSUMERS
-    ks = gl.allocate_shared_memory(key.dtype, [GROUPS] + key.block_shape, key.layout)
-    vs = gl.allocate_shared_memory(value.dtype, [GROUPS] + value.block_shape, value.layout)
+    SETS: gl.constexpr = 1 if APART else GROUPS
+    ks = gl.allocate_shared_memory(key.dtype, [SETS] + key.block_shape, key.layout)
+    vs = gl.allocate_shared_memory(value.dtype, [SETS] + value.block_shape, value.layout)
     qs = gl.allocate_shared_memory(query.dtype, [STAGES] + query.block_shape, query.layout)
     gs = gl.allocate_shared_memory(grad_out.dtype, [STAGES] + grad_out.block_shape, grad_out.layout)
     logarithms = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
     deltas = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [SETS, 1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     g_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(GROUPS):
+    for i in gl.static_range(SETS):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=CONSUMERS)
+        mbarrier.init(free.index(i), count=GROUPS)
     shared, shared_ready, shared_free = None, None, None
     if APART:
         # A thread's eight columns lie apart from those of rows that are written with it.
@@ -729,49 +629,21 @@ def attend_to_keys_warp_specialized(
             [4, 1],
             [240, 24],
         )
-    elif CONSUMERS == 1:
+    else:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
-            ],
-            [1],
-            [24],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, OVERLAPPED)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
                 (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
             ],
             [4, 1],
             [240, 24],
         )
-    else:
-        gl.warp_specialize(
-            [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, OVERLAPPED)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, OVERLAPPED)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 2, OVERLAPPED)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
 
 
-def takes(problem: Problem, grad_out: torch.Tensor, out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
+def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
     """Whether these are the kernels for a problem, on a device that has what they need."""
-    tensors = problem.query, problem.key, problem.value, grad_out, *grads
-    return (
-        devices.has_wgmma(out.device)
-        and problem.bias is None
-        and problem.packed is None
-        and out.dtype in (torch.float16, torch.bfloat16)
-        and all(map(_takes_descriptor, tensors))
-        and table.warp_specialized_backward(*_sizes(problem)) is not None
-    )
+    return take(problem, (problem.query, problem.key, problem.value, grad_out, *grads))
 
 
 def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
@@ -796,9 +668,8 @@ def attention_backward(
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """As `backward.attention_backward`, of a problem that these kernels take."""
-    block_d, block_v = _sizes(problem)
+    block_d, block_v = block_sizes(problem)
     tiles = table.warp_specialized_backward(block_d, block_v)
-    assert tiles is not None
     if tiles.key.apart:
         block_d = block_v = max(block_d, block_v)
     query, key, value = problem.query, problem.key, problem.value
@@ -808,15 +679,15 @@ def attention_backward(
     sums = empty((batch, heads, 2, -(-queries // 4) * 4), torch.float32, query.device)
     numbers = {"queries": queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
     tile = tiles.query
-    BLOCK_M = tile.consumers * ROWS.value
+    BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
     facts = problem.facts(table.Tile(BLOCK_M, tile.block), grad_out, out, logsumexp, sums, *grads)
     attend_to_queries_warp_specialized[(blocks * batch * heads,)](
-        _descriptor(query, ROWS.value, block_d),
-        _descriptor(key, tile.block, block_d),
-        _descriptor(value, tile.block, block_v),
-        _descriptor(grad_out, ROWS.value, block_v),
-        _descriptor(grad_query, ROWS.value, block_d),
+        descriptor(query, ROWS.value, block_d),
+        descriptor(key, tile.block, block_d),
+        descriptor(value, tile.block, block_v),
+        descriptor(grad_out, ROWS.value, block_v),
+        descriptor(grad_query, ROWS.value, block_d),
         *(out, logsumexp, sums),
         out_strides=out.stride(),
         logarithm_strides=problem.logarithm_strides(logsumexp),
@@ -827,30 +698,29 @@ def attention_backward(
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.consumers, tile.overlapped),
         STAGES=tile.num_stages,
         V_STAGES=tile.value_stages or tile.num_stages,
-        **tile.options,
+        num_warps=4,
     )
     tile, shared = tiles.key, key.shape[1]
-    BLOCK_N = ROWS.value if tile.apart else tile.consumers * ROWS.value
+    BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
     attend_to_keys_warp_specialized[(blocks * batch * shared,)](
-        _descriptor(query, tile.block, block_d),
-        _descriptor(key, ROWS.value, block_d),
-        _descriptor(value, ROWS.value, block_v),
-        _descriptor(grad_out, tile.block, block_v),
+        descriptor(query, tile.block, block_d),
+        descriptor(key, ROWS.value, block_d),
+        descriptor(value, ROWS.value, block_v),
+        descriptor(grad_out, tile.block, block_v),
         _of_sums(sums, queries, tile.block),
-        _descriptor(grad_key, ROWS.value, block_d),
-        _descriptor(grad_value, ROWS.value, block_v),
+        descriptor(grad_key, ROWS.value, block_d),
+        descriptor(grad_value, ROWS.value, block_v),
         heads=shared,
         batch_heads=batch * shared,
         group=_group_of_keys(problem),
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.consumers, tile.overlapped, tile.apart),
+        APART=tile.apart,
         STAGES=tile.num_stages,
-        **tile.options,
+        num_warps=4,
     )
