@@ -149,6 +149,15 @@ def _load_striped(source, begin, step, n, FILL: tl.constexpr, THREADS: tl.conste
 
 
 @triton.jit
+def _digits_of(words, shift, KEYS: tl.constexpr, BITS: tl.constexpr):
+    """Those of a program's elements, of so many bits of their keys from `shift` on."""
+    found = ()
+    for k in tl.static_range(len(words)):
+        found = found + (digit_of(ordered(words[k], KEYS), shift, KEYS, BITS),)
+    return found
+
+
+@triton.jit
 def _sort_striped(words, numbers, shift, passes, KEYS: tl.constexpr):
     """A program's elements, and numbers beside them, in order of so many times 4 bits of their keys from `shift` on."""
     EACH: tl.constexpr = len(words)
@@ -161,10 +170,7 @@ def _sort_striped(words, numbers, shift, passes, KEYS: tl.constexpr):
     for i in range(passes + 1):
         words, numbers = exchange(words, numbers, positions, i == passes)
         if i < passes:
-            nibbles = ()
-            for k in tl.static_range(EACH):
-                nibbles = nibbles + (digit_of(ordered(words[k], KEYS), shift + 4 * i, KEYS, 4),)
-            positions = positions_by_nibble(nibbles)
+            positions = positions_by_nibble(_digits_of(words, shift + 4 * i, KEYS, 4))
     return words, numbers
 
 
@@ -240,10 +246,7 @@ def _count_digits(
         word = _load_striped(source, begin + j * (THREADS * EACH), step, n, LAST, THREADS, EACH)
         counted = ()
         for i in tl.static_range(PASSES):
-            digit = ()
-            for k in tl.static_range(EACH):
-                digit = digit + (digit_of(ordered(word[k], KEYS), 8 * i, KEYS),)
-            counted = counted + (found[i] + count(digit, _DIGITS),)
+            counted = counted + (found[i] + count(_digits_of(word, 8 * i, KEYS, 8), _DIGITS),)
         found = counted
     # What stands for elements that there are not has been counted too.
     absent = tl.maximum(begin + THREADS * EACH * COUNTED - n, 0).to(tl.int32)
@@ -289,10 +292,7 @@ def _sort_by_digit(
     elif len(indices) > 0:
         for k in tl.static_range(EACH):
             number = number + (tl.arange(0, THREADS) + (block * BLOCK + k * THREADS),)
-    digit = ()
-    for k in tl.static_range(EACH):
-        digit = digit + (digit_of(ordered(word[k], KEYS), shift, KEYS),)
-    own = count(digit, _DIGITS)
+    own = count(_digits_of(word, shift, KEYS, 8), _DIGITS)
     counts = scratch + COUNTER + row * blocks * _DIGITS
     leave_word(counts, block, own)
     word, number = _sort_striped(word, number, shift, 2, KEYS)
@@ -303,10 +303,7 @@ def _sort_by_digit(
     last = digit_of(ordered(tl.full((_DIGITS,), LAST, words.dtype.element_ty), KEYS), shift, KEYS)
     absent = tl.maximum(begin + BLOCK - n, 0).to(tl.int32)
     beyond = tl.sum(tl.where(digits <= last, own, 0), axis=0)
-    digit = ()
-    for k in tl.static_range(EACH):
-        digit = digit + (digit_of(ordered(word[k], KEYS), shift, KEYS),)
-    starts = look_up(start, digit)
+    starts = look_up(start, _digits_of(word, shift, KEYS, 8))
     for k in tl.static_range(EACH):
         lane = tl.arange(0, THREADS) + k * THREADS
         target = starts[k] + lane
