@@ -60,29 +60,21 @@ def _room(COUNT: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _put(room, place, value):
+def _send(room, place, value, TEXT: tl.constexpr):
     address = room + place * _bytes(value.dtype)
     tl.inline_asm_elementwise(
-        _stores(value.dtype),
-        _constraints(value.dtype, False),
-        [address, value],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        TEXT, _constraints(value.dtype, False), [address, value], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
 @triton.jit
+def _put(room, place, value):
+    _send(room, place, value, _stores(value.dtype))
+
+
+@triton.jit
 def _add(room, place, value):
-    address = room + place * _bytes(value.dtype)
-    tl.inline_asm_elementwise(
-        _adds(value.dtype),
-        _constraints(value.dtype, False),
-        [address, value],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _send(room, place, value, _adds(value.dtype))
 
 
 @triton.jit

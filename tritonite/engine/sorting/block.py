@@ -48,21 +48,15 @@ def _sort_in_compiler(packed):
 
 
 @triton.jit
-def _along(DIMENSIONS: tl.constexpr, LEVEL: tl.constexpr):
-    """0 and 1 along the LEVEL-th dimension of a hypercube, counted from the last."""
-    return tl.reshape(tl.arange(0, 2), [1] * (DIMENSIONS - LEVEL - 1) + [2] + [1] * LEVEL)
+def _compared(key, place, index, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, LEVEL: tl.constexpr):
+    """Neighbours along a dimension of a hypercube in order: up and down by turns as the stage has it.
 
-
-@triton.jit
-def _exchange(key, place, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, STAGES: tl.constexpr, LEVEL: tl.constexpr):
-    """Neighbours along a dimension of a hypercube in order: up and down by turns, but in the last stage."""
+    Turns are bits of each element's `index`: of blocks of 0 and 1 along single dimensions Triton 3.6 fails in loops.
+    """
     other = key ^ tl.xor_sum(key, DIMENSIONS - 1 - LEVEL, True)
     other_place = place ^ tl.xor_sum(place, DIMENSIONS - 1 - LEVEL, True)
     larger = (key > other) | ((key == other) & (place > other_place))
-    wanted = _along(DIMENSIONS, LEVEL)
-    if STAGE < STAGES:
-        wanted = wanted ^ _along(DIMENSIONS, STAGE)
-    swapped = larger != (wanted != 0)
+    swapped = larger != ((((index >> LEVEL) ^ (index >> STAGE)) & 1) != 0)
     return tl.where(swapped, other, key), tl.where(swapped, other_place, place)
 
 
@@ -71,12 +65,13 @@ def sort_pairs_by_network(key, place):
     """Rows of (key, place), sorted by the keys and where they are equal by the places."""
     SHAPE: tl.constexpr = key.shape
     DIMENSIONS: tl.constexpr = doublings(key.numel)
-    STAGES: tl.constexpr = doublings(key.shape[len(key.shape) - 1])
-    key = tl.reshape(key, [2] * DIMENSIONS)
-    place = tl.reshape(place, [2] * DIMENSIONS)
+    STAGES: tl.constexpr = doublings(key.shape[1])
+    index = tl.broadcast_to(tl.arange(0, SHAPE[1])[None, :], SHAPE)
+    key, place = tl.reshape(key, [2] * DIMENSIONS), tl.reshape(place, [2] * DIMENSIONS)
+    index = tl.reshape(index, [2] * DIMENSIONS)
     for stage in tl.static_range(1, STAGES + 1):
         for i in tl.static_range(stage):
-            key, place = _exchange(key, place, DIMENSIONS, stage, STAGES, stage - 1 - i)
+            key, place = _compared(key, place, index, DIMENSIONS, stage, stage - 1 - i)
     return tl.reshape(key, SHAPE), tl.reshape(place, SHAPE)
 
 

@@ -22,7 +22,6 @@ from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.block import sort_integers, sort_pairs
 from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
-from tritonite.language.folds import doublings
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -243,34 +242,6 @@ def _take_to_bound(
 
 
 @triton.jit
-def _compared(key, place, index, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, LEVEL: tl.constexpr):
-    """Neighbours along a dimension of a hypercube in order: up and down by turns as the stage has it."""
-    other = key ^ tl.xor_sum(key, DIMENSIONS - 1 - LEVEL, True)
-    other_place = place ^ tl.xor_sum(place, DIMENSIONS - 1 - LEVEL, True)
-    larger = (key > other) | ((key == other) & (place > other_place))
-    swapped = larger != ((((index >> LEVEL) ^ (index >> STAGE)) & 1) != 0)
-    return tl.where(swapped, other, key), tl.where(swapped, other_place, place)
-
-
-@triton.jit
-def _sort_pairs_by_network(key, place):
-    """Rows of pairs in order, by a bitonic network (Batcher 1968)."""
-    SHAPE: tl.constexpr = key.shape
-    DIMENSIONS: tl.constexpr = doublings(key.numel)
-    STAGES: tl.constexpr = doublings(key.shape[1])
-    index = tl.broadcast_to(tl.arange(0, SHAPE[1])[None, :], SHAPE)
-    key, place = tl.reshape(key, [2] * DIMENSIONS), tl.reshape(place, [2] * DIMENSIONS)
-    index = tl.reshape(index, [2] * DIMENSIONS)
-    for stage in tl.static_range(1, STAGES + 1):
-        for i in tl.static_range(stage):
-            key, place = _compared(key, place, index, DIMENSIONS, stage, stage - 1 - i)
-    return tl.reshape(key, SHAPE), tl.reshape(place, SHAPE)
-
-
-_sort_pairs = sort_pairs if devices.current.interpreted else _sort_pairs_by_network
-
-
-@triton.jit
 def _merged(best, more):
     """The first halves of rows in order, and as many more elements."""
     ROWS: tl.constexpr = best.shape[0]
@@ -325,11 +296,11 @@ def _sort_taken(
             more = tl.load(taken + source, mask=left, other=2 ** (2 * HALF - 1) - 1)
             if KEYS.bits == 64:
                 more_places = tl.load(taken_places[0] + source, mask=left, other=2**31 - 1)
-                key, place = _sort_pairs(_merged(key, more), _merged(place, more_places))
+                key, place = sort_pairs(_merged(key, more), _merged(place, more_places))
             else:
                 key = sort_integers(_merged(key, more))
     elif KEYS.bits == 64:
-        key, place = _sort_pairs(key, place)
+        key, place = sort_pairs(key, place)
     else:
         key = sort_integers(key)
     if KEYS.bits < 64:
