@@ -186,8 +186,9 @@ class Barriers:
                 state.phase, state.pending = state.phase + 1, state.count
             self.changed.notify_all()
 
-    def arrive(self, barrier):
-        self.change(barrier, 1, 0)
+    def arrive(self, barrier, pred=True):
+        if pred:
+            self.change(barrier, 1, 0)
 
     def expect(self, barrier, size):
         self.change(barrier, 1, size)
@@ -294,7 +295,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
         static_range=range,
         PropagateNan=types.SimpleNamespace(ALL=None),
         warp_specialize=warp_specialize,
-        **{name: getattr(torch, name) for name in ("abs", "exp2", "log2", "int32", "int64", "float32")},
+        **{name: getattr(torch, name) for name in ("abs", "exp2", "log2", "zeros_like", "int32", "int64", "float32")},
         **dict.fromkeys(
             ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"), lambda *_: None
         ),
@@ -316,10 +317,11 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
         "ROWS": rows,
         "LOG2E": hopper.LOG2E.value,
         "_LN2": hopper._LN2.value,
+        "_COPYING": hopper._COPYING.value,
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
+    parts = ("_exponentials", "_rows_times", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
     names = ("_tile", "_masked_blocks", "_copy", *steps, *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
@@ -337,7 +339,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
             FACTS=types.SimpleNamespace(**facts),
-            ORDER=(tile.BLOCK_M // rows, tile.ping_pong, tile.overlapped, own_staging),
+            ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers),
             STAGES=tile.num_stages,
         )
         if failed:
@@ -352,6 +354,10 @@ TILES = [
     WarpSpecialized(128, 32, 2, ping_pong=False),
     WarpSpecialized(128, 64, 2, ping_pong=False, overlapped=False),
     WarpSpecialized(128, 32, 2, overlapped=False),
+    WarpSpecialized(192, 64, 2, ping_pong=False, overlapped=False),
+    WarpSpecialized(192, 128, 3),
+    WarpSpecialized(256, 64, 2, ping_pong=False, overlapped=False),
+    WarpSpecialized(128, 256, 2, ping_pong=False, overlapped=False),
 ]
 
 

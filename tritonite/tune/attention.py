@@ -94,11 +94,16 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
     return size == 2 and (done_by != "warp specialised" or head <= 64)
 
 
+# The registers of a multiprocessor; and those of a thread of the warp that copies.
+_REGISTERS, COPYING = 65536, 24
+
+
 class WarpSpecialized(NamedTuple):
-    """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps.
+    """A tile of the warp-specialised forward pass of half types: 64 queries for each of one to four groups of four warps.
 
     The groups take turns to multiply where they `ping_pong`. A block's products are under the exponentials of the next
-    where they are `overlapped`, and `persistent` programs take tile after tile.
+    where they are `overlapped`, and `persistent` programs take tile after tile. So many programs are `resident` in a
+    multiprocessor, whose registers they share.
     """
 
     BLOCK_M: int
@@ -107,6 +112,21 @@ class WarpSpecialized(NamedTuple):
     ping_pong: bool = True
     overlapped: bool = True
     persistent: bool = False
+    resident: int = 1
+
+    @property
+    def groups(self) -> int:
+        return self.BLOCK_M // 64
+
+    @property
+    def maxnreg(self) -> int:
+        """The registers of a thread before the groups share them, whole eights, of which that which copies has a group's too."""
+        return _REGISTERS // (self.resident * (self.groups + 1) * 128) // 8 * 8
+
+    @property
+    def registers(self) -> int:
+        """Those of a thread of a group, when those who copy have given theirs away."""
+        return min(240, (self.maxnreg * (self.groups + 1) - COPYING) // self.groups // 8 * 8)
 
 
 # By the powers of two that hold a head and a value, those of one size; where so few tiles leave multiprocessors idle,
@@ -117,8 +137,8 @@ WARP_SPECIALIZED = {
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
 _FEW_TILES = {
-    64: WarpSpecialized(64, 128, 2, ping_pong=False),
-    128: WarpSpecialized(64, 64, 2, ping_pong=False),
+    64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
+    128: WarpSpecialized(64, 64, 2, ping_pong=False, resident=2),
 }
 # So few blocks take no longer than a program's beginning and end, which are then under another tile.
 _FEW_KEYS_BLOCKS = 4

@@ -32,6 +32,7 @@ from tritonite.tune import attention as table
 _LN2 = gl.constexpr(0.6931471805599453)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
 _BARRIERS = 1024
+_COPYING = gl.constexpr(table.COPYING)
 
 
 @gluon.jit
@@ -173,6 +174,12 @@ def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
 
 
 @gluon.jit
+def _rows_times(total, factors):
+    """Every row by its own factor."""
+    return total * gl.convert_layout(factors, gl.SliceLayout(1, total.type.layout))[:, None]
+
+
+@gluon.jit
 def _wait_for_turn(turns, step, WHICH: gl.constexpr, PING_PONG: gl.constexpr):
     """All blocks but a program's first have a turn."""
     if PING_PONG:
@@ -190,11 +197,12 @@ def _attend_block(
     step, left = numbers
     total, pairs, largest, denominator = state
     _, ks, vs = buffers
-    _, _, k_ready, k_free, v_ready, v_free, turns = barriers
+    _, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
     STAGES: gl.constexpr = ks.shape[0]
     CONSUMERS: gl.constexpr = ORDER[0]
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
+    OWN_STAGING: gl.constexpr = ORDER[3]
     layout: gl.constexpr = largest.type.layout.parent
     _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
@@ -207,7 +215,12 @@ def _attend_block(
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
+    if OWN_STAGING:
+        # The next tile's queries come under what is left of this one's last block.
+        mbarrier.arrive(q_free.index(WHICH), pred=left == 0)
     exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    if not OVERLAPPED:
+        total = _rows_times(total, kept)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
     denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
     # Here, because the assembler does not move what comes after it before the exponentials.
@@ -215,8 +228,7 @@ def _attend_block(
     if OVERLAPPED:
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
         mbarrier.arrive(v_free.index((step - 1) % STAGES))
-    own: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    total = total * gl.convert_layout(kept, own)[:, None]
+        total = _rows_times(total, kept)
     pairs = _packed(exponentials, vs.dtype)
     if not OVERLAPPED:
         total, shares = _add_values(pairs, total, vs, v_ready, step)
@@ -271,7 +283,7 @@ def _finish(state, where, sizes, results, FACTS: gl.constexpr, WHICH: gl.constex
         place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
         pointers = logsumexp + place_of_head + rows.to(FACTS.index) * logarithm_strides[2]
         gl.store(pointers, logarithm, mask=rows < gl.maximum(queries, padded))
-    scaled = total * gl.convert_layout(1.0 / denominator, gl.SliceLayout(1, total.type.layout))[:, None]
+    scaled = _rows_times(total, 1.0 / denominator)
     here = staging.index(WHICH)
     if OWN_STAGING:
         # The result before has left.
@@ -310,6 +322,8 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(step % STAGES))
+    if OWN_STAGING:
+        mbarrier.arrive(q_free.index(WHICH), pred=count == 1)
     exponentials, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
     wait_for_block(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
@@ -331,11 +345,12 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), False, WHICH, ORDER
             )
+        if not OVERLAPPED:
+            # Not those of the last block, which would be kept beside its products.
+            pairs = gl.zeros_like(pairs)
         step += count
         where = first + WHICH * ROWS, batch, head
         if OWN_STAGING and tile + programs < tiles:
-            # All products with these queries have been computed.
-            mbarrier.arrive(q_free.index(WHICH))
             first, batch, head, count = _tile(tile + programs, sizes, FACTS)
             if FACTS.causal:
                 ends = gl.minimum(keys, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
@@ -351,6 +366,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(k_free.index(step % STAGES))
+            mbarrier.arrive(q_free.index(WHICH), pred=count == 1)
             exponentials, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
@@ -394,8 +410,9 @@ def attend_warp_specialized(
     """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
 
     ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
-    under its exponentials, and whether a result leaves by a place in shared memory of its own, so that a program may
-    have several tiles, or by that of the queries. Keys and values have STAGES blocks each.
+    under its exponentials, whether a result leaves by a place in shared memory of its own, so that a program may have
+    several tiles, or by that of the queries, and the registers of a group's threads. Keys and values have STAGES blocks
+    each.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
@@ -425,7 +442,33 @@ def attend_warp_specialized(
     results = out, logsumexp, logarithm_strides, staging
     tiles = blocks * batch_heads
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
-    if CONSUMERS == 2:
+    # The first group has what the others leave.
+    REGISTERS: gl.constexpr = ORDER[4]
+    COPYING: gl.constexpr = _COPYING
+    if CONSUMERS == 4:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 3, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, COPYING],
+        )
+    elif CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
+                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, COPYING],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
@@ -433,7 +476,7 @@ def attend_warp_specialized(
                 (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
             ],
             [4, 1],
-            [240, 24],
+            [REGISTERS, COPYING],
         )
     else:
         gl.warp_specialize(
@@ -442,7 +485,7 @@ def attend_warp_specialized(
                 (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
             ],
             [1],
-            [24],
+            [COPYING],
         )
 
 
@@ -463,8 +506,8 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
-    persistent = tile.persistent and shared + _BARRIERS <= devices.shared_memory(out.device)
-    programs = min(tiles, multiprocessors) if persistent else tiles
+    persistent = tile.persistent and tile.resident * (shared + _BARRIERS) <= devices.shared_memory(out.device)
+    programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     own_staging = block_d != block_v or programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
@@ -485,9 +528,8 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.BLOCK_M // ROWS.value, tile.ping_pong, tile.overlapped, own_staging),
+        ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers),
         STAGES=tile.num_stages,
         num_warps=4,
-        # Two programs of one group share a multiprocessor's registers.
-        maxnreg=128 if facts.block_m == ROWS.value else None,
+        maxnreg=tile.maxnreg if tile.resident > 1 else None,
     )
