@@ -186,9 +186,8 @@ class Barriers:
                 state.phase, state.pending = state.phase + 1, state.count
             self.changed.notify_all()
 
-    def arrive(self, barrier, pred=True):
-        if pred:
-            self.change(barrier, 1, 0)
+    def arrive(self, barrier):
+        self.change(barrier, 1, 0)
 
     def expect(self, barrier, size):
         self.change(barrier, 1, size)
@@ -231,7 +230,7 @@ class Products:
         return values[0] if len(values) == 1 else values
 
 
-def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
+def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
     out = result(work)
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
@@ -239,7 +238,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     rows, heads = hopper.ROWS.value, work.query.shape[1]
     blocks, barriers, products = -(-work.queries // tile.BLOCK_M), Barriers(), Products(at_once)
     if not own_staging:
-        programs = blocks * work.batch * heads
+        slots, programs = 1, blocks * work.batch * heads
     failed = []
 
     def later():
@@ -322,7 +321,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
     parts = ("_exponentials", "_rows_times", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
-    names = ("_tile", "_masked_blocks", "_copy", *steps, *parts, "_attend")
+    names = ("_tile", "_masked_blocks", "_slot", "_copy", *steps, *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
@@ -339,7 +338,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
             FACTS=types.SimpleNamespace(**facts),
-            ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers),
+            ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots),
             STAGES=tile.num_stages,
         )
         if failed:

@@ -61,13 +61,24 @@ def _masked_blocks(first, count, sizes, FACTS: gl.constexpr):
 
 
 @gluon.jit
-def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl.constexpr):
+def _slot(tile, programs, ORDER: gl.constexpr):
+    """(where a tile's queries are, the parity of those who were there before)."""
+    CONSUMERS: gl.constexpr = ORDER[0]
+    SLOTS: gl.constexpr = ORDER[5]
+    number = tile // programs
+    return number % SLOTS * CONSUMERS, number // SLOTS % 2
+
+
+@gluon.jit
+def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.constexpr):
     """What one warp does: copy a tile's queries, and its keys and values to where those before have been used."""
     query, key, value = operands
     qs, ks, vs = buffers
     q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
     _, _, _, _, _, _, _, _, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
+    CONSUMERS: gl.constexpr = ORDER[0]
+    OVERLAPPED: gl.constexpr = ORDER[2]
     BLOCK_N: gl.constexpr = ks.shape[3]
     Q_BYTES: gl.constexpr = ROWS * qs.shape[4] * 2
     K_BYTES: gl.constexpr = BLOCK_N * ks.shape[4] * 2
@@ -83,11 +94,13 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
             mbarrier.expect(k_ready.index(stage), K_BYTES)
             load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
             if block == 0:
+                slot, turn = _slot(tile, programs, ORDER)
                 for i in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_free.index(i), 1 - tile // programs % 2)
-                    mbarrier.expect(q_ready.index(i), Q_BYTES)
-                    load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
-            mbarrier.wait(v_free.index(stage), phase)
+                    mbarrier.wait(q_free.index(slot + i), 1 - turn)
+                    mbarrier.expect(q_ready.index(slot + i), Q_BYTES)
+                    load(query, [batch, head, first + i * ROWS, 0], q_ready.index(slot + i), qs.index(slot + i))
+            if OVERLAPPED:
+                mbarrier.wait(v_free.index(stage), phase)
             mbarrier.expect(v_ready.index(stage), V_BYTES)
             load(value, [batch, shared, row, 0], v_ready.index(stage), vs.index(stage))
             step += 1
@@ -197,12 +210,11 @@ def _attend_block(
     step, left = numbers
     total, pairs, largest, denominator = state
     _, ks, vs = buffers
-    _, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
+    _, _, k_ready, k_free, v_ready, v_free, turns = barriers
     STAGES: gl.constexpr = ks.shape[0]
     CONSUMERS: gl.constexpr = ORDER[0]
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
-    OWN_STAGING: gl.constexpr = ORDER[3]
     layout: gl.constexpr = largest.type.layout.parent
     _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
@@ -212,12 +224,9 @@ def _attend_block(
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         scores = warpgroup_mma_wait(1, deps=(scores,))
+        mbarrier.arrive(k_free.index(step % STAGES))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(k_free.index(step % STAGES))
-    if OWN_STAGING:
-        # The next tile's queries come under what is left of this one's last block.
-        mbarrier.arrive(q_free.index(WHICH), pred=left == 0)
     exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
     if not OVERLAPPED:
         total = _rows_times(total, kept)
@@ -233,17 +242,21 @@ def _attend_block(
     if not OVERLAPPED:
         total, shares = _add_values(pairs, total, vs, v_ready, step)
         total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-        mbarrier.arrive(v_free.index(step % STAGES))
+        # Its values, too, have been used: to arrive makes the group's warps wait for each other.
+        mbarrier.arrive(k_free.index(step % STAGES))
     return total, pairs, largest, denominator
 
 
 @gluon.jit
-def _first_scores(tile, number, step, buffers, barriers, programs, layout: gl.constexpr, WHICH: gl.constexpr):
+def _first_scores(
+    tile, number, step, buffers, barriers, programs, layout: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
+):
     """Start the products of a tile's queries and the first block of its keys."""
     qs, ks, _vs = buffers
     q_ready, _, k_ready, _, _, _, _ = barriers
-    q = qs.index(WHICH).reshape((ROWS, qs.shape[4]))
-    mbarrier.wait(q_ready.index(WHICH), tile // programs % 2)
+    slot, turn = _slot(tile, programs, ORDER)
+    q = qs.index(slot + WHICH).reshape((ROWS, qs.shape[4]))
+    mbarrier.wait(q_ready.index(slot + WHICH), turn)
     # What is largest is so after scaling by a positive number.
     if number < 0:
         q.store(-q.load(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
@@ -313,17 +326,15 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     # Not 0, of which a masked score's product would be NaN.
     factor = _larger((gl.abs(number) * LOG2E).to(gl.float32), 2.0**-126)
-    q = qs.index(WHICH).reshape((ROWS, FACTS.block_d))
     step = 0
     first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
         ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
-    scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
+    scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH, ORDER)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(k_free.index(step % STAGES))
-    if OWN_STAGING:
-        mbarrier.arrive(q_free.index(WHICH), pred=count == 1)
+    if OVERLAPPED:
+        mbarrier.arrive(k_free.index(step % STAGES))
     exponentials, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
     wait_for_block(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
@@ -331,10 +342,12 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
         # Here, because Triton 3.6 takes what goes round a loop and only bounds others for unused, and keeps the first.
         masked = _masked_blocks(first, count, sizes, FACTS)
+        slot, _turn = _slot(tile, programs, ORDER)
+        q = qs.index(slot + WHICH).reshape((ROWS, FACTS.block_d))
         if not OVERLAPPED:
             total, shares = _add_values(pairs, total, vs, v_ready, step)
             total, shares = warpgroup_mma_wait(0, deps=(total, shares))
-            mbarrier.arrive(v_free.index(step % STAGES))
+            mbarrier.arrive(k_free.index(step % STAGES))
         for i in range(1, masked):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
@@ -351,11 +364,13 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         step += count
         where = first + WHICH * ROWS, batch, head
         if OWN_STAGING and tile + programs < tiles:
+            # All products with these queries have been computed.
+            mbarrier.arrive(q_free.index(slot + WHICH))
             first, batch, head, count = _tile(tile + programs, sizes, FACTS)
             if FACTS.causal:
                 ends = gl.minimum(keys, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
             _wait_for_turn(turns, step, WHICH, PING_PONG)
-            scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH)
+            scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH, ORDER)
             if OVERLAPPED:
                 total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
             if PING_PONG:
@@ -365,8 +380,8 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             else:
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
-            mbarrier.arrive(k_free.index(step % STAGES))
-            mbarrier.arrive(q_free.index(WHICH), pred=count == 1)
+            if OVERLAPPED:
+                mbarrier.arrive(k_free.index(step % STAGES))
             exponentials, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
@@ -411,26 +426,28 @@ def attend_warp_specialized(
 
     ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
     under its exponentials, whether a result leaves by a place in shared memory of its own, so that a program may have
-    several tiles, or by that of the queries, and the registers of a group's threads. Keys and values have STAGES blocks
-    each.
+    several tiles, or by that of the queries, the registers of a group's threads, and the tiles whose queries there is
+    room for. Keys and values have STAGES blocks each.
     """
     CONSUMERS: gl.constexpr = ORDER[0]
-    qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
+    SLOTS: gl.constexpr = ORDER[5]
+    qs = gl.allocate_shared_memory(query.dtype, [SLOTS * CONSUMERS] + query.block_shape, query.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
     staging = qs
     if ORDER[3]:
         staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(SLOTS * CONSUMERS):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_free.index(i), count=1)
+    for i in gl.static_range(CONSUMERS):
         mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
@@ -444,7 +461,6 @@ def attend_warp_specialized(
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
     # The first group has what the others leave.
     REGISTERS: gl.constexpr = ORDER[4]
-    COPYING: gl.constexpr = _COPYING
     if CONSUMERS == 4:
         gl.warp_specialize(
             [
@@ -452,10 +468,10 @@ def attend_warp_specialized(
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 3, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, ORDER)),
             ],
             [4, 4, 4, 1],
-            [REGISTERS, REGISTERS, REGISTERS, COPYING],
+            [REGISTERS, REGISTERS, REGISTERS, _COPYING],
         )
     elif CONSUMERS == 3:
         gl.warp_specialize(
@@ -463,29 +479,29 @@ def attend_warp_specialized(
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, ORDER)),
             ],
             [4, 4, 1],
-            [REGISTERS, REGISTERS, COPYING],
+            [REGISTERS, REGISTERS, _COPYING],
         )
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, ORDER)),
             ],
             [4, 1],
-            [REGISTERS, COPYING],
+            [REGISTERS, _COPYING],
         )
     else:
         gl.warp_specialize(
             [
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, CONSUMERS)),
+                (_copy, (operands, buffers, barriers, sizes, FACTS, ORDER)),
             ],
             [1],
-            [COPYING],
+            [_COPYING],
         )
 
 
@@ -505,10 +521,10 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
-    shared = size * (tile.BLOCK_M * columns + tile.num_stages * tile.BLOCK_N * columns)
+    shared = size * (tile.BLOCK_M * (block_d + columns) + tile.num_stages * tile.BLOCK_N * columns)
     persistent = tile.persistent and tile.resident * (shared + _BARRIERS) <= devices.shared_memory(out.device)
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
-    own_staging = block_d != block_v or programs < tiles
+    several = programs < tiles
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         descriptor(problem.query, ROWS.value, block_d),
@@ -528,7 +544,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers),
+        ORDER=(tile.groups, tile.ping_pong, tile.overlapped, several or block_d != block_v, tile.registers, 1 + several),
         STAGES=tile.num_stages,
         num_warps=4,
         maxnreg=tile.maxnreg if tile.resident > 1 else None,
