@@ -320,13 +320,14 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    parts = ("_exponentials", "_rows_times", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
-    names = ("_tile", "_masked_blocks", "_slot", "_copy", *steps, *parts, "_attend")
+    parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
+    names = ("_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
+    order = tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots
     for program in range(programs):
         begun.append(program)
         scope[kernel.__name__](
@@ -338,7 +339,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
             FACTS=types.SimpleNamespace(**facts),
-            ORDER=(tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots),
+            ORDER=order,
             STAGES=tile.num_stages,
         )
         if failed:

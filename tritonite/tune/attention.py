@@ -99,7 +99,7 @@ _REGISTERS, COPYING = 65536, 24
 
 
 class WarpSpecialized(NamedTuple):
-    """A tile of the warp-specialised forward pass of half types: 64 queries for each of one to four groups of four warps.
+    """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps, of at most 4.
 
     The groups take turns to multiply where they `ping_pong`. A block's products are under the exponentials of the next
     where they are `overlapped`, and `persistent` programs take tile after tile. So many programs are `resident` in a
@@ -120,12 +120,12 @@ class WarpSpecialized(NamedTuple):
 
     @property
     def maxnreg(self) -> int:
-        """The registers of a thread before the groups share them, whole eights, of which that which copies has a group's too."""
+        """A thread's registers when a program begins, in eights; the warp that copies has as many as a group."""
         return _REGISTERS // (self.resident * (self.groups + 1) * 128) // 8 * 8
 
     @property
     def registers(self) -> int:
-        """Those of a thread of a group, when those who copy have given theirs away."""
+        """Those of a group's thread once the warp that copies has given most of its own away."""
         return min(240, (self.maxnreg * (self.groups + 1) - COPYING) // self.groups // 8 * 8)
 
 

@@ -224,9 +224,10 @@ def _attend_block(
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
         scores = warpgroup_mma_wait(1, deps=(scores,))
-        mbarrier.arrive(k_free.index(step % STAGES))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
+    if OVERLAPPED:
+        mbarrier.arrive(k_free.index(step % STAGES))
     exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
     if not OVERLAPPED:
         total = _rows_times(total, kept)
@@ -525,6 +526,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     persistent = tile.persistent and tile.resident * (shared + _BARRIERS) <= devices.shared_memory(out.device)
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     several = programs < tiles
+    order = tile.groups, tile.ping_pong, tile.overlapped, several or block_d != block_v, tile.registers, 1 + several
     facts = problem.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty)
     attend_warp_specialized[(programs,)](
         descriptor(problem.query, ROWS.value, block_d),
@@ -544,7 +546,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         programs=programs,
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
-        ORDER=(tile.groups, tile.ping_pong, tile.overlapped, several or block_d != block_v, tile.registers, 1 + several),
+        ORDER=order,
         STAGES=tile.num_stages,
         num_warps=4,
         maxnreg=tile.maxnreg if tile.resident > 1 else None,
