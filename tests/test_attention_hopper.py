@@ -321,7 +321,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
     parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
-    names = ("_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
+    names = ("_in_pairs", "_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
@@ -389,6 +389,16 @@ def test_tiles_of_one_program_have_different_blocks(tile, at_once):
     expected, logarithms = by_definition(work)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(logsumexp[:, :, :450].double(), logarithms, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 12, 24])
+def test_tiles_in_pairs_are_all_tiles(programs):
+    """Each once, and of programs that have whole pairs all have as much to do."""
+    tiles = 24
+    taken = [hopper._in_pairs.fn(tile, tiles, programs) for tile in range(tiles)]
+    assert sorted(taken) == list(range(tiles))
+    sums = [sum(taken[program::programs]) for program in range(programs)]
+    assert tiles % (2 * programs) or len(set(sums)) == 1
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")

@@ -36,13 +36,33 @@ _COPYING = gl.constexpr(table.COPYING)
 
 
 @gluon.jit
-def _tile(tile, sizes, FACTS: gl.constexpr):
+def _in_pairs(tile, tiles, programs):
+    """Which tile is taken as this one: by turns from the first, which are long, and from the last, which are short.
+
+    Programs that take tile after tile in their order would have the longest of every round, or the shortest. Tiles that
+    are too few for a round of pairs are taken as they come.
+    """
+    pairs = tiles // (2 * programs)
+    turn = tile // programs
+    taken = tile - pairs * programs
+    if turn < 2 * pairs:
+        taken = turn // 2 * programs + tile % programs
+        if turn % 2 == 1:
+            taken = tiles - 1 - taken
+    return taken
+
+
+@gluon.jit
+def _tile(tile, sizes, FACTS: gl.constexpr, ORDER: gl.constexpr):
     """(first query, batch, head, blocks of keys) of a tile.
 
     Blocks of keys are taken from the last to the first, and there is always one.
     """
-    heads, batch_heads, group, blocks, _, keys, diagonal, _, _, _ = sizes
+    heads, batch_heads, group, blocks, _, keys, diagonal, _, tiles, programs = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
+    SLOTS: gl.constexpr = ORDER[5]
+    if FACTS.causal and SLOTS > 1:
+        tile = _in_pairs(tile, tiles, programs)
     block, batch, head = place(tile, blocks, heads, batch_heads, group)
     end = keys
     if FACTS.causal:
@@ -85,7 +105,7 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.con
     V_BYTES: gl.constexpr = BLOCK_N * vs.shape[4] * 2
     step = 0
     for tile in range(gl.program_id(0), tiles, programs):
-        first, batch, head, count = _tile(tile, sizes, FACTS)
+        first, batch, head, count = _tile(tile, sizes, FACTS, ORDER)
         shared = head // FACTS.ratio
         for block in range(count):
             stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -328,7 +348,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     # Not 0, of which a masked score's product would be NaN.
     factor = _larger((gl.abs(number) * LOG2E).to(gl.float32), 2.0**-126)
     step = 0
-    first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS)
+    first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS, ORDER)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
         ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
@@ -367,7 +387,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         if OWN_STAGING and tile + programs < tiles:
             # All products with these queries have been computed.
             mbarrier.arrive(q_free.index(slot + WHICH))
-            first, batch, head, count = _tile(tile + programs, sizes, FACTS)
+            first, batch, head, count = _tile(tile + programs, sizes, FACTS, ORDER)
             if FACTS.causal:
                 ends = gl.minimum(keys, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
             _wait_for_turn(turns, step, WHICH, PING_PONG)
