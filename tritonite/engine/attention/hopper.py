@@ -468,8 +468,8 @@ def attend_warp_specialized(
     for i in gl.static_range(SLOTS * CONSUMERS):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_free.index(i), count=1)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
+        if i < CONSUMERS:
+            mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=CONSUMERS)
