@@ -463,10 +463,10 @@ def check(work, empty="inf"):
 
 def test_tiles_by_how_many_there_are():
     """Where few, one group of warps has one; else two have, and programs of short heads take several."""
-    chosen = lambda head, length, heads: table.warp_specialized(head, head, length, length, heads, 132)
+    chosen = lambda head, length, heads: table.warp_specialized(head, head, length, heads, 132)
     assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
     assert chosen(64, 512, 64).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
-    assert chosen(64, 512, 64).persistent and not chosen(64, 513, 64).persistent and not chosen(128, 512, 64).persistent
+    assert chosen(64, 512, 64).persistent and not chosen(64, 512, 32).persistent and not chosen(128, 512, 64).persistent
 
 
 @on_sm_90

@@ -130,9 +130,10 @@ class WarpSpecialized(NamedTuple):
 
 
 # By the powers of two that hold a head and a value, those of one size; where so few tiles leave multiprocessors idle,
-# of which two have room in one.
+# of which two have room in one. With short heads another group's products are enough to have under exponentials, and
+# a tile's beginning and end are a larger part of it: programs have them under another tile's.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(128, 128, 2, ping_pong=False, overlapped=False),
+    64: WarpSpecialized(128, 128, 2, ping_pong=False, overlapped=False, persistent=True),
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
@@ -140,20 +141,13 @@ _FEW_TILES = {
     64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
     128: WarpSpecialized(64, 64, 2, ping_pong=False, resident=2),
 }
-# So few blocks take no longer than a program's beginning and end, which are then under another tile.
-_FEW_KEYS_BLOCKS = 4
-_FEW_KEYS = {64: WarpSpecialized(128, 128, 3, persistent=True)}
 
 
-def warp_specialized(
-    head: int, value: int, queries: int, keys: int, heads: int, multiprocessors: int
-) -> WarpSpecialized:
-    """That for heads and values in powers of two, which the larger decides, of so many queries, keys and heads."""
+def warp_specialized(head: int, value: int, queries: int, heads: int, multiprocessors: int) -> WarpSpecialized:
+    """That for heads and values in powers of two, which the larger decides, of so many queries and heads."""
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]
-    if size in _FEW_KEYS and keys <= _FEW_KEYS_BLOCKS * _FEW_KEYS[size].BLOCK_N:
-        return _FEW_KEYS[size]
     return WARP_SPECIALIZED[size]
 
 

@@ -538,7 +538,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     multiprocessors = devices.multiprocessors(out.device)
     # How many other rows there are must not decide how keys are added up.
     idle = 0 if settings().invariant else multiprocessors
-    tile = table.warp_specialized(block_d, block_v, queries, problem.keys, problem.batch * heads, idle)
+    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
