@@ -1,11 +1,15 @@
 """What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 from conftest import calls_through
 
 import tritonite
-from tritonite.engine.indexing import segments
+from tritonite import devices
+from tritonite.engine.indexing import read, segments
 
 
 @pytest.fixture
@@ -40,6 +44,45 @@ def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
     with tritonite.use_gems():
         assert torch.equal(x.index_put((first, second), values, accumulate=True), expected)
     assert tritonite.stats()["index_put"].launched
+
+
+class _Noting:
+    """A kernel that notes its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize(
+    "dtype, width", [(torch.float16, 600), (torch.float32, 513), (torch.uint8, 2048), (torch.int64, 130)], ids=str
+)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
+    shape = (37, width) if dim == 1 else (7, 5, width)
+    # Rows apart from each other, and of several programs.
+    x = torch.randint(0, 100, (*shape[:-1], width + 24), device=device).to(dtype)[..., :width]
+    for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, 2 * width + 3)):
+        index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
+        expected = x.index_select(dim, index)
+        (result,) = tritonite.overloads()["index_select"].results((x, dim, index), {})
+        assert torch.equal(result, expected)
+        assert torch.equal(tritonite.overloads()["index.Tensor"](x, [*[None] * dim, index.long() - width]), expected)
+    assert noting.launches == 8
+
+
+def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, monkeypatch):
+    if device == "cuda":
+        pytest.skip("the device's context would be lost")
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    x, index = torch.randn(20, 512, device=device), torch.full((512,), 512, device=device)
+    with pytest.raises(Exception, match="out of bounds"):
+        tritonite.overloads()["index_select"](x, 1, index)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
