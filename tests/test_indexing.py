@@ -9,7 +9,7 @@ from conftest import calls_through
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.indexing import read, segments
+from tritonite.engine.indexing import compact, read, segments
 
 
 @pytest.fixture
@@ -83,6 +83,18 @@ def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, 
     x, index = torch.randn(20, 512, device=device), torch.full((512,), 512, device=device)
     with pytest.raises(Exception, match="out of bounds"):
         tritonite.overloads()["index_select"](x, 1, index)
+
+
+@pytest.mark.parametrize("n", [0, 1, 4096, 4097, 9000])
+def test_one_block_needs_no_counts_added_up(n, device, path, monkeypatch):
+    monkeypatch.setattr(compact, "_add_up", noting := _Noting(compact._add_up))
+    x = torch.randn(n, device=device) > 0.5
+    for _ in range(2):
+        with tritonite.use_gems(include=["nonzero", "masked_select"]):
+            places, chosen = x.nonzero(), x.masked_select(x)
+        assert torch.equal(places, x.nonzero()) and torch.equal(chosen, x.masked_select(x))
+    assert tritonite.stats()["nonzero"].launched and tritonite.stats()["masked_select"].launched
+    assert (noting.launches == 0) == (1 <= n <= 4096)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
