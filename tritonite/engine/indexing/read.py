@@ -140,6 +140,8 @@ def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_
 # What programs have of the source in shared memory, the least bytes of a row that are worth it, since shorter ones come
 # from few lines of the nearest cache, and the most rows that share what is read of an index.
 _HELD_BYTES, _LEAST_BYTES, _MOST_ROWS = 32 * 1024, 1024, 8
+# The columns that programs look up at a time: four to a thread, whose indices come from few lines for a warp.
+_LOOKED_UP = 1024
 # What memory is read by: of indices that tell of fewer elements, most of a row would be read for nothing.
 _SECTOR = 32
 
@@ -161,7 +163,9 @@ def _held(space: Space, itemsize: int, facts: Facts, source: torch.Tensor) -> Fa
     if space.n_columns * _SECTOR < width or space.n_rows * 4 < rows * device.programs:
         return None
     aligned = math.gcd(16 // word, *(n // each for n in (index.size, *space.far[1:])))
-    return dataclasses.replace(facts, block=(rows, min(2048, power_of_2(space.n_columns))), aligned=aligned, held=held)
+    return dataclasses.replace(
+        facts, block=(rows, min(_LOOKED_UP, power_of_2(space.n_columns))), aligned=aligned, held=held
+    )
 
 
 def read_at(
