@@ -76,6 +76,20 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
     assert noting.launches == 8
 
 
+@pytest.mark.parametrize(
+    "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
+)
+def test_columns_come_from_parts_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    monkeypatch.setattr(read, "_HELD_BYTES", 2048)
+    monkeypatch.setattr(read, "_read_from_parts", noting := _Noting(read._read_from_parts))
+    x = torch.randint(0, 100, (5, width + 24), device=device).to(dtype)[:, :width]
+    for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, width + 3)):
+        index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
+        assert torch.equal(tritonite.overloads()["index_select"](x, 1, index), x.index_select(1, index))
+    assert noting.launches == 4
+
+
 def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, monkeypatch):
     if device == "cuda":
         pytest.skip("the device's context would be lost")

@@ -375,6 +375,7 @@ def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, 
             ("searchsorted.Tensor", (x[: 2**20], x)),
             ("searchsorted.Tensor", (x[:100], x.view(2, -1).t(), False, True)),
             ("index_select", (x.view(-1, 1024), 1, torch.zeros(1000, dtype=torch.int32))),
+            ("index_select", (x.view(-1, 2**16 // x.itemsize), 1, torch.zeros(8000, dtype=torch.int64))),
         ]
         if dtype in dtypes.FULL_FLOATS:
             arguments += [("histc", (x, 100, 0, 1)), ("bincount", (torch.empty(n, dtype=torch.int64), x))]
