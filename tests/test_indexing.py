@@ -1,11 +1,15 @@
 """What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 from conftest import calls_through
 
 import tritonite
-from tritonite.engine.indexing import segments
+from tritonite import devices
+from tritonite.engine.indexing import compact, read, segments
 
 
 @pytest.fixture
@@ -40,6 +44,71 @@ def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
     with tritonite.use_gems():
         assert torch.equal(x.index_put((first, second), values, accumulate=True), expected)
     assert tritonite.stats()["index_put"].launched
+
+
+class _Noting:
+    """A kernel that notes its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize(
+    "dtype, width", [(torch.float16, 600), (torch.float32, 513), (torch.uint8, 2048), (torch.int64, 130)], ids=str
+)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
+    shape = (37, width) if dim == 1 else (7, 5, width)
+    # Rows apart from each other, and of several programs.
+    x = torch.randint(0, 100, (*shape[:-1], width + 24), device=device).to(dtype)[..., :width]
+    for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, 2 * width + 3)):
+        index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
+        expected = x.index_select(dim, index)
+        (result,) = tritonite.overloads()["index_select"].results((x, dim, index), {})
+        assert torch.equal(result, expected)
+        assert torch.equal(tritonite.overloads()["index.Tensor"](x, [*[None] * dim, index.long() - width]), expected)
+    assert noting.launches == 8
+
+
+@pytest.mark.parametrize(
+    "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
+)
+def test_columns_come_from_parts_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    monkeypatch.setattr(read, "_HELD_BYTES", 2048)
+    monkeypatch.setattr(read, "_read_from_parts", noting := _Noting(read._read_from_parts))
+    x = torch.randint(0, 100, (5, width + 24), device=device).to(dtype)[:, :width]
+    for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, width + 3)):
+        index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
+        assert torch.equal(tritonite.overloads()["index_select"](x, 1, index), x.index_select(1, index))
+    assert noting.launches == 4
+
+
+def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, monkeypatch):
+    if device == "cuda":
+        pytest.skip("the device's context would be lost")
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
+    x, index = torch.randn(20, 512, device=device), torch.full((512,), 512, device=device)
+    with pytest.raises(Exception, match="out of bounds"):
+        tritonite.overloads()["index_select"](x, 1, index)
+
+
+@pytest.mark.parametrize("n", [0, 1, 4096, 4097, 9000])
+def test_one_block_needs_no_counts_added_up(n, device, path, monkeypatch):
+    monkeypatch.setattr(compact, "_add_up", noting := _Noting(compact._add_up))
+    x = torch.randn(n, device=device) > 0.5
+    for _ in range(2):
+        with tritonite.use_gems(include=["nonzero", "masked_select"]):
+            places, chosen = x.nonzero(), x.masked_select(x)
+        assert torch.equal(places, x.nonzero()) and torch.equal(chosen, x.masked_select(x))
+    assert tritonite.stats()["nonzero"].launched and tritonite.stats()["masked_select"].launched
+    assert (noting.launches == 0) == (1 <= n <= 4096)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)

@@ -128,6 +128,16 @@ def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
     assert identical(serves("cat.default", lambda: torch.cat(xs, 1)), torch.cat(xs, 1))
 
 
+@pytest.mark.parametrize("count", [8, 9, 17])
+@pytest.mark.parametrize("alike", [True, False])
+def test_long_lists_take_several_tiles_of_each(count, alike, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+    sizes = [2 if alike else 1 + i % 3 for i in range(count)]
+    for dim in (0, 1):
+        xs = [torch.randn(*[n if d == dim else 2 for d in range(2)], 40, device=device)[..., :38] for n in sizes]
+        assert identical(serves("cat.default", lambda xs=xs, dim=dim: torch.cat(xs, dim)), torch.cat(xs, dim))
+
+
 @scalar_kernel(own=("x",), index=("row", "column"))
 def _numbered(x, row, column):
     return x + row * 100 + column

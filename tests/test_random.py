@@ -399,6 +399,26 @@ def test_dropout_keeps_what_atens_does(dtype, state):
 
 
 @on_cpu
+@pytest.mark.parametrize(
+    "numel, programs", [(2048 * 8, 2), (2048 * 8 + 8, 3), (1024 * 8, 1), (3000 * 8, 3), (777_000, 95)]
+)
+def test_no_program_of_dropout_is_without_elements(numel, programs, state, monkeypatch):
+    grids, launched = [], engine.draw_kernel
+
+    class Noting:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return launched[grid]
+
+    monkeypatch.setattr(engine, "draw_kernel", Noting())
+    given = state(11, 4 * 5)
+    _, mask = _run("native_dropout", torch.ones(numel, dtype=torch.float16), 0.5, True)
+    assert np.array_equal(mask.numpy(), side_by_side(numel, 8, given, grid_of(numel)) < 0.5)
+    # A program has 1,024 of ATen's threads, of which a turn has 2,048, and each a vector of 8.
+    assert grids == [(programs,)]
+
+
+@on_cpu
 def test_dropout_of_other_layouts(state):
     for label, x in _layouts(torch.randn):
         given = state(2, 0)

@@ -19,9 +19,8 @@ from tritonite.launch import libentry
 # The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
 _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
-# The tiles that a program takes one after the other at most. Of many pairs, reading all addresses takes as long as
-# moving several tiles.
-_MOST_TILES = 16
+# The pairs of which a program selects its own: as many as there are such groups among the most pairs.
+_GROUP = 8
 
 
 @triton.jit
@@ -46,8 +45,34 @@ def _as_given(numbers):
     return found
 
 
+@triton.jit
+def _since(program, i, ends, ALIKE: tl.constexpr):
+    """Whether a program is of pair `i` or a later one."""
+    return program >= (i if ALIKE else ends[i - 1])
+
+
+@triton.jit
+def _choose(program, first, sources, destinations, ends, sizes, read, written, ALIKE: tl.constexpr, MOST: tl.constexpr):
+    """What a program needs of its pair, which is one of the MOST from pair `first` on."""
+    of: tl.constexpr = 0 if ALIKE else first
+    source, destination, begin = sources[first], destinations[first], program * 0 + 3
+    shape, strides, others = sizes[of], read[of], written[of]
+    if first and not ALIKE:
+        begin += ends[first - 1] - 3
+    for i in tl.static_range(first + 1, first + MOST):
+        later = _since(program, i, ends, ALIKE)
+        source = tl.where(later, sources[i], source)
+        destination = tl.where(later, destinations[i], destination)
+        if not ALIKE:
+            begin = tl.where(later, ends[i - 1], begin)
+            shape = _chosen(later, sizes[i], shape)
+            strides = _chosen(later, read[i], strides)
+            others = _chosen(later, written[i], others)
+    return source, destination, begin, shape, strides, others
+
+
 @libentry()
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=["pairs"])
 def move_pairs(
     sources,
     destinations,
@@ -55,53 +80,57 @@ def move_pairs(
     sizes,
     read_strides,
     written_strides,
-    tiles,
+    pairs,
     ALIKE: tl.constexpr,
     ALIGNED: tl.constexpr,
     INDEX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """A program takes some (ROWS, COLUMNS) `tiles` of dimensions 1 and 0 of a pair, each at one index of the others.
+    """A program takes a tile of (ROWS, COLUMNS) of dimensions 1 and 0 of a pair, at one index of the others.
 
     `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
-    strides. Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0. Numbers in
-    tuples are made odd.
+    strides, and programs take the same tile of one after the other, so that what lies side by side is written together.
+    Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0. Numbers in tuples are
+    made odd.
+
+    A program branches to the GROUP of pairs that has its own, since it would select from all of them for longer than
+    it moves a tile.
     """
-    program = 2 * tl.program_id(0) + 3
-    source, destination, first = sources[0], destinations[0], program * 0 + 3
-    shape, read, written = sizes[0], read_strides[0], written_strides[0]
-    for i in tl.static_range(1, len(sources)):
-        later = program >= ends[i - 1]
-        source = tl.where(later, sources[i], source)
-        destination = tl.where(later, destinations[i], destination)
-        first = tl.where(later, ends[i - 1], first)
-        if not ALIKE:
-            shape = _chosen(later, sizes[i], shape)
-            read = _chosen(later, read_strides[i], read)
-            written = _chosen(later, written_strides[i], written)
+    program = tl.program_id(0) % pairs if ALIKE else 2 * tl.program_id(0) + 3
+    most: tl.constexpr = min(GROUP, len(sources))
+    chosen = _choose(program, 0, sources, destinations, ends, sizes, read_strides, written_strides, ALIKE, most)
+    source, destination, begin, shape, read, written = chosen
+    for g in tl.static_range(GROUP, len(sources), GROUP):
+        its_own = _since(program, g, ends, ALIKE)
+        if g + GROUP < len(sources):
+            its_own = its_own & (_since(program, g + GROUP, ends, ALIKE) == 0)
+        if its_own:
+            chosen = _choose(program, g, sources, destinations, ends, sizes, read_strides, written_strides, ALIKE, most)
+            source, destination, begin, shape, read, written = chosen
     shape, read, written = _as_given(shape), _as_given(read), _as_given(written)
     if ALIGNED > 1:
         source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
     length = aligned_to(shape[0], ALIGNED)
-    across, down = tl.cdiv(length, COLUMNS), tl.cdiv(shape[1], ROWS)
-    count = across * down
-    for d in tl.static_range(2, len(shape)):
-        count *= shape[d]
-    start = ((program - first) >> 1) * tiles
-    for tile in range(start, tl.minimum(start + tiles, count)):
-        column = (tile % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        rest = tile // across
+    across = tl.cdiv(length, COLUMNS)
+    tile = tl.program_id(0) // pairs if ALIKE else (program - begin) >> 1
+    column = (tile % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    rest = tile // across
+    if len(shape) > 2:
+        down = tl.cdiv(shape[1], ROWS)
         row = (rest % down).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
         rest = (rest // down).to(INDEX)
-        from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
-        for d in tl.static_range(2, len(shape)):
-            at = rest % shape[d]
-            from_ += at * aligned_to(read[d - 1], ALIGNED)
-            to += at * aligned_to(written[d - 1], ALIGNED)
-            rest = rest // shape[d]
-        mask = (column < length) & (row < shape[1])
-        tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
+    else:
+        row = rest.to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
+    for d in tl.static_range(2, len(shape)):
+        at = rest % shape[d]
+        from_ += at * aligned_to(read[d - 1], ALIGNED)
+        to += at * aligned_to(written[d - 1], ALIGNED)
+        rest = rest // shape[d]
+    mask = (column < length) & (row < shape[1])
+    tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
 
 
 def move_each(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
@@ -152,12 +181,11 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         ((*sizes, *[1] * (rank - len(sizes))), *[(*own, *[0] * (rank - 1 - len(own))) for own in strides])
         for sizes, *strides in layouts
     ]
-    elements = device.tile_bytes // max(pairs[0][0].dtype.itemsize, 2) * (1 if len(pairs) <= 8 else 2)
+    elements = device.tile_bytes // max(pairs[0][0].dtype.itemsize, 2) * (1 if len(pairs) <= _GROUP else 2)
     columns = min(elements, power_of_2(max(sizes[0] for sizes, _, _ in layouts)))
     rows = max(1, min(elements // columns, power_of_2(max(sizes[1] for sizes, _, _ in layouts))))
     counts = [-(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]) for sizes, _, _ in layouts]
-    tiles = 1 if len(pairs) <= 8 else min(_MOST_TILES, max(1, sum(counts) // (2 * device.programs)))
-    ends = list(itertools.accumulate(-(-count // tiles) for count in counts))
+    ends = list(itertools.accumulate(counts))
     # As many pairs as a power of two, of which few kernels are compiled: no program comes to those that are added.
     missing = power_of_2(len(pairs)) - len(pairs)
     sources = [pair[0] for pair in pairs] + [pairs[-1][0]] * missing
@@ -170,12 +198,13 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         tuple(destinations),
         _odd((*ends, *[ends[-1]] * missing)),
         *(tuple([_odd(layout[part]) for layout in told]) for part in range(3)),
-        tiles,
+        len(pairs),
         ALIKE=alike,
         ALIGNED=_alignment(layouts, [x for pair in pairs for x in pair[:2]]),
         INDEX=tl.int64 if wide else tl.int32,
         ROWS=rows,
         COLUMNS=columns,
+        GROUP=_GROUP,
     )
 
 

@@ -21,6 +21,7 @@ from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_co
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.errors import Decline
+from tritonite.language.places import aligned_to
 from tritonite.language.random import words
 from tritonite.launch import ASSERTING, libentry
 
@@ -108,10 +109,14 @@ def draw_kernel(
     VALUES: tl.constexpr,
     USED: tl.constexpr,
     VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side."""
+    """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side.
+
+    ALIGNED divides `numel`.
+    """
     blocks = tl.cdiv(threads, BLOCK)
     turn = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
@@ -125,7 +130,7 @@ def draw_kernel(
         values = _side_by_side(SAMPLE, VECTOR, seed, counter, thread)
         lane = tl.arange(0, BLOCK * VECTOR)
         place = (turn.to(INDEX) * threads + begin) * VECTOR + lane
-        mask = (lane < (threads - begin) * VECTOR) & (place < numel)
+        mask = (lane < (threads - begin) * VECTOR) & (place < aligned_to(numel, ALIGNED))
         _write(values, place, mask, inputs, outs, numbers, TRANSFORM)
     else:
         values = SAMPLE(seed, counter, thread)
@@ -154,11 +159,14 @@ def _launch(
 ) -> None:
     numel, threads = outs[0].numel(), order.threads
     values = 2 if wide else 4
-    turns = -(-numel // (threads * (order.vector or values)))
+    a_turn = threads * (order.vector or values)
+    turns = -(-numel // a_turn)
     elements = _ELEMENTS * (4 if devices.current.interpreted else 1)
     block = min(power_of_2(threads), elements // (order.vector or 4))
+    # In the last turn few of ATen's threads may have an element.
+    busy = min(threads, -(-(numel - (turns - 1) * a_turn) // (order.vector or 1)))
     far = (turns + 1) * threads * max(order.vector, values) >= INT32_LIMIT
-    draw_kernel[(turns * -(-threads // block),)](
+    draw_kernel[((turns - 1) * -(-threads // block) + -(-busy // block),)](
         tuple(outs),
         tuple(inputs),
         numel,
@@ -171,6 +179,8 @@ def _launch(
         VALUES=values,
         USED=min(values, -(-numel // threads)),
         VECTOR=order.vector,
+        # Triton knows by itself of 16 alone, and would access elements one by one.
+        ALIGNED=order.vector if order.vector and numel % order.vector == 0 else 1,
         BLOCK=block,
         INDEX=tl.int64 if far else tl.int32,
         **options,

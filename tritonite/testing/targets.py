@@ -365,7 +365,7 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
 
 
 def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """What programs of NVIDIA's devices count, and search, in their own room in shared memory."""
+    """What programs of NVIDIA's devices count, search and copy in their own room in shared memory."""
     n = 2**22
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8)[: None if full else 1]:
         x = torch.empty(n, dtype=dtype)
@@ -374,6 +374,8 @@ def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, 
             ("topk", (x, 5000)),
             ("searchsorted.Tensor", (x[: 2**20], x)),
             ("searchsorted.Tensor", (x[:100], x.view(2, -1).t(), False, True)),
+            ("index_select", (x.view(-1, 1024), 1, torch.zeros(1000, dtype=torch.int32))),
+            ("index_select", (x.view(-1, 2**16 // x.itemsize), 1, torch.zeros(8000, dtype=torch.int64))),
         ]
         if dtype in dtypes.FULL_FLOATS:
             arguments += [("histc", (x, 100, 0, 1)), ("bincount", (torch.empty(n, dtype=torch.int64), x))]
@@ -452,7 +454,7 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "attention" stands for Hopper's forward pass, "shared" for what is counted in shared memory, "decoding" for
+    "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for
     attention of few queries over many keys, "sorted" for long rows in order, "tiles" for products by all tables of
     tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for rows
     whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.

@@ -1,7 +1,8 @@
 """The operators that ATen is faster in, by the kind of device and the dtype of an operator's first tensor.
 
 They stand in slower.json, which `tools/slower_operators.py` writes from the benchmark's results: those of which no
-large case has the speed that it would need.
+large case has the speed that it would need. Of a kind of device one has been measured, of NVIDIA's an H200; that its
+figures tell of the others is assumed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Slower(NamedTuple):
-    """What ATen is faster in, as it was measured on a kind of device; nothing where it was not.
+    """What ATen is faster in, as it was measured on one device of a kind and is assumed of the others; else nothing.
 
     `one_long_row`: sorting one row that several programs share. `taken`: more of the largest elements of such rows than
     this. `wide_ranks`: an element by its rank, of keys of 64 bits in rows that a program holds. `sets`: runs of equals

@@ -43,10 +43,17 @@ def _ranked(starts, found):
 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
-def _count(counts, x, shape, strides, n, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
-    """A program counts what is not 0 in its block."""
+def _count(
+    counts, x, shape, strides, n, ALONE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program counts what is not 0 in its block. One that is ALONE leaves what `_add_up` would."""
     _, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
-    tl.store(counts + tl.program_id(0), tl.sum(found.to(tl.int32), axis=0).to(tl.int64))
+    count = tl.sum(found.to(tl.int32), axis=0).to(tl.int64)
+    if ALONE:
+        tl.store(counts, count * 0)
+        tl.store(counts + 1, count)
+    else:
+        tl.store(counts + tl.program_id(0), count)
 
 
 @libentry()
@@ -177,7 +184,6 @@ class Found:
         self._block = min(_BLOCK, max(128, power_of_2(self.n)))
         blocks = -(-self.n // self._block)
         self._grid = (blocks,)
-        counts = empty((blocks,), torch.int64, x.device)
         # The total comes last.
         self._starts = empty((blocks + 1,), torch.int64, x.device)
         sizes, (own,) = row_major(self.shape, [self.strides])
@@ -188,9 +194,12 @@ class Found:
             "BLOCK": self._block,
             "num_warps": 8,
         }
+        alone = blocks == 1
+        counts = self._starts if alone else empty((blocks,), torch.int64, x.device)
         if blocks:
-            _count[self._grid](counts, x, *self._arguments, self.n, **self._facts)
-        _add_up[(1,)](self._starts, counts, blocks, BLOCK=min(_COUNTS, max(16, power_of_2(blocks))))
+            _count[self._grid](counts, x, *self._arguments, self.n, ALONE=alone, **self._facts)
+        if not alone:
+            _add_up[(1,)](self._starts, counts, blocks, BLOCK=min(_COUNTS, max(16, power_of_2(blocks))))
 
     @property
     def total(self) -> torch.Tensor:

@@ -90,7 +90,8 @@ class Facts:
     `block` are the rows and columns of a program. Where indices are `deep`, they depend on the column, too, and where
     they go `across`, on nothing else, so that a program reads them once for all of its rows. Offsets of
     rows and the number of columns are multiples of `aligned`, in elements, but for offsets that deep indices tell.
-    Negative numbers count from the end where an index `wraps`; `message` is what is asserted of it.
+    Negative numbers count from the end where an index `wraps`; `message` is what is asserted of it. A program has room
+    for rows of `held` words of the other operand in shared memory.
     """
 
     block: tuple[int, int]
@@ -100,6 +101,7 @@ class Facts:
     wraps: bool
     message: str
     across: bool = False
+    held: int = 0
 
 
 class Space(NamedTuple):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.dispatch.call import Size
-from tritonite.engine.indexing.places import IN_RANGE, Index, Space
+from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
+from tritonite.engine.iteration import power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
 from tritonite.language.places import aligned_to, strided_offset
+from tritonite.language.shared import get, put, room
 from tritonite.launch import ASSERTING, libentry
 
 
@@ -97,6 +102,111 @@ def _read_rows_at(
     _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
 
 
+@libentry()
+@triton.jit(do_not_specialize=["n_rows"])
+def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
+    """A program has whole rows of the source in shared memory, and copies from there what an index of columns tells.
+
+    Of places that lie apart in memory each is a lookup of a line in the nearest cache, one after the other; in shared
+    memory, 32 of them take some four cycles.
+    """
+    ROWS: tl.constexpr = FACTS.block[0]
+    ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
+    WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
+    EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
+    own = room(ROWS * FACTS.held, WORD)
+    place = tl.arange(0, ROWS * FACTS.held)
+    row = tl.program_id(0).to(FACTS.index) * ROWS + place // FACTS.held
+    start = strided_offset(row, shape, strides[1]) // EACH
+    inside = (place % FACTS.held < aligned_to(counted[0][0] // EACH, FACTS.aligned)) & (row < n_rows)
+    within = aligned_to(start, FACTS.aligned) + place % FACTS.held
+    whole = source.to(tl.pointer_type(WORD), bitcast=True)
+    put(own, place, tl.load(whole + within, mask=inside, other=0))
+    tl.debug_barrier()
+    for begin in range(0, n_columns, FACTS.block[1]):
+        column = begin + tl.arange(0, FACTS.block[1])
+        mask = column < n_columns
+        at, exists = _counted_by(indices[0] + column * columns[2][0], mask, counted[0], FACTS)
+        at = tl.where(exists, at, 0).to(tl.int32)
+        for i in tl.static_range(ROWS):
+            one = tl.program_id(0).to(FACTS.index) * ROWS + i
+            found = get(own, i * FACTS.held + at // EACH, at.to(WORD))
+            if EACH > 1:
+                found = found >> (at % EACH * (8 * ITEM))
+            near = out + strided_offset(one, shape, strides[0]) + column
+            tl.store(near, found.to(out.dtype.element_ty), mask=mask & (one < n_rows))
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows"])
+def _read_from_parts(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
+    """The same of a row that is too long, by parts of it one after the other; a program has all columns of a row."""
+    ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
+    WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
+    EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    own = room(FACTS.held, WORD)
+    row = tl.program_id(0).to(FACTS.index)
+    start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, FACTS.aligned)
+    whole = source.to(tl.pointer_type(WORD), bitcast=True) + start
+    words_of_row = aligned_to(counted[0][0] // EACH, FACTS.aligned)
+    column = tl.arange(0, COLUMNS)
+    mask = column < n_columns
+    at, exists = _counted_by(indices[0] + column * columns[2][0], mask, counted[0], FACTS)
+    at = tl.where(exists, at, 0).to(tl.int32)
+    result = tl.zeros((COLUMNS,), out.dtype.element_ty)
+    for begin in range(0, words_of_row, FACTS.held):
+        place = begin + tl.arange(0, FACTS.held)
+        part = tl.load(whole + place, mask=place < words_of_row, other=0)
+        # All threads have looked up what they want of the part before.
+        tl.debug_barrier()
+        put(own, tl.arange(0, FACTS.held), part)
+        tl.debug_barrier()
+        here = at // EACH - begin
+        inside = (here >= 0) & (here < FACTS.held)
+        found = get(own, tl.where(inside, here, 0), at.to(WORD))
+        if EACH > 1:
+            found = found >> (at % EACH * (8 * ITEM))
+        result = tl.where(inside, found.to(out.dtype.element_ty), result)
+    tl.store(out + strided_offset(row, shape, strides[0]) + column, result, mask=mask)
+
+
+# What programs have of the source in shared memory, the least bytes of a row that are worth it, since shorter ones come
+# from few lines of the nearest cache, and the most rows that share what is read of an index.
+_HELD_BYTES, _LEAST_BYTES, _MOST_ROWS = 32 * 1024, 1024, 8
+# The columns that programs look up at a time: four to a thread, whose indices come from few lines for a warp.
+_LOOKED_UP = 1024
+# Of longer rows, the most parts that there may be, and the most bytes of the result and columns that registers hold.
+_MOST_PARTS, _RESULT_BYTES, _RESULT_COLUMNS = 4, 64 * 1024, 2**14
+# What memory is read by: of indices that tell of fewer elements, most of a row would be read for nothing.
+_SECTOR = 32
+
+
+def _held(space: Space, itemsize: int, facts: Facts, source: torch.Tensor) -> Facts | None:
+    """How programs hold rows of the source in shared memory, or None where they would not."""
+    device = devices.current
+    if not device.ptx or not facts.across or len(space.indices) != 1 or itemsize > 8:
+        return None
+    (index,) = space.indices
+    word = max(itemsize, 4)
+    width, each = index.size * itemsize, word // itemsize
+    if index.steps != (1,) or index.inner or space.far[0] or space.near[0] != 1 or source.data_ptr() % 16:
+        return None
+    if width < _LEAST_BYTES or any(n % each for n in (index.size, *space.far[1:])):
+        return None
+    held = min(_HELD_BYTES // word, power_of_2(width // word))
+    rows = min(_HELD_BYTES // word // held, _MOST_ROWS)
+    looked_up = min(_LOOKED_UP, power_of_2(space.n_columns))
+    if width > _HELD_BYTES:
+        looked_up = power_of_2(space.n_columns)
+        if width > _MOST_PARTS * _HELD_BYTES or looked_up > min(_RESULT_COLUMNS, _RESULT_BYTES // itemsize):
+            return None
+    if space.n_columns * _SECTOR < width or space.n_rows * 4 < rows * device.programs:
+        return None
+    aligned = math.gcd(16 // word, *(n // each for n in (index.size, *space.far[1:])))
+    return dataclasses.replace(facts, block=(rows, looked_up), aligned=aligned, held=held)
+
+
 def read_at(
     out: torch.Tensor,
     source: torch.Tensor,
@@ -115,6 +225,14 @@ def read_at(
     itemsize = out.dtype.itemsize
     space = Space.of(out.shape, out.stride(), source_strides, indices, itemsize)
     facts = space.facts(itemsize, wraps, message)
+    held = _held(space, itemsize, facts, source)
+    if held is not None:
+        parts = space.indices[0].size * itemsize > _HELD_BYTES
+        kernel = _read_from_parts if parts else _read_from_shared
+        kernel[(-(-space.n_rows // held.block[0]),)](
+            words(out), words(source), *space.arguments(), FACTS=held, num_warps=16 if parts else 8, **ASSERTING
+        )
+        return
     _read_at[(space.programs(facts),)](
         words(out), words(source), *space.arguments(), FACTS=facts, num_warps=4, **ASSERTING
     )
