@@ -10,8 +10,9 @@ from typing import Any
 
 import triton.language as tl
 
-# Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
-KEPT, REDUCED, BOTH = 1, 2, 3
+# Whether an operand varies along the kept dimensions, along the reduced ones, or along both; or along both, but with one
+# element for all of a part of a row, as a group norm's weights have one for a channel.
+KEPT, REDUCED, BOTH, PARTS = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Facts:
     results: int = 0
     applied: int = 0
     written: tuple[int, ...] = ()
-    # `Space.aligned`, and the integers that offsets are computed in.
+    # `Space.aligned`, what divides the length of rows' parts, and the integers that offsets are computed in.
     aligned: int = 1
+    part: int = 1
     # Whether stages group elements that are next to each other.
     consecutive: bool = True
     index: Any = tl.int32

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
-from tritonite.engine.rows.facts import KEPT, REDUCED
+from tritonite.engine.rows.facts import KEPT, PARTS, REDUCED
 from tritonite.language.folds import fold, fold_in_order
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.launch import libentry
 
-_KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
+_KEPT, _REDUCED, _PARTS = tl.constexpr(KEPT), tl.constexpr(REDUCED), tl.constexpr(PARTS)
 
 
 @triton.jit
@@ -69,9 +69,13 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif FACTS.kinds[i] == _REDUCED:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            if FACTS.aligned != 1:
+            if FACTS.aligned != 1 and len(strides[1][i]) == 1:
                 offset = tl.max_contiguous(offset, [1, max(1, FACTS.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
+        elif FACTS.kinds[i] == _PARTS:
+            offset = strided_offset(reduced, shapes[1], strides[1][i], FACTS.part, True)[None, :]
+            offset += strided_offset(kept, shapes[0], strides[0][i])[:, None]
+            value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
             mask = kept_mask[:, None] & reduced_mask[None, :]
