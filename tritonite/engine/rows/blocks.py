@@ -266,6 +266,7 @@ def for_reduction(space: Space, states: int) -> Blocks:
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
         rows = min(power_of_2(space.n_kept), device.row_columns)
+        tile = min(tile, device.row_elements // 2)
         return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
     columns = min(power_of_2(space.n_reduced), tile)
     long = space.n_reduced > tile == device.row_elements

@@ -190,6 +190,7 @@ class Reduction:
             folded=len(space.kinds),
             aligned=space.aligned or int(not space.inner),
             part=space.part,
+            upright=not space.inner and not invariant,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,

@@ -48,6 +48,8 @@ class Facts:
     # `Space.aligned`, what divides the length of rows' parts, and the integers that offsets are computed in.
     aligned: int = 1
     part: int = 1
+    # Whether rows stand upright, and their elements may be combined in the order of a block's layout.
+    upright: bool = False
     # Whether stages group elements that are next to each other.
     consecutive: bool = True
     index: Any = tl.int32
@@ -69,7 +71,7 @@ class Facts:
         """The same reduction for rows of states that other programs have left."""
         count = len(self.states)
         operands = {"kinds": (BOTH,) * count, "dtypes": self.states, "folded": count, "aligned": 1}
-        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None}
+        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None, "upright": False}
         return dataclasses.replace(self, **{**operands, **functions, **changes})
 
     @functools.cached_property

@@ -300,11 +300,45 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
 
 
 @triton.jit
+def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """`fold_blocks` of rows that stand upright, whose elements' states are combined place by place, at no barrier.
+
+    So a block is loaded when it is wanted, by many programs at a time, and all whole ones without a mask: of a column
+    that there is not nothing is written.
+    """
+    start, steps, n_reduced = span
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    FOLDED: tl.constexpr = FACTS.folded
+    every = inside(rows[0], n_reduced, True)[:, None]
+    places = tl.arange(0, COLUMNS)
+    mask = inside(start + places, n_reduced, FACTS.whole[1])
+    values = load(inputs, rows, start + places, mask, FACTS, 0, FOLDED, EVICTION, "")
+    states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
+    whole = steps if FACTS.whole[1] else tl.minimum(steps, (n_reduced - start) // COLUMNS)
+    for step in range(1, whole):
+        reduced = start + step * COLUMNS + places
+        all_places = inside(reduced, n_reduced, True)
+        values = load(inputs, rows, reduced, all_places, FACTS, 0, FOLDED, EVICTION, "")
+        more = leaves(values, rows, reduced, every & all_places[None, :], numbers, FACTS)
+        states = combine_states(states, more, FACTS.follow, FACTS)
+    if not FACTS.whole[1]:
+        if (steps > 1) & (whole < steps):
+            reduced = start + whole * COLUMNS + places
+            mask = reduced < n_reduced
+            values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+            more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
+            states = combine_states(states, more, FACTS.follow, FACTS)
+    return fold(states, FACTS.combine), values
+
+
+@triton.jit
 def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """The state of each row's span, and the only block's values if there is one."""
     if FACTS.grow is not None:
         states, values = _grow_blocks(inputs, rows, span, FACTS, EVICTION)
         states = fold(states, FACTS.combine)
+    elif FACTS.upright and not FACTS.once:
+        states, values = _combine_upright_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     else:
         states, values = _combine_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     return states, values
