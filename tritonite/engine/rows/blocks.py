@@ -265,9 +265,13 @@ def for_reduction(space: Space, states: int) -> Blocks:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
-        rows = min(power_of_2(space.n_kept), device.row_columns)
-        tile = min(tile, device.row_elements // 2)
-        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
+        # With 16 elements in each of its threads so many programs run at a time that all do.
+        beside, elements = device.row_columns, device.row_elements // 2
+        if tile < device.row_elements:
+            # More of a column at a time, so that one launch reduces it.
+            beside, elements = max(1, beside // 4), tile
+        rows = min(power_of_2(space.n_kept), beside)
+        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)))
     columns = min(power_of_2(space.n_reduced), tile)
     long = space.n_reduced > tile == device.row_elements
     if not long or (space.aligned and states > 1):
@@ -311,6 +315,10 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
             columns,
             regimes.short.warps,
         )
+    if space.full_operands > 1:
+        # A thread has elements of all of them: there may be fewer of each, so that more of the device works.
+        each = power_of_2(space.n_kept * space.n_reduced // device.programs)
+        tile = max(device.row_elements // 4, min(tile, each))
     rows = min(power_of_2(space.n_kept), max(1, tile // columns))
     blocks = tiled(space, rows, columns)
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
