@@ -25,9 +25,9 @@ class Device:
     `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of it that a
     program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options` what its
     compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that
-    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it is
-    known in what ATen's kernels are faster. The operators of the families that are `unverified` on this kind of device,
-    in what they give or in their speed, stay ATen's unless they are named.
+    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it
+    is known in what ATen's kernels are faster. The operators of the families that are `unverified` on this kind of
+    device, in what they give or in their speed, stay ATen's unless they are named.
     """
 
     kind: str

@@ -10,8 +10,8 @@ from typing import Any
 
 import triton.language as tl
 
-# Whether an operand varies along the kept dimensions, along the reduced ones, or along both; or along both, but with one
-# element for all of a part of a row, as a group norm's weights have one for a channel.
+# Whether an operand varies along the kept dimensions, along the reduced ones, or along both; or along both, but with
+# one element for all of a part of a row, as a group norm's weights have one for a channel.
 KEPT, REDUCED, BOTH, PARTS = 1, 2, 3, 4
 
 

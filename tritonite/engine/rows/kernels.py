@@ -314,7 +314,7 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     mask = inside(start + places, n_reduced, FACTS.whole[1])
     values = load(inputs, rows, start + places, mask, FACTS, 0, FOLDED, EVICTION, "")
     states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
-    whole = steps if FACTS.whole[1] else tl.minimum(steps, (n_reduced - start) // COLUMNS)
+    whole = steps if FACTS.whole[1] else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
     for step in range(1, whole):
         reduced = start + step * COLUMNS + places
         all_places = inside(reduced, n_reduced, True)
@@ -322,8 +322,9 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
         more = leaves(values, rows, reduced, every & all_places[None, :], numbers, FACTS)
         states = combine_states(states, more, FACTS.follow, FACTS)
     if not FACTS.whole[1]:
-        if (steps > 1) & (whole < steps):
-            reduced = start + whole * COLUMNS + places
+        # One at most.
+        for step in range(whole, steps):
+            reduced = start + step * COLUMNS + places
             mask = reduced < n_reduced
             values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
             more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
