@@ -69,6 +69,34 @@ def test_nothing_is_next_to_nan(dtype, device):
         assert torch.nextafter(x, other).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_inverses_of_every_half(dtype, device):
+    x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
+    expected = x.float().double().reciprocal().to(torch.float32).to(dtype)
+    with tritonite.use_gems():
+        found = x.reciprocal()
+    assert not tritonite.stats()["reciprocal"].declined
+    assert torch.equal(found.isnan(), x.isnan())
+    assert torch.equal(found[~x.isnan()].view(torch.int16), expected[~x.isnan()].view(torch.int16))
+
+
+@pytest.mark.parametrize("divisor", [3.0, 49.0, -0.1, 1e-38, 1e-42, 3e38, 0.0, float("inf"), float("nan")])
+def test_quotients_by_one_number(divisor, device):
+    """By its inverse, and yet as exact as by a division, also where the inverse is no ordinary number."""
+    limits = torch.tensor([0.0, -0.0, 1.0, 49.0, 147.0, 1e-20, 1e20, 3e38, float("inf"), -float("inf"), float("nan")])
+    x = torch.cat([limits, torch.randn(3000) * 100]).to(device)
+    expected = (x.double() / torch.tensor(divisor, dtype=torch.float32).double().item()).float()
+    with tritonite.use_gems():
+        found, by_tensor = x / divisor, x / torch.tensor(divisor, device=device)
+    assert not tritonite.stats()["div.Tensor"].declined
+    for quotient in (found, by_tensor):
+        assert torch.equal(quotient.isnan(), expected.isnan())
+        assert torch.equal(quotient.nan_to_num(7.0).signbit(), expected.nan_to_num(7.0).signbit())
+        ordinary = (expected.abs() > 1e-30) & (expected.abs() < 1e38) & (x.abs() > 1e-30)
+        assert torch.equal(quotient[ordinary], expected[ordinary])
+        torch.testing.assert_close(quotient, expected, rtol=2e-7, atol=3e-45, equal_nan=True)
+
+
 def test_large_powers_of_what_is_near_1_keep_their_digits(device):
     """A multiply-add of the compiler's choice within the logarithm would leave 40 units in the last place."""
     x = torch.exp2(torch.linspace(-0.5, 0.5, 4000, dtype=torch.float64)).float()

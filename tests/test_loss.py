@@ -124,6 +124,18 @@ def test_nll_loss_of_rows(reduction, weighted, tiny_blocks):
         same("nll_loss_backward", seed, x, wanted, weight, reduction, 7, total)
 
 
+@pytest.mark.parametrize("classes", [5, 33, 301])
+@pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
+def test_nll_loss_of_rows_that_begin_anywhere(reduction, classes, tiny_blocks):
+    """Their gradient is written in the order of memory, whatever rows a program has parts of."""
+    x, target = normal(7, classes), targets(7, classes=classes)
+    target[0], target[-1] = 0, classes - 1
+    _, total = same("nll_loss_forward", x, target, None, reduction, -100)
+    seed = normal(7) if reduction == NONE else normal()
+    found = same("nll_loss_backward", seed, x, target, None, reduction, -100, total)
+    assert found.count_nonzero() == 7
+
+
 @pytest.mark.parametrize("reduction", [MEAN, SUM, NONE])
 def test_nll_loss_of_one_row(reduction):
     x, weight = normal(9), normal(9).abs()

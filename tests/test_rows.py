@@ -435,6 +435,12 @@ def test_one_stride_serves_what_several_dimensions_share():
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
+def test_weights_of_parts_leave_elements_in_vectors():
+    x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
+    space = blocks.Space.of((x, weight), (2, 3), (x,), (), False)
+    assert space.aligned == 8 and space.word == 8 and space.part == 1 and space.full_operands == 2
+
+
 @pytest.mark.parametrize(
     ("part", "dtype", "aligned"),
     [

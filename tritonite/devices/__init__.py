@@ -20,14 +20,14 @@ class Device:
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
     in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
     `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows, columns) of a tile
-    that reads one operand across the other's grain, `row_elements` the elements a program takes of rows that are
-    reduced at a time, in `row_columns` where the rows stand upright, `programs` how many fill the device, `most_warps`
-    the largest program's, `shared_memory` the bytes of it that a program may have (Triton keeps the rest), `registers`
-    how many of 32 bits a multiprocessor has, `options` what its compiler is told besides, and `flushing` what else
-    where subnormals may be 0. With `forward_progress` a program that runs keeps running while others wait for it; one
-    that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it is known in what ATen's kernels are faster. The
-    operators of the families that are `unverified` on this kind of device, in what they give or in their speed, stay
-    ATen's unless they are named.
+    that reads one operand across the other's grain, `small_transpose_tile` those of a small space's, `row_elements` the
+    elements a program takes of rows that are reduced at a time, in `row_columns` where the rows stand upright,
+    `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of it that a
+    program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options` what its
+    compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that
+    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it
+    is known in what ATen's kernels are faster. The operators of the families that are `unverified` on this kind of
+    device, in what they give or in their speed, stay ATen's unless they are named.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Device:
     registers: int = 2**16
     small_elements: int = 0
     small_block: int = 0
+    small_transpose_tile: tuple[int, int] = (0, 0)
     interpreted: bool = False
     forward_progress: bool = False
     ptx: bool = False

@@ -22,6 +22,7 @@ RECORD = Device(
     most_warps=32,
     small_elements=2**18,
     small_block=512,
+    small_transpose_tile=(16, 32),
     forward_progress=True,
     ptx=True,
     aten_measured=True,

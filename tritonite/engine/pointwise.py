@@ -969,13 +969,16 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
     bfloat16 takes 49 us so on an H200, and 54 with half as many.
     """
     device = devices.current
-    elements = device.tile_bytes // max(itemsize, 2)
+    elements, transposed = device.tile_bytes // max(itemsize, 2), device.transpose_tile
     if len(sizes) < 2 or sizes[0] < 16:
         return None
+    if math.prod(sizes) <= device.small_elements:
+        # As of a flat one, so that more of the device works.
+        elements, transposed = min(elements, device.small_block), device.small_transpose_tile
     # Fewer rows than a tile has matter where there are many tiles of them; elsewhere one kernel serves all.
     most_rows = power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else elements
     if any(_lies_along(own, 1) for own in strides):
-        rows, columns = device.transpose_tile
+        rows, columns = transposed
         return min(rows, most_rows), min(columns, power_of_2(sizes[0]))
     columns = min(elements, power_of_2(sizes[0]))
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.

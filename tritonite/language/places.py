@@ -13,20 +13,23 @@ def aligned_to(x, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1):
+def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1, REPEATED: tl.constexpr = False):
     """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest.
 
     An operand that one stride serves needs no more of them. ALIGNED divides the size of the fastest dimension and the
-    strides of the others, where there are others.
+    strides of the others, where there are others. An operand that is REPEATED is the same all along the fastest, and
+    its strides are as they are.
     """
+    WORD: tl.constexpr = 1 if REPEATED else ALIGNED
     offset = linear * 0
     rest = linear
     for d in tl.static_range(len(strides) - 1):
         size = aligned_to(shape[d], ALIGNED if d == 0 else 1)
-        offset += (rest % size) * aligned_to(strides[d], 1 if d == 0 else ALIGNED)
+        if d > 0 or not REPEATED:
+            offset += (rest % size) * aligned_to(strides[d], 1 if d == 0 else WORD)
         rest = rest // size
     last: tl.constexpr = len(strides) - 1
-    return offset + rest * aligned_to(strides[last], 1 if last == 0 else ALIGNED)
+    return offset + rest * aligned_to(strides[last], 1 if last == 0 else WORD)
 
 
 @triton.jit

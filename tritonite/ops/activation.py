@@ -202,7 +202,7 @@ def _relu6(x):
 @pointwise("hardsigmoid", accepts=SINGLE_FLOATS)
 def hardsigmoid(self):
     """Not of float64, in which ATen's kernel for GPUs has float32's sixth."""
-    return true_divide(_relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
+    return _relu6(self + 3.0) * 0.1666666716337204
 
 
 @pointwise("hardsigmoid_backward", accepts=FLOATS, one_dtype=True)
@@ -214,7 +214,7 @@ def hardsigmoid_backward(grad_output, self):
 @pointwise("hardswish", accepts=SINGLE_FLOATS)
 def hardswish(self):
     """Not of float64, as `hardsigmoid`."""
-    return true_divide(self * _relu6(self + 3.0), tl.full(self.shape, 6.0, self.dtype))
+    return self * _relu6(self + 3.0) * 0.1666666716337204
 
 
 @pointwise("hardswish_backward", accepts=FLOATS, one_dtype=True)

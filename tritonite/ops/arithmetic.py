@@ -12,7 +12,7 @@ from tritonite.dispatch.call import Limits, limit, number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
+from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
 from tritonite.launch import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
@@ -71,7 +71,7 @@ def mul(self, other):
 
 @pointwise("div", promote=INT_TO_FLOAT, cpu_numbers=True, casts=True)
 def div(self, other):
-    return true_divide(self, other)
+    return divide(self, other)
 
 
 @triton.jit

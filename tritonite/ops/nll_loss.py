@@ -135,6 +135,49 @@ def scatter_gradients(
     tl.store(pointers, block, mask=mask[:, None] & (classes < n_classes)[None, :])
 
 
+@libentry()
+@triton.jit(do_not_specialize=["ignore_index", "weight_stride"])
+def scatter_gradients_in_order(
+    gradient,
+    grad_output,
+    target,
+    weight,
+    total_weight,
+    grad_output_stride,
+    target_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    n,
+    ignore_index: tl.int64,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program writes BLOCK of all n elements, side by side, of ROWS rows at most: in vectors, wherever rows begin."""
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    place = tl.arange(0, BLOCK)
+    block = tl.zeros((BLOCK,), gradient.dtype.element_ty)
+    for k in tl.static_range(ROWS):
+        row = start // n_classes + k + tl.arange(0, 1)
+        mask = row < n_rows
+        wanted = tl.load(target + row * target_stride, mask=mask, other=0).to(tl.int64)
+        own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+        factor = tl.load(grad_output + row * grad_output_stride, mask=mask, other=0).to(COMPUTE)
+        if MEAN:
+            factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
+        value = (-1.0 * own_weight * factor).to(block.dtype)
+        own = row.to(tl.int64) * n_classes + wanted - start
+        own = tl.where(exists & (own >= 0) & (own < BLOCK), own, -1).to(tl.int32)
+        block = tl.where(place == own, value, block)
+    if start + BLOCK <= n:
+        tl.store(gradient + start + place, block)
+    else:
+        tl.store(gradient + start + place, block, mask=start + place < n)
+
+
 @triton.jit
 def _loss_and_weight(loss, weight):
     return loss, weight
@@ -223,6 +266,23 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
     row_strides = gradient.select(dim, 0).stride()
     sizes, strides = collapse(shape, [row_strides, grad_strides, target.stride()])
     tile = devices.current.row_elements
+    facts = {
+        "MEAN": reduction == MEAN,
+        "COMPUTE": TRITON_DTYPES[opmath(dtype)],
+        "INDEX": offset_type(gradient, grad_output, target),
+    }
+    n = n_rows * n_classes
+    block = tile if n > 64 * tile else tile // 4
+    if gradient.dim() == dim + 1 and 8 * n_classes >= block:
+        scatter_gradients_in_order[(-(-n // block),)](
+            *(gradient, grad_output, target, weight, total_weight, strides[1][0], strides[2][0]),
+            *(weight.stride(0) if weight is not None else 0, n_rows, n_classes, n, ignore_index),
+            ROWS=2 + (block - 2) // n_classes,
+            BLOCK=block,
+            **facts,
+            **ASSERTING,
+        )
+        return outs
     if gradient.stride(dim) == 1:
         classes = min(power_of_2(n_classes), tile)
         rows = min(power_of_2(n_rows), max(1, tile // classes))
@@ -232,11 +292,9 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
     scatter_gradients[(-(-n_rows // rows) * -(-n_classes // classes),)](
         *(gradient, grad_output, target, weight, total_weight, tuple(sizes[:-1]), *map(tuple, strides)),
         *(gradient.stride(dim), weight.stride(0) if weight is not None else 0, n_rows, n_classes, ignore_index),
-        MEAN=reduction == MEAN,
-        COMPUTE=TRITON_DTYPES[opmath(dtype)],
-        INDEX=offset_type(gradient, grad_output, target),
         ROWS=rows,
         CLASSES=classes,
+        **facts,
         **ASSERTING,
     )
     return outs

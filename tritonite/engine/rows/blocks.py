@@ -12,7 +12,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import settings
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
-from tritonite.engine.rows.facts import BOTH, KEPT, REDUCED
+from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
 from tritonite.tune.rows import ROWS, Cooperative, Regime
 
 # Loops over at most so many blocks are unrolled.
@@ -26,7 +26,8 @@ class Space(NamedTuple):
     alone; `shapes` leave out the slowest dimension of each. An operand that one stride serves has no others, so that it
     is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at words of
     several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
-    `itemsize` is that of the first input's elements.
+    `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
+    input's elements.
     """
 
     n_kept: int
@@ -39,6 +40,7 @@ class Space(NamedTuple):
     integer: Any
     itemsize: int
     aligned: int
+    part: int
 
     @property
     def inner(self) -> bool:
@@ -50,8 +52,8 @@ class Space(NamedTuple):
 
     @property
     def full_operands(self) -> int:
-        """How many operands have an element for every place."""
-        return self.kinds.count(BOTH)
+        """How many operands have an element for every place, or one for parts of every row."""
+        return self.kinds.count(BOTH) + self.kinds.count(PARTS)
 
     @property
     def has_weights(self) -> bool:
@@ -101,6 +103,11 @@ class Space(NamedTuple):
         if 0 in sizes:
             # A row of no elements has none to read, whatever its strides say.
             kinds = (BOTH,) * every
+        elif kinds[0] == BOTH and reduced_strides[0][0]:
+            # Nothing of theirs is next to each other, so that the others may be read in vectors whatever their strides.
+            kinds = tuple(
+                [PARTS if kind == BOTH and not reduced_strides[i][0] else kind for i, kind in enumerate(kinds)]
+            )
         wide = math.prod(shape) >= INT32_LIMIT or any(
             [
                 span((*kept_sizes, *reduced_sizes), (*kept_strides[i], *reduced_strides[i])) >= INT32_LIMIT
@@ -124,6 +131,7 @@ class Space(NamedTuple):
             integer=tl.int64 if wide else tl.int32,
             itemsize=inputs[0].dtype.itemsize,
             aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
+            part=math.gcd(16, reduced_sizes[0]) if PARTS in kinds else 1,
         )
         # Elements with others between them, in the same 32 bytes: threads next to each other have to load them at once.
         beside = [
@@ -257,8 +265,13 @@ def for_reduction(space: Space, states: int) -> Blocks:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
-        rows = min(power_of_2(space.n_kept), device.row_columns)
-        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
+        # With 16 elements in each of its threads so many programs run at a time that all do.
+        beside, elements = device.row_columns, device.row_elements // 2
+        if tile < device.row_elements:
+            # More of a column at a time, so that one launch reduces it.
+            beside, elements = max(1, beside // 4), tile
+        rows = min(power_of_2(space.n_kept), beside)
+        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)))
     columns = min(power_of_2(space.n_reduced), tile)
     long = space.n_reduced > tile == device.row_elements
     if not long or (space.aligned and states > 1):
@@ -302,6 +315,10 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
             columns,
             regimes.short.warps,
         )
+    if space.full_operands > 1:
+        # A thread has elements of all of them: there may be fewer of each, so that more of the device works.
+        each = power_of_2(space.n_kept * space.n_reduced // device.programs)
+        tile = max(device.row_elements // 4, min(tile, each))
     rows = min(power_of_2(space.n_kept), max(1, tile // columns))
     blocks = tiled(space, rows, columns)
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:

@@ -189,6 +189,8 @@ class Reduction:
             dtypes=tuple([TRITON_DTYPES[dtype] for dtype in read]),
             folded=len(space.kinds),
             aligned=space.aligned or int(not space.inner),
+            part=space.part,
+            upright=not space.inner and not invariant,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,

@@ -10,8 +10,9 @@ from typing import Any
 
 import triton.language as tl
 
-# Whether an operand varies along the kept dimensions, along the reduced ones, or along both.
-KEPT, REDUCED, BOTH = 1, 2, 3
+# Whether an operand varies along the kept dimensions, along the reduced ones, or along both; or along both, but with
+# one element for all of a part of a row, as a group norm's weights have one for a channel.
+KEPT, REDUCED, BOTH, PARTS = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class Facts:
     results: int = 0
     applied: int = 0
     written: tuple[int, ...] = ()
-    # `Space.aligned`, and the integers that offsets are computed in.
+    # `Space.aligned`, what divides the length of rows' parts, and the integers that offsets are computed in.
     aligned: int = 1
+    part: int = 1
+    # Whether rows stand upright, and their elements may be combined in the order of a block's layout.
+    upright: bool = False
     # Whether stages group elements that are next to each other.
     consecutive: bool = True
     index: Any = tl.int32
@@ -67,7 +71,7 @@ class Facts:
         """The same reduction for rows of states that other programs have left."""
         count = len(self.states)
         operands = {"kinds": (BOTH,) * count, "dtypes": self.states, "folded": count, "aligned": 1}
-        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None}
+        functions = {"leaf": None, "follow": self.combine, "stages": (), "gather": None, "grow": None, "upright": False}
         return dataclasses.replace(self, **{**operands, **functions, **changes})
 
     @functools.cached_property

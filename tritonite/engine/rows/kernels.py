@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
-from tritonite.engine.rows.facts import KEPT, REDUCED
+from tritonite.engine.rows.facts import KEPT, PARTS, REDUCED
 from tritonite.language.folds import fold, fold_in_order
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.launch import libentry
 
-_KEPT, _REDUCED = tl.constexpr(KEPT), tl.constexpr(REDUCED)
+_KEPT, _REDUCED, _PARTS = tl.constexpr(KEPT), tl.constexpr(REDUCED), tl.constexpr(PARTS)
 
 
 @triton.jit
@@ -69,9 +69,13 @@ def load(
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif FACTS.kinds[i] == _REDUCED:
             offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            if FACTS.aligned != 1:
+            if FACTS.aligned != 1 and len(strides[1][i]) == 1:
                 offset = tl.max_contiguous(offset, [1, max(1, FACTS.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
+        elif FACTS.kinds[i] == _PARTS:
+            offset = strided_offset(reduced, shapes[1], strides[1][i], FACTS.part, True)[None, :]
+            offset += strided_offset(kept, shapes[0], strides[0][i])[:, None]
+            value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
             mask = kept_mask[:, None] & reduced_mask[None, :]
@@ -296,11 +300,46 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
 
 
 @triton.jit
+def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """`fold_blocks` of rows that stand upright, whose elements' states are combined place by place, at no barrier.
+
+    So a block is loaded when it is wanted, by many programs at a time, and all whole ones without a mask: of a column
+    that there is not nothing is written.
+    """
+    start, steps, n_reduced = span
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    FOLDED: tl.constexpr = FACTS.folded
+    every = inside(rows[0], n_reduced, True)[:, None]
+    places = tl.arange(0, COLUMNS)
+    mask = inside(start + places, n_reduced, FACTS.whole[1])
+    values = load(inputs, rows, start + places, mask, FACTS, 0, FOLDED, EVICTION, "")
+    states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
+    whole = steps if FACTS.whole[1] else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
+    for step in range(1, whole):
+        reduced = start + step * COLUMNS + places
+        all_places = inside(reduced, n_reduced, True)
+        values = load(inputs, rows, reduced, all_places, FACTS, 0, FOLDED, EVICTION, "")
+        more = leaves(values, rows, reduced, every & all_places[None, :], numbers, FACTS)
+        states = combine_states(states, more, FACTS.follow, FACTS)
+    if not FACTS.whole[1]:
+        # One at most.
+        for step in range(whole, steps):
+            reduced = start + step * COLUMNS + places
+            mask = reduced < n_reduced
+            values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+            more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
+            states = combine_states(states, more, FACTS.follow, FACTS)
+    return fold(states, FACTS.combine), values
+
+
+@triton.jit
 def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """The state of each row's span, and the only block's values if there is one."""
     if FACTS.grow is not None:
         states, values = _grow_blocks(inputs, rows, span, FACTS, EVICTION)
         states = fold(states, FACTS.combine)
+    elif FACTS.upright and not FACTS.once:
+        states, values = _combine_upright_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     else:
         states, values = _combine_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     return states, values
