@@ -123,6 +123,26 @@ def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
     check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("split_store", [False, True])
+@pytest.mark.parametrize("batches", [(), (2,)])
+@pytest.mark.parametrize(("rows", "layout"), [(70, "plain"), (72, "plain"), (72, "transposed")])
+def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
+    rows, layout, batches, split_store, transposed, use, monkeypatch
+):
+    """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
+    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
+    use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
+    a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
+    function = torch.bmm if batches else torch.mm
+    check(tritonite.overloads()[function.__name__](a, b), function, a, b)
+    bias = normal(rows, 51, dtype=torch.bfloat16)
+    if not batches:
+        check(tritonite.overloads()["addmm"](bias, a, b), torch.addmm, bias, a, b)
+
+
 @pytest.mark.parametrize("name", ["descriptors", "transposed", "transposed, split"])
 def test_a_vector_is_a_column_or_a_row(name, use):
     use(CONFIGS[name])
