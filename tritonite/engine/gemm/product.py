@@ -272,6 +272,9 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     if config.transposed:
         work = work.transposed()
     a, b, out = work.a, work.b, work.out
+    if config.warp_specialize and config.BLOCK_N // 2 * out.dtype.itemsize < 32 and not _in_columns(out):
+        # Shared memory's layouts have rows of 32 bytes at least, and those of a subtile are shorter.
+        config = config._replace(warp_specialize=False, split_store=False)
     M, N = out.shape[1:]
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
