@@ -181,7 +181,9 @@ def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, we
     weight, mean, rstd = normal(5) if weighted else None, normal(5), normal(5).abs() + 0.5
     # Of the same statistics: a CPU's kernel takes the running ones, and a GPU's those that were handed on.
     args = grad, x, weight, mean, rstd.pow(-2) - 1e-5, mean, rstd, train, 1e-5
-    expected = torch.ops.aten.native_batch_norm_backward(*args, [True] * 3)
+    # A GPU's refuses to give gradients by a weight that there is not.
+    own = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args]
+    expected = torch.ops.aten.native_batch_norm_backward(*own, [True] * 3)
     monkeypatch.setattr(batch_norm, "_on_cpu", lambda tensor: False)
     if not weighted and any(mask[1:]):
         with pytest.raises(Decline, match="parameters that there are not"):
@@ -193,9 +195,20 @@ def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, we
     for own, exact in zip(found[1:], expected[1:], strict=True):
         assert (own is not None) == unasked
         if unasked and weighted:
-            torch.testing.assert_close(own, exact, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(own.cpu(), exact, atol=1e-4, rtol=1e-4)
         elif unasked:
             assert own.shape == (0,) and own.dtype is torch.float32
+
+
+def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
+    """It wants both operands to lie so, and what there is of each channel to have no gaps."""
+    rows, images, row = normal(6, 5), normal(3, 5, 4, 2), normal(5)
+    last, apart = images.to(memory_format=torch.channels_last), normal(10)[::2]
+    assert batch_norm._gives_unasked(rows, rows, None, row, row)
+    assert batch_norm._gives_unasked(last, last, row, row, row)
+    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, apart)):
+        assert not batch_norm._gives_unasked(*given, row, row)
+    assert not batch_norm._gives_unasked(last, last, row, apart, row)
 
 
 @pytest.mark.parametrize("weighted", [True, False])

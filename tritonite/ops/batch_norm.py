@@ -11,9 +11,11 @@ from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import (
+    INT32_LIMIT,
     format_strides,
     has_channels_last,
     same_strides,
+    span,
     strides_after_conversion,
     suggests_channels_last,
 )
@@ -320,6 +322,7 @@ def _gives_unasked(grad_out, input, *by_channel):
     It returns the gradients by weight and bias, asked for or not, and of no weight such as have no elements.
     """
     last = all(has_channels_last_kernels(each) for each in (grad_out, input))
+    last &= span(grad_out.shape, grad_out.stride()) < INT32_LIMIT
     return last and all(each.is_contiguous() for each in present(*by_channel))
 
 
