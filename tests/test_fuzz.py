@@ -64,6 +64,26 @@ def test_a_byte_beside_the_elements_is_seen():
     assert difference(*outcomes("neg.out", call, lambda call, result: call.arguments["out"], spill), True)[0] == "stray"
 
 
+def test_running_statistics_are_written_where_no_schema_says_so():
+    """A byte of theirs that ATen leaves as it was, by chance, is none beside the elements."""
+    rows = torch.ones(2, 3, dtype=torch.float64, device=tritonite.device)
+    given = {
+        "input": rows,
+        "mean": rows,
+        "invstd": rows,
+        "running_mean": rows[0].clone(),
+        "running_var": rows[1].clone(),
+    }
+    given |= {"momentum": 0.25, "eps": 1e-3, "counts": rows[0, :2]}
+    call = Call(tritonite.overloads()["batch_norm_gather_stats_with_counts"], given)
+    expected, actual = call.map(Copies()), call.map(Copies())
+    actual.arguments["running_mean"] += torch.finfo(torch.float64).eps
+    results = [Outcome((rows[0], rows[1]), each) for each in (expected, actual)]
+    assert difference(call, *results, True) is None
+    actual.arguments["invstd"] += 1
+    assert difference(call, *results, True)[0] == "stray"
+
+
 def test_a_call_is_the_same_each_time_it_is_drawn():
     for number in range(20):
         first, second = (draw(tritonite.overloads()["addmm.out"], 3, number) for _ in range(2))

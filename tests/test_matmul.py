@@ -4,14 +4,17 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import random
+import types
 
 import pytest
 import torch
 from conftest import calls_through
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.gemm import choose
+from tritonite.engine.gemm import choose, product
 from tritonite.engine.gemm.choose import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
@@ -120,6 +123,91 @@ def test_sizes_that_divide_nothing(name, use):
 def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
     use(Config(64, 16, 32, descriptors=True, transposed=transposed, splits=2))
     a, b = normal(1, 80, dtype=torch.bfloat16), normal(37, 80, dtype=torch.bfloat16).mT
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("split_store", [False, True])
+@pytest.mark.parametrize("batches", [(), (2,)])
+@pytest.mark.parametrize(("rows", "layout"), [(70, "plain"), (72, "plain"), (72, "transposed")])
+def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
+    rows, layout, batches, split_store, transposed, use, monkeypatch
+):
+    """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
+    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
+    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
+    use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
+    a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
+    function = torch.bmm if batches else torch.mm
+    check(tritonite.overloads()[function.__name__](a, b), function, a, b)
+    bias = normal(rows, 51, dtype=torch.bfloat16)
+    if not batches:
+        check(tritonite.overloads()["addmm"](bias, a, b), torch.addmm, bias, a, b)
+
+
+def _laid_anyhow(draw, batches, rows, columns, dtype):
+    """Matrices in rows or columns, with or without gaps between those and between matrices, that begin anywhere."""
+    if draw.random() < 0.4:
+        return _laid_anyhow(draw, batches, columns, rows, dtype).mT
+    # Mostly none, or one of 16 bytes.
+    gaps = [0] * 6 + [1, 16 // dtype.itemsize]
+    row = columns + draw.choice(gaps)
+    matrix, first = rows * row + draw.choice(gaps), draw.choice(gaps)
+    memory = torch.empty(first + batches * matrix, dtype=dtype, device=tritonite.device)
+    return memory.as_strided((batches, rows, columns), (matrix, row, 1), first)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(config, dtype) for config in CONFIGS.values() for dtype in (torch.bfloat16, torch.float32, torch.int8)]
+    # Those are for halves.
+    + [(config, torch.bfloat16) for config in SPECIALIZED.values()],
+)
+def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
+    """Whatever the sizes, the layouts and what becomes of a product, nothing is launched by any that cannot be."""
+    launched = []
+
+    class Launched:
+        def __getitem__(self, grid):
+            return lambda *operands, **_: launched.append(operands)
+
+    for module, kernel in (
+        (product, "multiply"),
+        (product, "multiply_persistent"),
+        (product, "reduce_split_k"),
+        (product.hopper, "multiply_warp_specialized"),
+    ):
+        monkeypatch.setattr(module, kernel, Launched())
+    for threshold in ("TERMS_OF_ELEMENT", "TERMS_OF_COPY"):
+        monkeypatch.setattr(choose, threshold, 0)
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(devices, "has_tma", lambda device: True)
+    pointers = Config(32, 32, 32)
+    monkeypatch.setattr(choose, "choose", lambda problem, device, can, _: config if can else pointers)
+    monkeypatch.setattr(choose, "fitting", lambda config, *_: config)
+    draw = random.Random(0)
+    for _ in range(150):
+        sizes = draw.choice([[1, 2, 7, 8, 17, 64, 70, 72, 127, 128, 510], [16, 64, 128, 208]])
+        M, N, K = (draw.choice(sizes) for _ in range(3))
+        batches = draw.choice([1, 1, 1, 3])
+        a, b = _laid_anyhow(draw, batches, M, K, dtype), _laid_anyhow(draw, batches, K, N, dtype)
+        result = {torch.int8: torch.int32}.get(dtype, draw.choice([dtype, torch.float32]))
+        out = _laid_anyhow(draw, batches, M, N, result)
+        beside = {"addend": draw.choice([out, out[:1, :1], out[:, :, :1]]), "beta": 1.0} if draw.random() < 0.5 else {}
+        invariant = types.SimpleNamespace(invariant=draw.random() < 0.3)
+        monkeypatch.setattr(product, "settings", lambda kept=invariant: kept)
+        product.product(a, b, out, **beside)
+    kinds = TensorDescriptor, product.hopper.TensorDescriptor
+    described = sum(isinstance(x, kinds) for operands in launched for x in operands)
+    assert len(launched) >= 150 and (described > 60 or not config.descriptors)
+
+
+@pytest.mark.parametrize("rows", [64, 72])
+def test_few_columns_of_what_lies_in_columns(rows, use):
+    """As gradients by weights of few inputs: warps that divide the work have no layout for subtiles as narrow."""
+    use(SPECIALIZED["transposed"])
+    a, b = normal(80, rows, dtype=torch.bfloat16).mT, normal(80, 8, dtype=torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 

@@ -1,5 +1,7 @@
 """Normalisation where samples do not reach: several blocks, running statistics, what only GPUs have in ATen."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -166,6 +168,74 @@ def test_batch_norm_as_cudnn_has_it_declines_what_cudnn_refuses():
                 batch_norm.cudnn_batch_norm(x, *parameters, train, 0.1, eps)
         with pytest.raises(Decline):
             batch_norm.cudnn_batch_norm_backward(x, x, parameters[0], None, None, *saved, eps, reserve)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4, 2)])
+def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, weighted, monkeypatch):
+    """Where ATen's kernel for channels next to each other adds up; elsewhere those that are asked for."""
+    monkeypatch.setattr(batch_norm, "_gives_unasked", lambda *_: True)
+    grad, x = normal(*shape), normal(*shape)
+    weight, mean, rstd = normal(5) if weighted else None, normal(5), normal(5).abs() + 0.5
+    # Of the same statistics: a CPU's kernel takes the running ones, and a GPU's those that were handed on.
+    args = grad, x, weight, mean, rstd.pow(-2) - 1e-5, mean, rstd, train, 1e-5
+    # A GPU's refuses to give gradients by a weight that there is not.
+    own = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args]
+    expected = torch.ops.aten.native_batch_norm_backward(*own, [True] * 3)
+    monkeypatch.setattr(batch_norm, "_on_cpu", lambda tensor: False)
+    if not weighted and any(mask[1:]):
+        with pytest.raises(Decline, match="parameters that there are not"):
+            batch_norm.native_batch_norm_backward(*args, list(mask))
+        return
+    found = batch_norm.native_batch_norm_backward(*args, list(mask))
+    assert (found[0] is not None) == mask[0]
+    unasked = train or any(mask[1:])
+    for own, exact in zip(found[1:], expected[1:], strict=True):
+        assert (own is not None) == unasked
+        if unasked and weighted:
+            torch.testing.assert_close(own.cpu(), exact, atol=1e-4, rtol=1e-4)
+        elif unasked:
+            assert own.shape == (0,) and own.dtype is torch.float32
+
+
+def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
+    """It wants both operands to lie so, and what there is of each channel to have no gaps."""
+    rows, images, row = normal(6, 5), normal(3, 5, 4, 2), normal(5)
+    last, apart = images.to(memory_format=torch.channels_last), normal(10)[::2]
+    assert batch_norm._gives_unasked(rows, rows, None, row, row)
+    assert batch_norm._gives_unasked(last, last, row, row, row)
+    for given in ((images, images, row), (images, last, row), (last, images, row), (last, last, apart)):
+        assert not batch_norm._gives_unasked(*given, row, row)
+    assert not batch_norm._gives_unasked(last, last, row, apart, row)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4, 2), (3, 5, 4)])
+def test_batch_norm_gives_as_many_gradients_as_aten(shape, dtype, weighted):
+    """Of every mask, in every layout, by given statistics and by the batch's."""
+    masks, layouts = list(itertools.product([True, False], repeat=3)), [torch.contiguous_format]
+    layouts += [torch.channels_last] if len(shape) == 4 else []
+    tritonite.reset_stats()
+    for mask, layout, train in itertools.product(masks, layouts, [True, False]):
+        grad, x = (normal(*shape, dtype=dtype).to(memory_format=layout) for _ in range(2))
+        weight, mean, rstd = normal(5, dtype=dtype) if weighted else None, normal(5), normal(5).abs() + 0.5
+        kept = dtype if tritonite.device == "cpu" else torch.float32
+        statistics = mean.to(dtype), rstd.to(dtype), mean.to(kept), rstd.to(kept)
+        args = grad, x, weight, *statistics, train, 1e-5, list(mask)
+        try:
+            expected = torch.ops.aten.native_batch_norm_backward(*args)
+        except RuntimeError:
+            continue
+        with tritonite.use_gems(include=["native_batch_norm_backward"]):
+            found = torch.ops.aten.native_batch_norm_backward(*args)
+        for own, aten in zip(found, expected, strict=True):
+            assert (own is None) == (aten is None), (mask, layout, train)
+            if own is not None:
+                assert (own.shape, own.dtype) == (aten.shape, aten.dtype), (mask, layout, train)
+    assert tritonite.stats()["native_batch_norm_backward"].launched
 
 
 def test_batch_norm_declines_what_aten_does_otherwise():

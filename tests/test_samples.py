@@ -177,6 +177,23 @@ def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
             assert [part.dtype for part in template] == [part.dtype for part in made], sample.label
 
 
+def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
+    """Which knows of no destinations."""
+    asked = []
+
+    def reference(self):
+        asked.append(self.dtype)
+        return self.exp()
+
+    monkeypatch.setitem(REFERENCES, "exp", reference)
+    report = verify.check_overload(tritonite.overloads()["exp.out"], torch.float32, labels=["contiguous"])
+    assert report.served and not report.failures and set(asked) == {torch.float64}
+    assert report.error > 0
+    monkeypatch.setitem(REFERENCES, "exp", lambda self: self.exp() * 2)
+    wrong = verify.check_overload(tritonite.overloads()["exp.out"], torch.float32, labels=["contiguous"])
+    assert wrong.error > 1e5
+
+
 def test_no_sign_is_asked_of_a_product_that_is_0():
     """Nor of any product that ATen has a library for; an outer product is ATen's own."""
     products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}

@@ -108,6 +108,14 @@ def test_no_variance_and_no_eps():
     assert mean.tolist() == [1, 1] and invstd.tolist() == [0, 0]
 
 
+def test_nothing_overflows_by_a_weight_of_zero():
+    """ATen multiplies by the weight before the inverse deviation."""
+    x = torch.tensor([[3e38, 1.0], [-1.0, 2.0]], device=tritonite.device)
+    mean, invstd, weight = (torch.tensor(row, device=x.device) for row in ([-1e37, 0.0], [4.0, 2.0], [0.0, 3.0]))
+    found = tritonite.overloads()["batch_norm_elemt"](x, weight, weight + 1, mean, invstd, 1e-3)
+    assert found.tolist() == [[1.0, 10.0], [1.0, 16.0]]
+
+
 def test_declines():
     ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
     last, rows = x.to(memory_format=torch.channels_last), torch.rand(4, device=tritonite.device) + 1

@@ -11,9 +11,11 @@ from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import (
+    INT32_LIMIT,
     format_strides,
     has_channels_last,
     same_strides,
+    span,
     strides_after_conversion,
     suggests_channels_last,
 )
@@ -310,6 +312,20 @@ def has_channels_last_kernels(input):
     return has_channels_last(input) or (input.is_contiguous() and (one_channel or input.stride(1) == 1))
 
 
+def _on_cpu(tensor):
+    return tensor.device.type == "cpu"
+
+
+def _gives_unasked(grad_out, input, *by_channel):
+    """Whether ATen adds up by a kernel for channels that are next to each other.
+
+    It returns the gradients by weight and bias, asked for or not, and of no weight such as have no elements.
+    """
+    last = all(has_channels_last_kernels(each) for each in (grad_out, input))
+    last &= span(grad_out.shape, grad_out.stride()) < INT32_LIMIT
+    return last and all(each.is_contiguous() for each in present(*by_channel))
+
+
 def _gradient_strides(grad_out, input, train, fused):
     """Those that ATen chooses; on a GPU the kernel for all gradients at once, and the one by given statistics, none."""
     shape, suggested = input.shape, suggests_channels_last(input)
@@ -326,7 +342,7 @@ def _gradient_strides(grad_out, input, train, fused):
 
 def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, outs, strides=None):
     check_floats(input, grad_out)
-    on_cpu = input.device.type == "cpu"
+    on_cpu = _on_cpu(input)
     parameters = parameters_dtype(input, weight, *running, *(saved if on_cpu else ()))
     channels_of(input, *present(*running))
     if any(each.dtype is not kept_dtype(input, parameters) for each in present(*saved)):
@@ -342,7 +358,11 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
     if None in statistics or grad_out.shape != input.shape:
         raise Decline("no statistics, or operands of several shapes")
     dims, along = channels_of(input, *present(weight, *statistics))
-    channels = (input.shape[1],)
+    channels, unasked = (input.shape[1],), False
+    if not on_cpu and (train or any(output_mask[1:])):
+        unasked = _gives_unasked(grad_out, input, weight, *statistics[: 2 if as_of_batch else 1])
+    if unasked:
+        output_mask = (output_mask[0], weight is not None, weight is not None)
     results = asked_for(
         *(present(input, grad_out, weight, *statistics), (input.shape, channels, channels), output_mask, outs),
         parameters,
@@ -357,10 +377,12 @@ def _backward(grad_out, input, weight, running, saved, train, eps, output_mask, 
         sums = {i: result for i, result in ((2, results[1]), (3, results[2])) if result is not None}
         transform, compute = _BACKWARD[weight is not None], opmath(input.dtype)
         transform.run(present(*operands), dims, results[:1], compute, (), tuple(sums.values()), tuple(sums))
-        return results
-    if results[0] is not None:
-        _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])
-    gradients(*operands, dims, dims, [None, *results[1:]])
+    else:
+        if results[0] is not None:
+            _gradient_by_given_statistics.run((grad_out, rstd, weight), results[:1])
+        gradients(*operands, dims, dims, [None, *results[1:]])
+    if unasked and weight is None:
+        results[1:] = [empty((0,), opmath(input.dtype), input.device) for _ in range(2)]
     return results
 
 

@@ -231,11 +231,14 @@ for _packet, _view in {
     "transpose_copy": lambda self, dim0, dim1: self.transpose(dim0, dim1),
     "unfold_copy": lambda self, dimension, size, step: self.unfold(dimension, size, step),
     "unsqueeze_copy": lambda self, dim: self.unsqueeze(dim),
-    "view_as_complex_copy": lambda self: torch.view_as_complex(self),
     "view_as_real_copy": lambda self: torch.view_as_real(self),
     "view_copy": _reshaped,
 }.items():
     operator(_packet, accepts=MOVED)(_copy_of_view(_view))
+
+operator("view_as_complex_copy", accepts=(torch.float16, torch.float32, torch.float64))(
+    _copy_of_view(lambda self: torch.view_as_complex(self))
+)
 
 for _packet, _view in {
     "split_copy": lambda self, split_size, dim: torch.ops.aten.split.Tensor(self, split_size, dim),

@@ -101,9 +101,11 @@ _total = Reduction((0.0,), same, add_states, added_to_zero)
 
 @scalar_kernel(accepts=FLOATS, cast=("mean", "invstd", "weight", "bias"))
 def _normalized(input, mean, invstd, weight, bias):
-    result = (input - mean) * invstd
+    result = input - mean
     if weight is not None:
+        # First, as ATen's kernels have it: of a weight of 0 nothing overflows.
         result *= weight
+    result *= invstd
     if bias is not None:
         result += bias
     return result
@@ -151,8 +153,6 @@ def _gathered_statistics(reduction, input, statistics, counts, running, momentum
     """The statistics of all processes' elements, from each one's, which lie in rows; running ones move on."""
     check_floats(input)
     mean, invstd = statistics
-    if running and running[0].dtype is torch.float64 and input.device.type != "cpu":
-        raise Decline("running statistics in float64, beside which bytes changed on an H200")
     if mean.dim() != 2 or not mean.numel() or invstd.shape != mean.shape:
         raise Decline("statistics that do not lie in rows, or none")
     channels, kind = (mean.shape[1],), running[0].dtype if running else input.dtype

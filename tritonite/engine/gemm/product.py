@@ -179,9 +179,14 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.stride(1) == 1 != tensor.stride(2):
         return _padded(tensor.mT).mT
     _, rows, columns = tensor.shape
-    every = 16 // tensor.dtype.itemsize
-    width = -(-columns // every) * every
+    width = _padded_width(columns, tensor.dtype)
     return empty_strided(tensor.shape, (rows * width, width, 1), tensor.dtype, tensor.device)
+
+
+def _padded_width(columns: int, dtype: torch.dtype) -> int:
+    """The elements from one row to the next where each begins at 16 bytes."""
+    every = 16 // dtype.itemsize
+    return -(-columns // every) * every
 
 
 class _Work(NamedTuple):
@@ -229,9 +234,6 @@ class _Work(NamedTuple):
 
 def _run(work: _Work, config: Config) -> None:
     (batches, M, N), K = work.out.shape, work.a.shape[2]
-    if config.descriptors and M * N * work.accumulator.itemsize % 16:
-        # Results of parts would not begin where a descriptor wants them.
-        config = config._replace(splits=1)
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
@@ -239,13 +241,17 @@ def _run(work: _Work, config: Config) -> None:
     if splits == 1:
         _multiply(work, config, batches, tiles, steps, splits)
         return
-    partials = empty((splits * batches, M, N), work.accumulator, work.out.device)
+    shape = splits * batches, M, N
+    # A descriptor wants every row to begin at 16 bytes, wherever the result's begin.
+    width = _padded_width(N, work.accumulator) if config.descriptors else N
+    partials = empty_strided(shape, (M * width, width, 1), work.accumulator, work.out.device)
     _multiply(work._replace(out=partials, epilogue=_NOTHING), config, batches, tiles, steps, splits)
     most, columns = power_of_2(splits), min(power_of_2(N), choose.SPLIT_K_COLUMNS)
     rows = min(power_of_2(M), max(1, choose.SPLIT_K_ELEMENTS // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
         *(partials, work.out),
         strides=work.out.stride(),
+        width=width,
         batches=batches,
         M=M,
         N=N,
@@ -266,6 +272,9 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     if config.transposed:
         work = work.transposed()
     a, b, out = work.a, work.b, work.out
+    if config.warp_specialize and config.BLOCK_N // 2 * out.dtype.itemsize < 32 and not _in_columns(out):
+        # Shared memory's layouts have rows of 32 bytes at least, and those of a subtile are shorter.
+        config = config._replace(warp_specialize=False, split_store=False)
     M, N = out.shape[1:]
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
@@ -407,8 +416,8 @@ def _descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescript
     """Of blocks of (1, rows, columns), or the other way round of a tensor that lies so."""
     if _in_columns(tensor):
         tensor, rows, columns = tensor.mT, columns, rows
-    shape, every = tensor.shape, 16 // tensor.dtype.itemsize
+    shape = tensor.shape
     # Where there is one of them, how far apart they are may be anything.
-    row = tensor.stride(1) if shape[1] > 1 else -(-shape[2] // every) * every
+    row = tensor.stride(1) if shape[1] > 1 else _padded_width(shape[2], tensor.dtype)
     batch = tensor.stride(0) if shape[0] > 1 else shape[1] * row
     return TensorDescriptor(tensor, list(shape), [batch, row, 1], [1, rows, columns])

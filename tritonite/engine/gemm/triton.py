@@ -139,6 +139,7 @@ def reduce_split_k(
     scales,
     strides,
     epilogue_strides,
+    width,
     batches,
     M,
     N,
@@ -155,7 +156,7 @@ def reduce_split_k(
 ):
     """The end of split-K: the sum of `splits` partial products, which lie one after the other, and the epilogue.
 
-    There are SPLITS of them at most, so that all are on their way at once.
+    There are SPLITS of them at most, so that all are on their way at once. Their rows are `width` elements apart.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
@@ -164,8 +165,8 @@ def reduce_split_k(
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask, column_mask = rows < M, columns < N
     mask = row_mask[:, None] & column_mask[None, :]
-    pointers = partials + (batch * M + rows)[:, None] * N + columns[None, :]
-    apart = batches.to(INDEX) * M * N
+    pointers = partials + (batch * M + rows)[:, None] * width + columns[None, :]
+    apart = batches.to(INDEX) * M * width
     total = tl.load(pointers, mask=mask, other=0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(pointers + split * apart, mask=mask & (split < splits), other=0)

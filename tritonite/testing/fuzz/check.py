@@ -201,7 +201,7 @@ def _written(call: Call) -> list[str]:
     """The arguments that a call writes into: those of which the schema says so, and a batch's running statistics."""
     written = [call.op.schema.arguments[i].name for i in call.op.written]
     untold = [name for name in ("running_mean", "running_var") if name in call.arguments and name not in written]
-    return written + (untold if call.op.family == "batch_norm" else [])
+    return written + (untold if call.op.family in ("batch_norm", "sync_batch_norm") else [])
 
 
 def _unpackable(call: Call) -> bool:

@@ -29,7 +29,7 @@ def _numbers(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 facts.may_decline(
-    ("unique_dim*",),
+    ("unique_dim*", "unique_consecutive"),
     ("*",),
     "slices between others*",
     "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
