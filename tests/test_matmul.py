@@ -12,6 +12,7 @@ from conftest import calls_through
 import tritonite
 from tritonite import devices
 from tritonite.engine.gemm import choose
+from tritonite.engine.gemm import product as gemm
 from tritonite.engine.gemm.choose import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
@@ -451,8 +452,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
-    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -461,10 +461,30 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
     assert descriptors == [True, True]
 
 
+@pytest.mark.parametrize("layouts", list(itertools.product(("plain", "transposed", "strided"), repeat=2)))
+@pytest.mark.parametrize("name", ["three parts", "transposed, split", "four rows"])
+def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts, use, monkeypatch):
+    copied, copy = [], gemm._copied
+    monkeypatch.setattr(gemm, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    use(CONFIGS[name])
+    a, b = laid_out(66, 77, layouts[0], torch.float32), laid_out(77, 51, layouts[1], torch.float32)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    assert set(copied) == {a.data_ptr(), b.data_ptr()}
+    copied.clear()
+    # One operand alone: what lies behind the other, a part of something wider, takes no part.
+    whole = torch.full((3, 96, 64), math.nan, device=tritonite.device)
+    b = whole[:, :77, :52]
+    b.copy_(normal(3, 77, 52))
+    a = laid_out(66, 77, layouts[0], torch.float32, (3,))
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+    check(matmul.bmm(b.mT, a.mT)[0], torch.bmm, b.mT, a.mT)
+    assert set(copied) == {a.data_ptr()}
+
+
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
-    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):
