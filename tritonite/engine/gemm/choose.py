@@ -161,7 +161,10 @@ def _loads(problem: Problem, tiles: Any) -> Any:
         * np.where(vector < 4, LOAD, COPIED_LOAD)
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
-    conflicts = (size == 4) & (second == 4) & (tiles["BLOCK_M"] >= FEW)
+    tensor_cores = tiles["BLOCK_M"] >= FEW
+    conflicts = tensor_cores & (size == 4) & (second == 4)
+    # The few rows that are added up without tensor cores come while what they are multiplied with does.
+    a = np.where(tensor_cores, a, 0)
     added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
     return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
 
