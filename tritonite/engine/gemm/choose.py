@@ -140,13 +140,23 @@ def fastest(
 def _fastest(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool
 ) -> tuple[Config, float]:
-    tiles = table.candidates[possible(problem, device, table, warp_specialized, descriptors)]
+    tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem.K)
     work = model.work(problem, tiles, devices.multiprocessors(device))
     block = table.block[tiles["number"]] + _loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
     best = int(np.argmin(times))
-    config = table.configs[tiles[best]["number"]]._replace(splits=int(tiles[best]["splits"]))
-    return config, float(times[best])
+    own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
+    return table.configs[tiles[best]["number"]]._replace(**own), float(times[best])
+
+
+def _shortened(tiles: Any, K: int) -> Any:
+    """Tiles of few rows whose blocks are no longer than K, and the wider for it without tensor cores."""
+    least = np.maximum(32, 2 ** int(K - 1).bit_length())
+    times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
+    times = np.where(tiles["descriptors"] == 1, 1, times)
+    tiles["BLOCK_K"] //= times
+    tiles["BLOCK_N"] *= np.where(tiles["BLOCK_M"] < FEW, times, 1)
+    return tiles
 
 
 def _loads(problem: Problem, tiles: Any) -> Any:
