@@ -388,8 +388,8 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
         )
     else:
         # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs.
-        limited = config.programs > 1 and config.BLOCK_M >= choose.FEW and devices.current.ptx
         most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
+        limited = most < 256 and config.BLOCK_M >= choose.FEW and devices.current.ptx
         registers = {"maxnreg": most} if limited else {}
         multiply[(tiles, splits)](
             *(a, b, out, work.ends),
