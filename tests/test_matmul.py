@@ -461,6 +461,14 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
     assert descriptors == [True, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(gemm, "_copied", lambda tensor: pytest.fail("a copy"))
+    a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
+    assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
+
+
 @pytest.mark.parametrize("layouts", list(itertools.product(("plain", "transposed", "strided"), repeat=2)))
 @pytest.mark.parametrize("name", ["three parts", "transposed, split", "four rows"])
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts, use, monkeypatch):

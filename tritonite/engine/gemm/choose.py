@@ -109,6 +109,7 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
     return model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
 
 
+@functools.lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> float:
     """What a problem takes with the tiles for it once it is launched, as far as is known of the device."""
     table = table_for(problem, device, descriptors)

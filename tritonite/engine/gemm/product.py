@@ -182,7 +182,7 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
     else:
         can = problem.a_vector < 16, problem.b_vector < 16, False
         choices = [none, (can[0], False, False), (False, can[1], False), can]
-    if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device):
+    if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device) or not problem.K:
         return none
 
     def time(copied: tuple[bool, bool, bool]) -> float:
