@@ -11,8 +11,7 @@ from conftest import calls_through
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.gemm import choose
-from tritonite.engine.gemm import product as gemm
+from tritonite.engine.gemm import choose, product
 from tritonite.engine.gemm.choose import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
@@ -464,7 +463,7 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
     monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
-    monkeypatch.setattr(gemm, "_copied", lambda tensor: pytest.fail("a copy"))
+    monkeypatch.setattr(product, "_copied", lambda tensor: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
 
@@ -472,8 +471,8 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
 @pytest.mark.parametrize("layouts", list(itertools.product(("plain", "transposed", "strided"), repeat=2)))
 @pytest.mark.parametrize("name", ["three parts", "transposed, split", "four rows"])
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts, use, monkeypatch):
-    copied, copy = [], gemm._copied
-    monkeypatch.setattr(gemm, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
+    copied, copy = [], product._copied
+    monkeypatch.setattr(product, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
     monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
     a, b = laid_out(66, 77, layouts[0], torch.float32), laid_out(77, 51, layouts[1], torch.float32)
