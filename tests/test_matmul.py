@@ -134,8 +134,7 @@ def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
     """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
-    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
-    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
     a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
@@ -175,12 +174,12 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
     for module, kernel in (
         (product, "multiply"),
         (product, "multiply_persistent"),
+        (product, "copy_rows"),
         (product, "reduce_split_k"),
         (product.hopper, "multiply_warp_specialized"),
     ):
         monkeypatch.setattr(module, kernel, Launched())
-    for threshold in ("TERMS_OF_ELEMENT", "TERMS_OF_COPY"):
-        monkeypatch.setattr(choose, threshold, 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     pointers = Config(32, 32, 32)
@@ -539,8 +538,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
-    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -549,10 +547,38 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
     assert descriptors == [True, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(product, "_copied", lambda tensor: pytest.fail("a copy"))
+    a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
+    assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
+
+
+@pytest.mark.parametrize("layouts", list(itertools.product(("plain", "transposed", "strided"), repeat=2)))
+@pytest.mark.parametrize("name", ["three parts", "transposed, split", "four rows"])
+def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts, use, monkeypatch):
+    copied, copy = [], product._copied
+    monkeypatch.setattr(product, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    use(CONFIGS[name])
+    a, b = laid_out(66, 77, layouts[0], torch.float32), laid_out(77, 51, layouts[1], torch.float32)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    assert set(copied) == {a.data_ptr(), b.data_ptr()}
+    copied.clear()
+    # One operand alone: what lies behind the other, a part of something wider, takes no part.
+    whole = torch.full((3, 96, 64), math.nan, device=tritonite.device)
+    b = whole[:, :77, :52]
+    b.copy_(normal(3, 77, 52))
+    a = laid_out(66, 77, layouts[0], torch.float32, (3,))
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+    check(matmul.bmm(b.mT, a.mT)[0], torch.bmm, b.mT, a.mT)
+    assert set(copied) == {a.data_ptr()}
+
+
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(choose, "TERMS_OF_ELEMENT", 0)
-    monkeypatch.setattr(choose, "TERMS_OF_COPY", 0)
+    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli, devices
-from tritonite.engine.gemm import choose
+from tritonite.engine.gemm import choose, product
 from tritonite.engine.gemm.choose import Problem
 from tritonite.tune import model, store, sweep, tuner
 from tritonite.tune.tiles import Config
@@ -118,6 +118,39 @@ def test_the_model_chooses_what_fits(dtype, monkeypatch):
             assert config.splits == 1 or 128 * config.splits <= problem.K
             seen.add(chosen._replace(splits=1))
     assert len(seen) > 10
+
+
+def test_copies_are_made_where_they_take_less_than_they_save(monkeypatch):
+    answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
+    for name, answer in answers.items():
+        monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", interpreted=False))
+
+    def copied(M, K, N, dtype, a_strides=None, b_strides=None):
+        a = torch.empty(1, M, K, dtype=dtype, device="meta").as_strided((1, M, K), (M * K, *(a_strides or (K, 1))))
+        b = torch.empty(1, K, N, dtype=dtype, device="meta").as_strided((1, K, N), (K * N, *(b_strides or (N, 1))))
+        return product._worth_copies(a, b, torch.empty(1, M, N, dtype=dtype, device="meta"))
+
+    single, half, none = torch.float32, torch.float16, (False, False, False)
+    assert copied(2048, 2560, 4096, single) == none
+    # Rows of an odd length, in either operand, in both; a wide one that costs more than it would save; few rows.
+    assert copied(2048, 2561, 5120, single) == (True, False, False)
+    assert copied(899, 3200, 6912, single, (1, 899), (1, 3200)) == (True, False, False)
+    assert copied(427, 2559, 4864, single, b_strides=(1, 2559)) == (True, True, False)
+    assert copied(3, 5497, 2816, single, (5500, 1), (1, 5497)) == none
+    assert copied(16, 3343, 96, single) == none
+    # Halves are all copied that have no descriptors, the result as well.
+    assert copied(2456, 1600, 5497, half) == (False, True, True)
+    assert copied(66, 12_287, 4544, half, (1, 66), (1, 12_287)) == (True, True, False)
+    assert copied(12, 5114, 5632, half, b_strides=(1, 5114)) == none
+
+
+def test_unaligned_float32_is_the_first_operand_of_tensor_cores(monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    problem = Problem(1, 512, 512, 512, torch.float32, torch.float32, True, False)
+    first = choose.fastest(problem._replace(a_vector=4), DEVICE, _table()[4], False, False)
+    second = choose.fastest(problem._replace(b_vector=4), DEVICE, _table()[4], False, False)
+    assert (first.transposed, second.transposed) == (False, True)
 
 
 def test_a_sweep_is_fitted(tmp_path, monkeypatch):

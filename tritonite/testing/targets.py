@@ -30,6 +30,7 @@ from tritonite.dispatch import call, library
 from tritonite.engine import histogram, pointwise
 from tritonite.engine.attention import hopper, hopper_backward
 from tritonite.engine.attention.problem import Problem
+from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.engine.sorting import search, select
@@ -190,6 +191,17 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                     product(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
                 chosen = names[: 1 if warp_specialized else 2] if descriptors else names
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
+
+
+def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """The copies of operands that products are sooner there with, and what has only the first as its operand."""
+    laid = {"rows": torch.empty, "columns": lambda batches, M, N, dtype: torch.empty(batches, N, M, dtype=dtype).mT}
+    for (layout, make), dtype in itertools.product(laid.items(), (torch.bfloat16, torch.float32)):
+        a, b = make(2, 77, 301, dtype=dtype), torch.empty(2, 301, 64, dtype=dtype)
+        with _noting() as found, mock.patch.object(choose, "copying", lambda sizes: -1e9 * len(sizes)):
+            product(a, b, torch.empty(2, 77, 64, dtype=dtype))
+        for specialization in found[:2]:
+            yield f"{dtype} in {layout}", specialization, ("sm_90", "sm_100") if full else ("sm_90",)
 
 
 def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -399,6 +411,7 @@ _GROUPS = {
     "decoding": decoding,
     "sorted": sorted_rows,
     "tiles": tiles,
+    "copies": copies,
     "rows": long_rows,
     "fused": fused_rows,
     "rings": rings,

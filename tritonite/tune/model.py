@@ -78,7 +78,10 @@ class Table:
         return found
 
 
-_FIELDS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "splits", "programs", "transposed", "warp_specialize")
+_FIELDS = (
+    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "splits", "programs"),
+    *("transposed", "descriptors", "warp_specialize"),
+)
 _RECORD = np.dtype([(name, np.int64) for name in (*_FIELDS, "number", "b_inner")])
 
 

@@ -55,8 +55,8 @@ _BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED if not con
 _HALVES = (
     Config(128, 128, 64, 8, 3, 1.0),
     Config(64, 128, 64, 4, 4, 0.8),
-    Config(64, 64, 64, 4, 4, 0.6),
-    Config(32, 64, 64, 4, 4, 0.35),
+    Config(64, 64, 64, 4, 4, 0.6, programs=2),
+    Config(32, 64, 64, 4, 4, 0.35, programs=2),
 )
 _FLOATS = (
     Config(128, 128, 32, 8, 3, 1.0, bf16x6=True),
@@ -65,7 +65,7 @@ _FLOATS = (
     Config(32, 32, 32, 4, 3, 0.3),
 )
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
-_AMD = tuple([config._replace(num_stages=2) for config in _HALVES])
+_AMD = tuple([config._replace(num_stages=2, programs=1) for config in _HALVES])
 _AMD_FLOATS = tuple([config._replace(bf16x6=False) for config in _FLOATS])
 _INTERPRETED = (Config(64, 64, 64),)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +22,20 @@ SHORT = 512
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
-# Copies that have tensor descriptors make a product faster which has so many terms (of M x N x K) for each element that
-# is copied, and so many more for each copy.
-TERMS_OF_ELEMENT, TERMS_OF_COPY = 96, 2**28
+# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread: of 2 bytes, which go by
+# way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes.
+LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
+# And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
+# out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
+# read. It does so with the second operand of tensor cores.
+CONFLICTS = 0.032
+# Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
+BLOCK, ADDING = 0.35, 2.5
+# The model was fitted to cold caches, where the second launch of a product in parts waits for its instructions. Between
+# products of no more bytes than this they stay in the L2 cache, and it takes so many microseconds less.
+CACHED, FETCHED = 2**24, 1.2
+# Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
+COPY, COPIED = 2.5, 3.3e6
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
@@ -31,7 +44,8 @@ ANY_ROWS = 256
 class Problem(NamedTuple):
     """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
 
-    `blockwise` where sums over blocks of K are added in float32.
+    `blockwise` where sums over blocks of K are added in float32. Through pointers `a_vector` and `b_vector` bytes are
+    loaded at a time, and `out_vector` stored.
     """
 
     batches: int
@@ -43,6 +57,9 @@ class Problem(NamedTuple):
     a_inner: bool
     b_inner: bool
     blockwise: bool = False
+    a_vector: int = 16
+    b_vector: int = 16
+    out_vector: int = 16
 
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
@@ -60,7 +77,7 @@ class Problem(NamedTuple):
 
 def of_any_rows(problem: Problem) -> Problem:
     """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
-    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True)
+    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16)
 
 
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
@@ -80,35 +97,104 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
     table = table_for(problem, device, descriptors)
     if table is None:
         return rule(problem, device, descriptors, warp_specialized)
-    return fastest(problem, device, table, warp_specialized)
+    return fastest(problem, device, table, warp_specialized, descriptors)
 
 
 def table_for(problem: Problem, device: torch.device, descriptors: bool) -> model.Table | None:
-    """What a sweep found of the device for such problems: of half types with descriptors, and of float32."""
+    """What a sweep found of the device for such problems: of float32, and of halves with descriptors or of few rows."""
     if problem.blockwise or problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
-    if problem.dtype.itemsize == 2 and not descriptors:
+    if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return None
     return model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
 
 
 @functools.lru_cache(maxsize=4096)
-def fastest(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Config:
+def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> float:
+    """What a problem takes with the tiles for it once it is launched, as far as is known of the device."""
+    table = table_for(problem, device, descriptors)
+    if table is not None:
+        return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
+    config = rule(problem, device, False)
+    steps = -(-problem.K // (config.BLOCK_K * config.splits))
+    rounds = -(-problem.tiles(config) * config.splits // (devices.multiprocessors(device) * config.programs))
+    loads = float(_loads(problem, model.records([config]))[0])
+    stores = config.programs * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
+    through_pointers = rounds * (steps * (BLOCK + loads) + (problem.out_vector < 16) * stores * STORE)
+    through_pointers += ADDING if config.splits > 1 else 0
+    # With descriptors what nobody has measured is taken to need half of that.
+    return through_pointers / 2 if descriptors else through_pointers
+
+
+def copying(sizes: Sequence[int]) -> float:
+    """The microseconds of copies of so many bytes each; to the interpreter it is all the same how elements lie."""
+    if devices.current.interpreted:
+        return math.inf if sizes else 0.0
+    return sum(COPY + 2 * size / COPIED for size in sizes)
+
+
+def fastest(
+    problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool = True
+) -> Config:
     """The tiles, and the parts of K, that take the least time by a model."""
-    tiles = table.candidates[possible(problem, device, table, warp_specialized)]
+    return _fastest(problem, device, table, warp_specialized, descriptors)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _fastest(
+    problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool
+) -> tuple[Config, float]:
+    tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem.K)
     work = model.work(problem, tiles, devices.multiprocessors(device))
-    times = model.microseconds(work, table.block[tiles["number"]], table.tile[tiles["number"]], table.costs)
-    best = tiles[np.argmin(times)]
-    return table.configs[best["number"]]._replace(splits=int(best["splits"]))
+    block = table.block[tiles["number"]] + _loads(problem, tiles)
+    times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
+    if problem.dtype.itemsize == 2 and work.bytes <= CACHED:
+        times -= np.where(work.splits > 1, FETCHED, 0)
+    best = int(np.argmin(times))
+    own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
+    return table.configs[tiles[best]["number"]]._replace(**own), float(times[best])
 
 
-def possible(problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool) -> Any:
+def _shortened(tiles: Any, K: int) -> Any:
+    """Tiles of few rows whose blocks are no longer than K, and the wider for it without tensor cores."""
+    least = np.maximum(32, 2 ** int(K - 1).bit_length())
+    times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
+    times = np.where(tiles["descriptors"] == 1, 1, times)
+    tiles["BLOCK_K"] //= times
+    tiles["BLOCK_N"] *= np.where(tiles["BLOCK_M"] < FEW, times, 1)
+    return tiles
+
+
+def _loads(problem: Problem, tiles: Any) -> Any:
+    """What loads of less than 16 bytes add to the microseconds of a block, for all programs of a multiprocessor."""
+    size, swapped = problem.dtype.itemsize, tiles["transposed"] == 1
+    first, second = [
+        np.where(swapped, other, own)
+        for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
+    ]
+    a, b = [
+        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0)
+        * np.where(vector < 4, LOAD, COPIED_LOAD)
+        for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
+    ]
+    tensor_cores = tiles["BLOCK_M"] >= FEW
+    conflicts = tensor_cores & (size == 4) & (second == 4)
+    # The few rows that are added up without tensor cores come while what they are multiplied with does.
+    a = np.where(tensor_cores, a, 0)
+    added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
+    return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
+
+
+def possible(
+    problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool = True
+) -> Any:
     """Which of a table's candidates are worth a thought."""
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
     enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
     enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
+    allowed &= descriptors | (tiles["descriptors"] == 0)
     can = allowed & ((splits == 1) | enough) & _fits(problem, table, device)
     suited = can & _suits(problem, tiles)
     # Of few columns no tile is filled by half.

@@ -13,11 +13,13 @@ from tritonite import devices
 from tritonite.dispatch.call import Number, empty, empty_strided, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
-from tritonite.engine.gemm.triton import multiply, multiply_groups, multiply_persistent, reduce_split_k
+from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune.tiles import Config
 
 _ROWS, _COLUMNS = 1, 2
+# The elements that a program copies.
+_COPIED = 4096
 
 
 class _Epilogue(NamedTuple):
@@ -117,15 +119,17 @@ def product(
     alike = invariant and whole and _lie_for_descriptors(a, b, out)
     if not invariant and _is_transposed(out):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
-    written = out
+    written, copied = out, (False, False, False)
     if alike:
         a, b, written = _laid_alike(a, b, out)
-    elif config is None and whole and not invariant and _worth_copies(a, b, out):
-        a, b = [x if _has_descriptor(x) else _padded(x).copy_(x) for x in (a, b)]
-        written = out if _has_descriptor(out) else _padded(out)
+    elif config is None and whole and not invariant:
+        copied = _worth_copies(a, b, out)
+        a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
+        written = _padded(out) if copied[2] else out
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
-    work = _Work(a, b, written, epilogue, a.shape[0] if summed else 1, ends, precision, blockwise)
+    terms = a.shape[0] if summed else 1
+    work = _Work(a, b, written, epilogue, terms, ends, precision, blockwise, copied[:2])
     if config is None:
         problem = choose.of_any_rows(work.problem) if invariant else work.problem
         descriptors = alike if invariant else whole and all(map(_has_descriptor, (a, b, written)))
@@ -134,7 +138,9 @@ def product(
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
         config = choose.fitting(config, problem, out.device, epilogue.bytes if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
-    if written is not out:
+    if copied[2]:
+        _copy_rows(written, out)
+    elif written is not out:
         out.copy_(written)
 
 
@@ -162,25 +168,92 @@ def _laid_alike(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[to
     return a, b, out
 
 
-def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether a product is soon faster for copies of what has no tensor descriptors, as halves of odd sizes have none.
+def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[bool, bool, bool]:
+    """Which of the three a product is soonest there with copies of, or with a copy to, for all that copies take.
 
-    Through pointers each element of a row that does not begin at 16 bytes is loaded by itself.
+    Halves are multiplied by descriptors where all three can have them, as those of odd sizes cannot, and float32 by
+    pointers, which load what does not begin at 16 bytes an element at a time.
     """
-    if a.dtype.itemsize != 2 or not devices.has_tma(out.device):
-        return False
-    copied = [tensor.numel() for tensor in (a, b, out) if not _has_descriptor(tensor)]
-    terms = choose.TERMS_OF_ELEMENT * sum(copied) + choose.TERMS_OF_COPY * len(copied)
-    return bool(copied) and out.numel() * a.shape[2] > terms
+    problem, tensors, none = _problem(a, b, out), (a, b, out), (False, False, False)
+    halves = problem.dtype.itemsize == 2
+    if halves:
+        can = not _has_descriptor(a), not _has_descriptor(b), not _has_descriptor(out)
+        choices = [none, can]
+    else:
+        can = problem.a_vector < 16, problem.b_vector < 16, False
+        choices = [none, (can[0], False, False), (False, can[1], False), can]
+    if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device) or not problem.K:
+        return none
+
+    def time(copied: tuple[bool, bool, bool]) -> float:
+        vectors = problem.a_vector, problem.b_vector, problem.out_vector
+        a_vector, b_vector, out_vector = [16 if copy else own for copy, own in zip(copied, vectors, strict=True)]
+        laid = problem._replace(a_vector=a_vector, b_vector=b_vector, out_vector=out_vector)
+        sizes = [x.numel() * x.dtype.itemsize for x, copy in zip(tensors, copied, strict=True) if copy]
+        return choose.microseconds(laid, out.device, halves and copied == can) + choose.copying(sizes)
+
+    return min(choices, key=time)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows begin at 16 bytes, or columns where elements lie along them, with zeros in between."""
+    if tensor.stride(1) == 1 != tensor.stride(2):
+        return _copied(tensor.mT).mT
+    copy = _padded(tensor)
+    _copy_rows(tensor, copy, copy.stride(1))
+    return copy
+
+
+def _copy_rows(source: torch.Tensor, out: torch.Tensor, width: int | None = None) -> None:
+    """Copy batches of matrices to others, whose rows have zeros behind them up to a `width`."""
+    if out.stride(2) != 1 == out.stride(1):
+        source, out = source.mT, out.mT
+    batches, rows, columns = source.shape
+    width = width or columns
+    block = min(power_of_2(width), 512)
+    height = max(1, min(power_of_2(batches * rows), _COPIED // block))
+    most = 16 // source.dtype.itemsize
+    aligned = [
+        math.gcd(most, size, *(stride for dim, stride in zip((0, 1), x.stride()[:2], strict=True) if x.shape[dim] > 1))
+        for x, size in ((source, columns), (out, width))
+    ]
+    copy_rows[(-(-batches * rows // height) * -(-width // block),)](
+        *(source, out),
+        source_strides=source.stride(),
+        out_strides=out.stride(),
+        batches=batches,
+        rows=rows,
+        columns=columns,
+        width=width,
+        INDEX=offset_type(source, out),
+        ALIGNED=tuple(aligned),
+        BLOCK_M=height,
+        BLOCK_N=block,
+    )
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     """Memory for as many elements, whose rows begin at 16 bytes, or columns where elements lie along them."""
     if tensor.stride(1) == 1 != tensor.stride(2):
         return _padded(tensor.mT).mT
-    _, rows, columns = tensor.shape
-    width = _padded_width(columns, tensor.dtype)
-    return empty_strided(tensor.shape, (rows * width, width, 1), tensor.dtype, tensor.device)
+    *rows, columns = tensor.shape
+    return empty((*rows, _padded_width(columns, tensor.dtype)), tensor.dtype, tensor.device)[..., :columns]
+
+
+def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Problem:
+    """What decides on the tiles for a product."""
+    batches, M, N = out.shape
+    inner = a.stride(2) == 1, b.stride(1) == 1
+    vectors = _vector(a, inner[0]), _vector(b, not inner[1]), _vector(out, out.stride(2) == 1)
+    return choose.Problem(batches, M, N, a.shape[2], a.dtype, out.dtype, *inner, False, *vectors)
+
+
+def _vector(tensor: torch.Tensor, rows: bool) -> int:
+    """How many bytes of a tensor in rows, or in columns, one load may take: all addresses and lengths are multiples."""
+    size, inner = tensor.dtype.itemsize, 2 if rows else 1
+    if tensor.stride(inner) != 1:
+        return size
+    return math.gcd(16, tensor.data_ptr(), size * math.gcd(tensor.shape[inner], _every(16, tensor, rows)))
 
 
 def _padded_width(columns: int, dtype: torch.dtype) -> int:
@@ -200,18 +273,19 @@ class _Work(NamedTuple):
     ends: torch.Tensor | None
     precision: str
     blockwise: bool
+    # Which of a and b is a copy, with zeros where its rows or columns end.
+    copied: tuple[bool, bool] = (False, False)
 
     def transposed(self) -> _Work:
         """The same product of the transposed operands, in the other order, whose result is the transpose."""
         a, b, out = self.b.mT, self.a.mT, self.out.mT
-        return self._replace(a=a, b=b, out=out, epilogue=self.epilogue.transposed())
+        return self._replace(a=a, b=b, out=out, epilogue=self.epilogue.transposed(), copied=self.copied[::-1])
 
     @property
     def problem(self) -> choose.Problem:
-        a, b = self.a, self.b
-        batches, M, N = self.out.shape
-        inner = a.stride(2) == 1, b.stride(1) == 1
-        return choose.Problem(batches, M, N, a.shape[2], a.dtype, self.out.dtype, *inner, self.blockwise)
+        found = _problem(self.a, self.b, self.out)
+        a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
+        return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b)
 
     @property
     def accumulator(self) -> torch.dtype:
@@ -322,6 +396,10 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             **constants,
         )
     else:
+        # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs.
+        most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
+        limited = most < 256 and config.BLOCK_M >= choose.FEW and devices.current.ptx
+        registers = {"maxnreg": most} if limited else {}
         multiply[(tiles, splits)](
             *(a, b, out, work.ends),
             strides=(a.stride(), b.stride(), out.stride()),
@@ -329,6 +407,8 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             SPLIT=splits > 1,
             EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
             ALIGNED=_alignment(a, b, out),
+            PADDED=tuple([16 // x.dtype.itemsize if copy else 1 for x, copy in zip((a, b), work.copied, strict=True)]),
+            **registers,
             **sizes,
             **epilogue,
             **constants,
@@ -376,20 +456,15 @@ _NOTHING = _Epilogue(None, (), 1.0, 0.0, None)
 def _alignment(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int | bool, ...]:
     """`multiply`'s ALIGNED, for up to 16 bytes at a time. Only sizes along which elements lie matter."""
     inner = a.stride(2) == 1, b.stride(1) == 1, out.stride(2) == 1
-    contiguous = inner[0] or a.stride(1) == 1, inner[1] or b.stride(2) == 1, inner[2] or out.stride(1) == 1
+    other = a.stride(1) == 1, b.stride(2) == 1, out.stride(1) == 1
+    rows = inner[0], not inner[1], inner[2]
     most, most_out = 16 // a.dtype.itemsize, 16 // out.dtype.itemsize
     M, N, K = a.shape[1], b.shape[2], a.shape[2]
-    operands = _every(most, a, inner[0]), _every(most, b, not inner[1])
-    every = math.gcd(*operands) if all(contiguous[:2]) else 1
-    every_out = _every(most_out, out, inner[2]) if contiguous[2] else 1
-    return (
-        1 if inner[0] and inner[2] else math.gcd(most, M),
-        math.gcd(most, N),
-        math.gcd(most, K),
-        every,
-        every_out,
-        *inner,
-    )
+    every = [
+        _every(most_of, x, lies) if along or across else 1
+        for x, most_of, lies, along, across in zip((a, b, out), (most, most, most_out), rows, inner, other, strict=True)
+    ]
+    return (1 if inner[0] and inner[2] else math.gcd(most, M), math.gcd(most, N), math.gcd(most, K), *every, *inner)
 
 
 def _every(most: int, tensor: torch.Tensor, rows: bool) -> int:

@@ -58,6 +58,7 @@ def multiply(
     SPLIT: tl.constexpr,
     EVEN_K: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -68,22 +69,27 @@ def multiply(
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
     products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
     Tiles of less than LEAST rows add them up along K one by one, without tensor cores. ALIGNED is what divides M, N, K,
-    the strides of the operands and those of the result, but for strides of 1, and whether those are a's and b's along
-    K and the result's along its columns. Triton knows of multiples of 16 alone, and would load elements one by one:
-    products of float32 with 1,368 columns took three times as long.
+    the strides of a, of b and of the result, but for strides of 1, and whether those are a's and b's along K and the
+    result's along its columns. Triton knows of multiples of 16 alone, and would load elements one by one: products of
+    float32 with 1,368 columns took three times as long. Where a or b is PADDED with zeros to so many elements, where
+    its rows or columns end, those are loaded, too: a mask that cuts a vector would take it apart.
 
     float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
     it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
     """
     M, N, K = aligned_to(M, ALIGNED[0]), aligned_to(N, ALIGNED[1]), aligned_to(K, ALIGNED[2])
-    EVERY: tl.constexpr = ALIGNED[3]
-    a_row = aligned_to(strides[0][1], EVERY if ALIGNED[5] else 1)
-    a_inner_stride = aligned_to(strides[0][2], 1 if ALIGNED[5] else EVERY)
-    b_inner_stride = aligned_to(strides[1][1], 1 if ALIGNED[6] else EVERY)
-    b_column = aligned_to(strides[1][2], EVERY if ALIGNED[6] else 1)
-    out_row = aligned_to(strides[2][1], ALIGNED[4] if ALIGNED[7] else 1)
-    out_column = aligned_to(strides[2][2], 1 if ALIGNED[7] else ALIGNED[4])
+    EVERY_A: tl.constexpr = ALIGNED[3]
+    EVERY_B: tl.constexpr = ALIGNED[4]
+    EVERY_OUT: tl.constexpr = ALIGNED[5]
+    A_INNER: tl.constexpr = ALIGNED[6]
+    B_INNER: tl.constexpr = ALIGNED[7]
+    a_row = aligned_to(strides[0][1], EVERY_A if A_INNER else 1)
+    a_inner_stride = aligned_to(strides[0][2], 1 if A_INNER else EVERY_A)
+    b_inner_stride = aligned_to(strides[1][1], 1 if B_INNER else EVERY_B)
+    b_column = aligned_to(strides[1][2], EVERY_B if B_INNER else 1)
+    out_row = aligned_to(strides[2][1], EVERY_OUT if ALIGNED[8] else 1)
+    out_column = aligned_to(strides[2][2], 1 if ALIGNED[8] else EVERY_OUT)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
@@ -95,19 +101,30 @@ def multiply(
     if ends is not None:
         begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
         end = tl.load(ends + batch).to(INDEX)
+    a_end, b_end, a_row_mask, b_column_mask = end, end, row_mask, column_mask
+    if PADDED[0] > 1:
+        if A_INNER:
+            a_end = tl.cdiv(end, PADDED[0]) * PADDED[0]
+        else:
+            a_row_mask = rows < tl.cdiv(M, PADDED[0]) * PADDED[0]
+    if PADDED[1] > 1:
+        if B_INNER:
+            b_end = tl.cdiv(end, PADDED[1]) * PADDED[1]
+        else:
+            b_column_mask = columns < tl.cdiv(N, PADDED[1]) * PADDED[1]
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     sums = ()
     for _ in tl.static_range(BLOCK_M if BLOCK_M < LEAST else 0):
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
-        a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY)
-        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY) + (columns * b_column)[None, :]
+        a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY_A)
+        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
         for k in range(begin, end, BLOCK_K):
             inner = k + tl.arange(0, BLOCK_K)
-            a_mask, b_mask = row_mask[:, None], column_mask[None, :]
+            a_mask, b_mask = a_row_mask[:, None], b_column_mask[None, :]
             if not EVEN_K:
-                a_mask &= (inner < end)[None, :]
-                b_mask &= (inner < end)[:, None]
+                a_mask &= (inner < a_end)[None, :]
+                b_mask &= (inner < b_end)[:, None]
             y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
             a_inner = a_batch + inner * a_inner_stride
             if BLOCK_M < LEAST:
@@ -127,7 +144,7 @@ def multiply(
         total = epilogue_of_float64(
             total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION
         )
-    store(total, out, (aligned_to(strides[2][0], ALIGNED[4]), out_row, out_column), tile)
+    store(total, out, (aligned_to(strides[2][0], EVERY_OUT), out_row, out_column), tile)
 
 
 @libentry()
@@ -173,6 +190,39 @@ def reduce_split_k(
     tile = (batch, rows, columns, row_mask, column_mask)
     total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
     store(total, out, strides, tile)
+
+
+@libentry()
+@triton.jit(do_not_specialize=["batches", "rows"])
+def copy_rows(
+    source,
+    out,
+    source_strides,
+    out_strides,
+    batches,
+    rows,
+    columns,
+    width,
+    INDEX: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A copy of batches of rows, with zeros from the source's `columns` on up to a `width` of the result.
+
+    ALIGNED is what divides the source's columns and strides, and the result's width and strides.
+    """
+    columns, width = aligned_to(columns, ALIGNED[0]), aligned_to(width, ALIGNED[1])
+    blocks = tl.cdiv(width, BLOCK_N)
+    row = (tl.program_id(0) // blocks).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (tl.program_id(0) % blocks).to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    batch, row, mask = row // rows, row % rows, (row < batches * rows)[:, None]
+    first = batch * aligned_to(source_strides[0], ALIGNED[0]) + row * aligned_to(source_strides[1], ALIGNED[0])
+    pointers = source + first[:, None] + (column * source_strides[2])[None, :]
+    value = tl.load(pointers, mask=mask & (column < columns)[None, :], other=0)
+    first = batch * aligned_to(out_strides[0], ALIGNED[1]) + row * aligned_to(out_strides[1], ALIGNED[1])
+    pointers = out + first[:, None] + (column * out_strides[2])[None, :]
+    tl.store(pointers, value, mask=mask & (column < width)[None, :])
 
 
 @triton.jit
