@@ -314,7 +314,10 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
 
 
 def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes."""
+    """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes.
+
+    With a bias, too: of all scores, and of keys alone.
+    """
     halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
     # So many batches that multiprocessors have several tiles, of few keys and of more.
     lengths = ((1, 300), (100, 300), (100, 600))
@@ -324,11 +327,18 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
         query, key = torch.empty(batch, 4, 200, head, dtype=dtype), torch.empty(batch, 2, keys, head, dtype=dtype)
         out, logsumexp = torch.empty(batch, 4, 200, value, dtype=dtype), torch.empty(batch, 4, 200)
         problem = Problem(query, key, key.new_empty(batch, 2, keys, value), None, None, causal, 100, "ieee")
+        names = ["attention"]
         with _noting() as found:
             hopper.attention(problem, out, logsumexp if causal else None)
             if batch == 1:
+                names += ["queries", "keys"]
                 hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
-        for name, specialization in zip(("attention", "queries", "keys"), found, strict=False):
+            if not causal:
+                names += ["attention with a bias", "attention with a bias of keys"]
+                bias = key.new_empty(batch, 1, 200, 608)[..., :keys]
+                for biased in (bias, bias[:, :, :1]):
+                    hopper.attention(problem._replace(bias=biased.expand(batch, 4, 200, keys)), out, None)
+        for name, specialization in zip(names, found, strict=True):
             label = f"{name} {dtype} of {batch}x{keys}x{head} and {value}{' causal' if causal else ''}"
             yield label, specialization, ("sm_90",)
 

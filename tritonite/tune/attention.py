@@ -78,6 +78,11 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     return found
 
 
+# Whether the warp-specialised forward pass is the faster with a bias, of which ATen's is CUTLASS's kernel: measured it
+# has not been.
+WARP_SPECIALIZED_WITH_BIAS = False
+
+
 def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
     """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head`.
 
@@ -91,7 +96,9 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
         return False
     if done_by == "backward":
         return biased or (size == 2 and head <= 64)
-    return size == 2 and (done_by != "warp specialised" or head <= 64)
+    if done_by == "warp specialised":
+        return not WARP_SPECIALIZED_WITH_BIAS if biased else head <= 64
+    return size == 2
 
 
 class WarpSpecialized(NamedTuple):

@@ -643,7 +643,7 @@ def attend_to_keys_warp_specialized(
 
 def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
     """Whether these are the kernels for a problem, on a device that has what they need."""
-    return take(problem, (problem.query, problem.key, problem.value, grad_out, *grads))
+    return problem.bias is None and take(problem, (problem.query, problem.key, problem.value, grad_out, *grads))
 
 
 def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
