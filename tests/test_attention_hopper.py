@@ -362,8 +362,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf"):
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
     parts = (
         "copy_bias",
-        "bias_of_rows",
-        "_biased",
+        "biased",
         "_exponentials",
         "_wait_for_turn",
         "_attend_block",
@@ -540,6 +539,18 @@ def test_tiles_by_how_many_there_are():
     assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
     assert chosen(64, 512, 64).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
     assert chosen(64, 512, 64).persistent and not chosen(64, 513, 64).persistent and not chosen(128, 512, 64).persistent
+
+
+def test_who_is_faster_with_a_bias(monkeypatch):
+    """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
+    passes = "forward", "warp specialised", "backward", "backward of a bias"
+    slower = lambda size, head: [table.aten_is_faster(each, size, head, True) for each in passes]
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
+    assert slower(2, 64) == slower(2, 128) == [True] * 4
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": 256, "backward": 128})
+    assert slower(2, 64) == slower(2, 128) == [True, False, False, True]
+    assert slower(2, 256) == [True, False, True, True]
+    assert slower(4, 64) == [False, True, True, True]
 
 
 @on_sm_90

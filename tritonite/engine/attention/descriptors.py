@@ -30,21 +30,30 @@ def wait_for_block(buffers, ready, step, wanted):
 
 
 @gluon.jit
-def copy_bias(bias, biases, place, ready, stage, STAGES: gl.constexpr):
-    """Copy what is added to the scores of a block of queries and one of keys, which are at `place`."""
+def copy_bias(bias, biases, place, ready, stage, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
+    """Copy what is added to scores at `place`: a block for each group's rows, which are keys or else queries."""
     batch, head, row, column = place
     COPIES: gl.constexpr = biases.shape[0] // STAGES
+    # Of what is broadcast there is one.
     batch, head = gl.minimum(batch, bias.shape[0] - 1), gl.minimum(head, bias.shape[1] - 1)
     row = gl.minimum(row, bias.shape[2] - 1)
     for i in gl.static_range(COPIES):
-        load(bias, [batch, head, row + i * ROWS, column], ready, biases.index(stage * COPIES + i))
+        first = [batch, head, row, column + i * ROWS] if OF_KEYS else [batch, head, row + i * ROWS, column]
+        load(bias, first, ready, biases.index(stage * COPIES + i))
 
 
 @gluon.jit
-def bias_of_rows(biases, stage, WHICH: gl.constexpr, STAGES: gl.constexpr):
-    """The part for a group's rows, or the one row that is for all."""
-    COPIES: gl.constexpr = biases.shape[0] // STAGES
-    return biases.index(stage * COPIES + WHICH % COPIES).reshape((biases.shape[3], biases.shape[4]))
+def biased(scores, biases, step, which, factor, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
+    """(scores of group `which`, what they are multiplied by for powers of 2); where there is a bias it is added."""
+    if biases is None:
+        result, power = scores, factor
+    else:
+        COPIES: gl.constexpr = biases.shape[0] // STAGES
+        bias = biases.index(step % STAGES * COPIES + which % COPIES).reshape((biases.shape[3], biases.shape[4]))
+        if OF_KEYS:
+            bias = bias.permute((1, 0))
+        result, power = scores * factor + bias.load(scores.type.layout).to(gl.float32), LOG2E
+    return result, power
 
 
 def _takes(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:

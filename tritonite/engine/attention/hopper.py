@@ -26,7 +26,7 @@ from tritonite.engine.attention.descriptors import (
     LOG2E,
     ROWS,
     bias_descriptor,
-    bias_of_rows,
+    biased,
     block_sizes,
     copy_bias,
     descriptor,
@@ -93,7 +93,7 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, CONSUMERS: gl
             mbarrier.expect(k_ready.index(stage), K_BYTES + BIAS_BYTES)
             load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
             if bias is not None:
-                copy_bias(bias, biases, (batch, head, first, row), k_ready.index(stage), stage, STAGES)
+                copy_bias(bias, biases, (batch, head, first, row), k_ready.index(stage), stage, STAGES, False)
             if block == 0:
                 for i in gl.static_range(CONSUMERS):
                     mbarrier.wait(q_free.index(i), 1 - tile // programs % 2)
@@ -113,17 +113,6 @@ def _scores(q, ks, step, layout: gl.constexpr):
     k = ks.index(step % STAGES).reshape((BLOCK_N, ks.shape[4])).permute((1, 0))
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     return warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _biased(scores, biases, step, factor, STAGES: gl.constexpr, WHICH: gl.constexpr):
-    """(scores, what they are multiplied by for powers of 2); a bias, which has come with keys, is added to them."""
-    if biases is None:
-        result, power = scores, factor
-    else:
-        bias = bias_of_rows(biases, step % STAGES, WHICH, STAGES).load(scores.type.layout)
-        result, power = scores * factor + bias.to(gl.float32), LOG2E
-    return result, power
 
 
 @gluon.jit
@@ -230,7 +219,7 @@ def _attend_block(
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-    scores, power = _biased(scores, biases, step, factor, STAGES, WHICH)
+    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
     mbarrier.arrive(k_free.index(step % STAGES))
     exponentials, largest, kept = _exponentials(scores, largest, power, ends, left * ks.shape[3], MASKED)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
@@ -337,7 +326,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    scores, power = _biased(scores, biases, step, factor, STAGES, WHICH)
+    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
     mbarrier.arrive(k_free.index(step % STAGES))
     exponentials, largest, denominator = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
     wait_for_block(ks, k_ready, step + 1, count > 1)
@@ -379,7 +368,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             else:
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
-            scores, power = _biased(scores, biases, step, factor, STAGES, WHICH)
+            scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
             mbarrier.arrive(k_free.index(step % STAGES))
             exponentials, most, sums = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
