@@ -645,3 +645,20 @@ def test_numbers_are_repeated_through_the_dispatcher(path):
     counts = tritonite.stats()[name]
     assert not counts.unrecordable and not counts.declined
     assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))
+
+
+@on_sm_90
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+def test_a_bias_is_another_in_the_next_call(broadcast, path):
+    """A plan holds a descriptor of the bias, without what that is broadcast over."""
+    name = "_scaled_dot_product_efficient_attention"
+    for _ in range(3):
+        work = with_bias(problem(S=300, shared=4, causal=False), broadcast)
+        with tritonite.use_gems(include=[name]):
+            out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*work[:4], True)
+        expected, logarithms = by_definition(work, "0")
+        torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)
+        torch.testing.assert_close(logsumexp[:, :, :300].double(), logarithms, atol=2e-5, rtol=2e-5)
+    counts = tritonite.stats()[name]
+    assert not counts.unrecordable and not counts.declined
+    assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))
