@@ -421,11 +421,12 @@ def attend_warp_specialized(
     qs = gl.allocate_shared_memory(query.dtype, [CONSUMERS] + query.block_shape, query.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
-    staging, biases = qs, None
+    biases: gl.constexpr = None
     if bias is not None:
         # The groups' rows one after the other, or one row that all have.
         COPIES: gl.constexpr = CONSUMERS if bias.block_shape[2] == ROWS else 1
         biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
+    staging = qs
     if ORDER[3]:
         staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())

@@ -267,7 +267,7 @@ def attend_to_queries_warp_specialized(
     gs = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
-    biases, _copies = None, 1
+    biases: gl.constexpr = None
     if bias is not None:
         COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
         biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
