@@ -541,6 +541,20 @@ def test_tiles_by_how_many_there_are():
     assert chosen(64, 512, 64).persistent and not chosen(64, 513, 64).persistent and not chosen(128, 512, 64).persistent
 
 
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_shared_memory_has_room_for_a_bias(D):
+    """By every tile, of 227 KiB in all; results of another size than keys, or of persistent programs, have their own."""
+    tiles = [table.WARP_SPECIALIZED[D], *[few[D] for few in (table._FEW_TILES, table._FEW_KEYS) if D in few]]
+    for tile, V in itertools.product(tiles, (D, D // 2)):
+        each = tile.BLOCK_M * (D + (V if tile.persistent or D != V else 0))
+        blocks = tile.num_stages * tile.BLOCK_N * (D + V + tile.BLOCK_M)
+        assert 2 * (each + blocks) + hopper._BARRIERS <= 227 * 1024
+    if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
+        queries, keys = table.warp_specialized_backward(D, D, True)
+        assert 2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIERS <= 227 * 1024
+        assert 2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIERS <= 227 * 1024
+
+
 def test_who_is_faster_with_a_bias(monkeypatch):
     """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
     passes = "forward", "warp specialised", "backward", "backward of a bias"
