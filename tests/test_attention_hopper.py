@@ -543,7 +543,7 @@ def test_tiles_by_how_many_there_are():
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
-    """By every tile, of 227 KiB in all; results of another size than keys, or of persistent programs, have their own."""
+    """By every tile, of 227 KiB; results of another size than keys, or of persistent programs, have their own."""
     tiles = [table.WARP_SPECIALIZED[D], *[few[D] for few in (table._FEW_TILES, table._FEW_KEYS) if D in few]]
     for tile, V in itertools.product(tiles, (D, D // 2)):
         each = tile.BLOCK_M * (D + (V if tile.persistent or D != V else 0))
