@@ -14,6 +14,7 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.engine.attention import forward, hopper
+from tritonite.engine.attention.descriptors import bias_descriptor
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
@@ -36,14 +37,36 @@ def by_definition(work, empty="inf"):
     seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=query.device)
     if work.causal:
         seen = seen.tril(work.diagonal)
-    scores = scores.masked_fill(~seen, -torch.inf)
-    logarithms = torch.where(seen.any(-1), scores.logsumexp(-1), float(empty))
+    scores = scores.masked_fill(~seen, -torch.inf) + (0 if work.bias is None else work.bias.double())
+    logarithms = scores.logsumexp(-1)
+    logarithms = torch.where(logarithms == -torch.inf, float(empty), logarithms)
     return scores.softmax(-1).nan_to_num(0) @ value, logarithms
 
 
 def problem(S=20, T=None, D=64, V=None, H=4, shared=2, B=2, causal=True, diagonal=0, scale=None, dtype=torch.float16):
     shapes = (B, H, S, D), (B, shared, T or S, D), (B, shared, T or S, V or D)
     return Problem(*[drawn(*shape, dtype=dtype) for shape in shapes], None, scale, causal, diagonal, "ieee")
+
+
+# Over which of batch, heads and queries a bias is broadcast.
+BROADCASTS = {
+    "full": (False,) * 3,
+    "heads": (False, True, False),
+    "batch": (True, True, False),
+    "keys": (False, True, True),
+}
+
+
+def with_bias(work, broadcast="full", hidden=0.3):
+    """The same with a bias in rows as ATen pads them, some of which is -inf: a part, a block of keys and a row."""
+    shape = [*work.query.shape[:3], work.keys]
+    padded = [1 if shared else size for size, shared in zip(shape, BROADCASTS[broadcast], strict=False)]
+    bias = drawn(*padded, -(-work.keys // 16) * 16, dtype=work.query.dtype)[..., : work.keys]
+    bias.masked_fill_(torch.rand(bias.shape, device=bias.device) < hidden, -math.inf)
+    bias[..., 64:192] = -math.inf
+    if bias.shape[2] > 1:
+        bias[0, 0, 3] = bias[-1, -1, -1] = -math.inf
+    return work._replace(bias=bias.expand(shape))
 
 
 def result(work):
@@ -73,8 +96,14 @@ def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch
     out = result(work)
     assert hopper.takes(work, out)
     starts = torch.zeros(2, dtype=torch.int32)
+    bias = drawn(2, 4, 20, 32)
     others = [
         work._replace(bias=drawn(2, 4, 20, 20)),
+        work._replace(bias=bias[..., 1:21]),
+        work._replace(bias=bias[..., ::1].float()[..., :20]),
+        work._replace(bias=bias[..., :1].expand(-1, -1, -1, 20)),
+        work._replace(bias=drawn(2, 4, 24, 20).mT[:, :, :, :20]),
+        work._replace(bias=bias[..., :20] > 0),
         work._replace(packed=Packed(starts, starts, 20, 20, True, True)),
         work._replace(key=work.key[:, :, :0], value=work.value[:, :, :0]),
         work._replace(query=drawn(2, 4, 20, 72)[..., 4:-4]),
@@ -86,6 +115,18 @@ def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch
     assert not hopper.takes(wide, result(wide))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
     assert not hopper.takes(work, out)
+
+
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
+    work = with_bias(problem(), broadcast)
+    assert hopper.takes(work, result(work))
+    described = bias_descriptor(work.bias, 64, 128)
+    assert described.shape == [
+        1 if shared else size for size, shared in zip((2, 4, 20), BROADCASTS[broadcast], strict=True)
+    ] + [20]
+    assert described.block_shape == [1, 1, 1 if broadcast == "keys" else 64, 128]
+    assert described.base.data_ptr() == work.bias.data_ptr()
 
 
 def test_the_host_function_asks(of_hopper, monkeypatch):
@@ -151,7 +192,7 @@ class Descriptor:
     layout = None
 
     def __init__(self, tensor, block_shape):
-        self.tensor, self.block_shape, self.dtype = tensor, block_shape, tensor.dtype
+        self.tensor, self.block_shape, self.dtype, self.shape = tensor, block_shape, tensor.dtype, tensor.shape
 
     def part(self, place):
         slices = zip(self.block_shape, map(int, place), self.tensor.shape, strict=True)
@@ -320,12 +361,25 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    parts = ("_exponentials", "_wait_for_turn", "_attend_block", "_first_scores", "_first_exponentials", "_finish")
+    parts = (
+        "copy_bias",
+        "biased",
+        "_exponentials",
+        "_wait_for_turn",
+        "_attend_block",
+        "_first_scores",
+        "_first_exponentials",
+        "_finish",
+    )
     names = ("_in_pairs", "_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
     for function in (place.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
+    bias = work.bias
+    if bias is not None:
+        described = bias_descriptor(bias, rows, tile.BLOCK_N)
+        bias = Descriptor(bias.as_strided(described.shape, bias.stride()), described.block_shape)
     facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
     order = tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots
     for program in range(programs):
@@ -334,6 +388,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             Descriptor(work.query, [1, 1, rows, block_d]),
             Descriptor(work.key, [1, 1, tile.BLOCK_N, block_d]),
             Descriptor(work.value, [1, 1, tile.BLOCK_N, block_v]),
+            bias,
             Descriptor(out, [1, 1, rows, block_v]),
             Pointer(logsumexp),
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
@@ -377,6 +432,39 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(logsumexp[:, :, :S].double(), logarithms, atol=1e-5, rtol=1e-5)
     assert logsumexp[:, :, S:].eq(math.inf).all()
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+@pytest.mark.parametrize(
+    ("S", "T", "causal", "diagonal", "scale", "own_staging", "empty"),
+    [
+        (300, 300, True, 0, None, True, "0"),
+        (200, 90, True, -110, -0.3, False, "inf"),
+        (65, 257, False, 0, 0.0, True, "inf"),
+    ],
+)
+def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, own_staging, empty, broadcast, tile):
+    """Which comes with keys, has blocks of -inf alone, and rows that see nothing."""
+    work = with_bias(problem(S=S, T=T, causal=causal, diagonal=diagonal, scale=scale), broadcast)
+    out, logsumexp = run(work, tile, False, own_staging, empty=empty)
+    expected, logarithms = by_definition(work, empty)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(logsumexp[:, :, :S].double(), logarithms, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+def test_the_least_numbers_hide_keys():
+    """As in ATen, a row that has nothing else is empty: times the logarithm of e these are infinite."""
+    work = with_bias(problem(S=80, dtype=torch.bfloat16, causal=False), "heads", hidden=0)
+    work = work._replace(bias=work.bias.nan_to_num())
+    work.bias[0, :, 5] = torch.finfo(torch.bfloat16).min
+    out, logsumexp = run(work, WarpSpecialized(128, 64, 2), False, True, empty="0")
+    assert out[0, :, 5].eq(0).all() and logsumexp[0, :, 5].eq(0).all()
+    expected, _ = by_definition(work)
+    rest = [i for i in range(80) if i not in (3, 5, 79)]
+    torch.testing.assert_close(out[:, :, rest].double(), expected[:, :, rest], atol=1.6e-2, rtol=1.6e-2)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -469,6 +557,32 @@ def test_tiles_by_how_many_there_are():
     assert chosen(64, 512, 64).persistent and not chosen(64, 512, 32).persistent and not chosen(128, 512, 64).persistent
 
 
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_shared_memory_has_room_for_a_bias(D):
+    """By every tile, of 227 KiB; results of another size than keys, or of persistent programs, have their own."""
+    tiles = [table.WARP_SPECIALIZED[D], *[tile for size, tile in table._FEW_TILES.items() if size == D]]
+    for tile, V in itertools.product(tiles, (D, D // 2)):
+        each = tile.BLOCK_M * (D * (1 + tile.persistent) + (V if tile.persistent or D != V else 0))
+        blocks = tile.num_stages * tile.BLOCK_N * (D + V + tile.BLOCK_M)
+        assert 2 * (each + blocks) + hopper._BARRIERS <= 227 * 1024
+    if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
+        queries, keys = table.warp_specialized_backward(D, D, True)
+        assert 2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIERS <= 227 * 1024
+        assert 2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIERS <= 227 * 1024
+
+
+def test_who_is_faster_with_a_bias(monkeypatch):
+    """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
+    passes = "forward", "warp specialised", "backward", "backward of a bias"
+    slower = lambda size, head: [table.aten_is_faster(each, size, head, True) for each in passes]
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
+    assert slower(2, 64) == slower(2, 128) == [True] * 4
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": 256, "backward": 128})
+    assert slower(2, 64) == slower(2, 128) == [True, False, False, True]
+    assert slower(2, 256) == [True, False, True, True]
+    assert slower(4, 64) == [False, True, True, True]
+
+
 @on_sm_90
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
@@ -490,6 +604,36 @@ def test_lengths(S, empty):
     for T, causal in itertools.product((S, 1, 300), (False, True)):
         for diagonal in (0, T - S, -50, 70) if causal else (0,):
             check(problem(S=S, T=T, causal=causal, diagonal=diagonal), empty)
+
+
+@on_sm_90
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+@pytest.mark.parametrize("D", [64, 128, 256, 80, 8])
+def test_biases(D, broadcast, dtype):
+    for S, T, causal, diagonal in (
+        (700, 700, True, 0),
+        (300, 500, False, 0),
+        (1, 130, False, 0),
+        (200, 90, True, -110),
+    ):
+        work = problem(S=S, T=T, D=D, causal=causal, diagonal=diagonal, dtype=dtype)
+        check(with_bias(work, broadcast), "0")
+
+
+@on_sm_90
+@pytest.mark.parametrize(("D", "V"), [(64, 128), (128, 64), (128, 256), (256, 128)])
+def test_biases_of_values_of_another_size(D, V):
+    check(with_bias(problem(S=300, T=500, D=D, V=V, diagonal=200)))
+
+
+@on_sm_90
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("tile", TILES)
+def test_biases_by_every_kind_of_tile(tile, persistent, broadcast, monkeypatch):
+    monkeypatch.setattr(table, "warp_specialized", lambda *_: tile._replace(persistent=persistent))
+    check(with_bias(problem(S=450, H=64, shared=32, causal=False), broadcast))
 
 
 @on_sm_90
@@ -528,6 +672,23 @@ def test_numbers_are_repeated_through_the_dispatcher(path):
         expected, logarithms = by_definition(work)
         torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)
         torch.testing.assert_close(logsumexp.double(), logarithms, atol=2e-5, rtol=2e-5)
+    counts = tritonite.stats()[name]
+    assert not counts.unrecordable and not counts.declined
+    assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))
+
+
+@on_sm_90
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+def test_a_bias_is_another_in_the_next_call(broadcast, path):
+    """A plan holds a descriptor of the bias, without what that is broadcast over."""
+    name = "_scaled_dot_product_efficient_attention"
+    for _ in range(3):
+        work = with_bias(problem(S=300, shared=4, causal=False), broadcast)
+        with tritonite.use_gems(include=[name]):
+            out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*work[:4], True)
+        expected, logarithms = by_definition(work, "0")
+        torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)
+        torch.testing.assert_close(logsumexp[:, :, :300].double(), logarithms, atol=2e-5, rtol=2e-5)
     counts = tritonite.stats()[name]
     assert not counts.unrecordable and not counts.declined
     assert (counts.launched, counts.replayed) == ((1, 2) if path == "native" else (3, 0))

@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 from test_attention_hopper import (
+    BROADCASTS,
     Barriers,
     Descriptor,
     Pointer,
@@ -21,6 +22,7 @@ from test_attention_hopper import (
     on_sm_90,
     problem,
     result,
+    with_bias,
 )
 
 import tritonite
@@ -41,6 +43,9 @@ def by_definition(work, grad):
     seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=grad.device)
     if work.causal:
         seen = seen.tril(work.diagonal)
+    if work.bias is not None:
+        seen = seen & ~work.bias.isneginf()
+        scores = scores + work.bias.double().nan_to_num(neginf=0)
     out = scores.masked_fill(~seen, -1e30).softmax(-1) * seen @ value
     logarithms = scores.masked_fill(~seen, -torch.inf).logsumexp(-1).detach()
     return out.detach(), logarithms, torch.autograd.grad(out, wide, grad.double())
@@ -68,6 +73,14 @@ def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
     assert taken(Problem(*by_rows, *work[3:]))
 
 
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+def test_takes_a_bias_where_shared_memory_has_room(of_hopper, broadcast):
+    work = problem()
+    assert taken(with_bias(work, broadcast)) and taken(with_bias(problem(D=128, V=80), broadcast))
+    assert not taken(with_bias(problem(D=256), broadcast))
+    assert not taken(work._replace(bias=drawn(2, 4, 20, 32)[..., 1:21]))
+
+
 def test_leaves_other_calls_to_the_kernels_for_all_devices(of_hopper, monkeypatch):
     work = problem()
     starts = torch.zeros(2, dtype=torch.int32)
@@ -93,6 +106,11 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
     biased = work._replace(bias=drawn(2, 4, 20, 20))
     backward.attention_backward(biased, out.zero_(), out, logsumexp, grads, torch.empty_like(biased.bias))
     assert len(called) == 1 and not any(grad.isnan().any() for grad in grads)
+    masked = with_bias(work, "keys")
+    backward.attention_backward(masked, out, out, logsumexp, grads)
+    assert len(called) == 2
+    backward.attention_backward(masked, out, out, logsumexp, grads, torch.empty_like(biased.bias))
+    assert len(called) == 2
 
 
 class Memory(Pointer):
@@ -268,6 +286,27 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
         torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
 
 
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("tiles", TILES[:-1])
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+@pytest.mark.parametrize(
+    ("S", "T", "causal", "diagonal", "scale"),
+    [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)],
+)
+def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, broadcast, tiles, at_once):
+    """Which has blocks of -inf alone, and rows that see nothing."""
+    work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
+    grad = drawn(2, 4, S, 80)
+    out, logarithms, expected = by_definition(work, grad)
+    for empty in (0.0, math.inf):
+        grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
+        sums = logarithms.float().masked_fill(logarithms.isneginf(), empty)
+        run(work, tiles, grad, out.half(), sums, grads, at_once)
+        for own, exact in zip(grads, expected, strict=True):
+            torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
+
+
 def check(work, far=None):
     """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
     far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
@@ -308,6 +347,21 @@ def test_lengths(S):
     for T, causal in itertools.product((S, 1, 300), (False, True)):
         for diagonal in (0, T - S, -50, 70) if causal else (0,):
             check(problem(S=S, T=T, causal=causal, diagonal=diagonal))
+
+
+@on_sm_90
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("broadcast", BROADCASTS)
+@pytest.mark.parametrize(("D", "V"), [(64, 64), (128, 128), (80, 80), (8, 8), (64, 128), (128, 64)])
+def test_biases(D, V, broadcast, dtype):
+    for S, T, causal, diagonal in (
+        (700, 700, True, 0),
+        (300, 500, False, 0),
+        (1, 130, False, 0),
+        (200, 90, True, -110),
+    ):
+        work = problem(S=S, T=T, D=D, V=V, causal=causal, diagonal=diagonal, dtype=dtype)
+        check(with_bias(work, broadcast))
 
 
 @on_sm_90

@@ -121,7 +121,7 @@ def _check_results(problem, grad_out, out, logsumexp):
 
 def _gradients(problem, grad_out, out, logsumexp, grads, grad_bias=None):
     """The gradients of query, key and value, which are written."""
-    _decline_if_slower(problem, "backward")
+    _decline_if_slower(problem, "backward" if grad_bias is None else "backward of a bias")
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
     return grads

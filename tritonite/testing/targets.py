@@ -39,6 +39,7 @@ from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
 from tritonite.tune import tiles as tables
+from tritonite.tune.attention import WARP_SPECIALIZED_BACKWARD_WITH_BIAS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -326,7 +327,10 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
 
 
 def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes."""
+    """Both passes that Hopper's GPUs have, by every tile of their tables, of heads and values of several sizes.
+
+    With a bias, too: of all scores, and of keys alone.
+    """
     halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
     # So many batches that multiprocessors have several tiles, of few keys and of more.
     lengths = ((1, 300), (100, 300), (100, 600))
@@ -336,13 +340,19 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
         query, key = torch.empty(batch, 4, 200, head, dtype=dtype), torch.empty(batch, 2, keys, head, dtype=dtype)
         out, logsumexp = torch.empty(batch, 4, 200, value, dtype=dtype), torch.empty(batch, 4, 200)
         problem = Problem(query, key, key.new_empty(batch, 2, keys, value), None, None, causal, 100, "ieee")
-        with _noting() as found:
-            hopper.attention(problem, out, logsumexp if causal else None)
-            if batch == 1:
-                hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
-        for name, specialization in zip(("attention", "queries", "keys"), found, strict=False):
-            label = f"{name} {dtype} of {batch}x{keys}x{head} and {value}{' causal' if causal else ''}"
-            yield label, specialization, ("sm_90",)
+        bias = key.new_empty(batch, 1, 200, 608)[..., :keys]
+        for kind, given in (("", None), (" with a bias", bias), (" with a bias of keys", bias[:, :, :1])):
+            if given is not None:
+                if causal and full:
+                    continue
+                problem = problem._replace(bias=given.expand(batch, 4, 200, keys))
+            with _noting() as found:
+                hopper.attention(problem, out, logsumexp if causal else None)
+                if batch == 1 and (given is None or max(head, value) in WARP_SPECIALIZED_BACKWARD_WITH_BIAS):
+                    hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
+            for name, specialization in zip(("attention", "queries", "keys"), found, strict=False):
+                label = f"{name}{kind} {dtype} of {batch}x{keys}x{head} and {value}{' causal' if causal else ''}"
+                yield label, specialization, ("sm_90",)
 
 
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

@@ -78,20 +78,26 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     return found
 
 
+# The largest heads of half types for which a warp-specialised pass is faster with a bias than ATen's, that of CUTLASS.
+# None has been measured; the kernels are there for {"warp specialised": 256, "backward": 128}.
+FASTER_WITH_BIAS: dict[str, int] = {}
+
+
 def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
     """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head`.
 
-    A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward". On an
-    H200 the warp-specialised one has 0.97 to 1.08 of cuDNN's speed for heads of 128 and 256, and 0.76 to 0.87 for those
-    of 64; gradients of half types have 0.89 to 0.97 for heads of 128, 1.18 for those of 256, and 0.82 to 0.95 for those
-    of 64; half types with a bias have 0.38 to 0.75. In float32 the forward pass has 1.12 to 1.25 of ATen's speed,
-    gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.91 to 1.0.
+    A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward", which
+    may be "backward of a bias". On an H200 the warp-specialised one has 0.97 to 1.08 of cuDNN's speed for heads of 128
+    and 256, and 0.76 to 0.87 for those of 64; gradients of half types have 0.89 to 0.97 for heads of 128, 1.18 for
+    those of 256, and 0.82 to 0.95 for those of 64; half types with a bias have 0.38 to 0.75 by the kernels for all
+    devices. In float32 the forward pass has 1.12 to 1.25 of ATen's speed, gradients 0.99 to 2.3, and with a bias 0.60
+    to 0.92. Decoding has 0.91 to 1.0.
     """
     if done_by == "decoding":
         return False
-    if done_by == "backward":
-        return biased or (size == 2 and head <= 64)
-    return size == 2 and (done_by != "warp specialised" or head <= 64)
+    if biased and (size == 2 or done_by != "forward"):
+        return size != 2 or head > FASTER_WITH_BIAS.get(done_by, 0)
+    return size == 2 and (done_by == "forward" or head <= 64)
 
 
 # The registers of a multiprocessor; and those of a thread of the warp that copies.
@@ -177,11 +183,16 @@ WARP_SPECIALIZED_BACKWARD = {
     128: WarpSpecializedBackward(Ring(128, 2), Ring(64, 2)),
     256: WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, apart=True)),
 }
+# Blocks of a bias take of shared memory what keys and values leave; beside those of 256 there is too little.
+WARP_SPECIALIZED_BACKWARD_WITH_BIAS = {
+    64: WARP_SPECIALIZED_BACKWARD[64],
+    128: WARP_SPECIALIZED_BACKWARD[128]._replace(query=Ring(64, 2)),
+}
 
 
-def warp_specialized_backward(head: int, value: int) -> WarpSpecializedBackward:
+def warp_specialized_backward(head: int, value: int, biased: bool) -> WarpSpecializedBackward:
     """Those for heads and values in powers of two, which the larger decides."""
-    return WARP_SPECIALIZED_BACKWARD[max(head, value)]
+    return (WARP_SPECIALIZED_BACKWARD_WITH_BIAS if biased else WARP_SPECIALIZED_BACKWARD)[max(head, value)]
 
 
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.

@@ -22,7 +22,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tritonite import devices
 from tritonite.dispatch.call import settings
-from tritonite.engine.attention.descriptors import LOG2E, ROWS, block_sizes, descriptor, take, wait_for_block
+from tritonite.engine.attention.descriptors import (
+    LOG2E,
+    ROWS,
+    bias_descriptor,
+    biased,
+    block_sizes,
+    copy_bias,
+    descriptor,
+    take,
+    wait_for_block,
+)
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
@@ -92,8 +102,8 @@ def _slot(tile, programs, ORDER: gl.constexpr):
 @gluon.jit
 def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.constexpr):
     """What one warp does: copy a tile's queries, and its keys and values to where those before have been used."""
-    query, key, value = operands
-    qs, ks, vs = buffers
+    query, key, value, bias = operands
+    qs, ks, vs, biases = buffers
     q_ready, q_free, k_ready, k_free, v_ready, v_free, _turns = barriers
     _, _, _, _, _, _, _, _, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
@@ -103,6 +113,7 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.con
     Q_BYTES: gl.constexpr = ROWS * qs.shape[4] * 2
     K_BYTES: gl.constexpr = BLOCK_N * ks.shape[4] * 2
     V_BYTES: gl.constexpr = BLOCK_N * vs.shape[4] * 2
+    BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
     step = 0
     for tile in range(gl.program_id(0), tiles, programs):
         first, batch, head, count = _tile(tile, sizes, FACTS, ORDER)
@@ -111,8 +122,10 @@ def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.con
             stage, phase = step % STAGES, 1 - step // STAGES % 2
             row = (count - 1 - block) * BLOCK_N
             mbarrier.wait(k_free.index(stage), phase)
-            mbarrier.expect(k_ready.index(stage), K_BYTES)
+            mbarrier.expect(k_ready.index(stage), K_BYTES + BIAS_BYTES)
             load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
+            if bias is not None:
+                copy_bias(bias, biases, (batch, head, first, row), k_ready.index(stage), stage, STAGES, False)
             if block == 0:
                 slot, turn = _slot(tile, programs, ORDER)
                 for i in gl.static_range(CONSUMERS):
@@ -229,7 +242,7 @@ def _attend_block(
     """
     step, left = numbers
     total, pairs, largest, denominator = state
-    _, ks, vs = buffers
+    _, ks, vs, biases = buffers
     _, _, k_ready, k_free, v_ready, v_free, turns = barriers
     STAGES: gl.constexpr = ks.shape[0]
     CONSUMERS: gl.constexpr = ORDER[0]
@@ -246,9 +259,10 @@ def _attend_block(
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
+    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
     if OVERLAPPED:
         mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED)
+    exponentials, largest, kept = _exponentials(scores, largest, power, ends, left * ks.shape[3], MASKED)
     if not OVERLAPPED:
         total = _rows_times(total, kept)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
@@ -273,7 +287,7 @@ def _first_scores(
     tile, number, step, buffers, barriers, programs, layout: gl.constexpr, WHICH: gl.constexpr, ORDER: gl.constexpr
 ):
     """Start the products of a tile's queries and the first block of its keys."""
-    qs, ks, _vs = buffers
+    qs, ks, _vs, _biases = buffers
     q_ready, _, k_ready, _, _, _, _ = barriers
     slot, turn = _slot(tile, programs, ORDER)
     q = qs.index(slot + WHICH).reshape((ROWS, qs.shape[4]))
@@ -333,7 +347,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
 
     The next tile's first scores, and their exponentials, are under the last products and the writing of one.
     """
-    qs, ks, vs = buffers
+    qs, ks, vs, biases = buffers
     _, q_free, k_ready, k_free, v_ready, v_free, turns = barriers
     _, _, _, _, _, keys, diagonal, _, tiles, programs = sizes
     STAGES: gl.constexpr = ks.shape[0]
@@ -346,7 +360,10 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     # Not 0, of which a masked score's product would be NaN.
-    factor = _larger((gl.abs(number) * LOG2E).to(gl.float32), 2.0**-126)
+    if biases is None:
+        factor = _larger((gl.abs(number) * LOG2E).to(gl.float32), 2.0**-126)
+    else:
+        factor = gl.abs(number).to(gl.float32)
     step = 0
     first, batch, head, count = _tile(gl.program_id(0), sizes, FACTS, ORDER)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
@@ -354,9 +371,10 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH, ORDER)
     scores = warpgroup_mma_wait(0, deps=(scores,))
+    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
     if OVERLAPPED:
         mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
+    exponentials, largest, denominator = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
     wait_for_block(ks, k_ready, step + 1, count > 1)
     pairs = _packed(exponentials, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
@@ -401,9 +419,10 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             else:
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
+            scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
             if OVERLAPPED:
                 mbarrier.arrive(k_free.index(step % STAGES))
-            exponentials, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
+            exponentials, most, sums = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
                 total, shares = warpgroup_mma_wait(0, deps=(total, shares))
@@ -426,6 +445,7 @@ def attend_warp_specialized(
     query,
     key,
     value,
+    bias,
     out,
     logsumexp,
     logarithm_strides,
@@ -443,7 +463,7 @@ def attend_warp_specialized(
     ORDER: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """As `forward.attend`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+    """As `forward.attend`, of operands that tensor descriptors tell of, without packed sequences.
 
     ORDER is how many groups of warps there are, whether they take turns to multiply, whether a group's products are
     under its exponentials, whether a result leaves by a place in shared memory of its own, so that a program may have
@@ -455,6 +475,11 @@ def attend_warp_specialized(
     qs = gl.allocate_shared_memory(query.dtype, [SLOTS * CONSUMERS] + query.block_shape, query.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [STAGES] + value.block_shape, value.layout)
+    biases: gl.constexpr = None
+    if bias is not None:
+        # The groups' rows one after the other, or one row that all have.
+        COPIES: gl.constexpr = CONSUMERS if bias.block_shape[2] == ROWS else 1
+        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
     staging = qs
     if ORDER[3]:
         staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_shape, out.layout)
@@ -475,7 +500,7 @@ def attend_warp_specialized(
         mbarrier.init(k_free.index(i), count=CONSUMERS)
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(v_free.index(i), count=CONSUMERS)
-    operands, buffers = (query, key, value), (qs, ks, vs)
+    operands, buffers = (query, key, value, bias), (qs, ks, vs, biases)
     barriers = q_ready, q_free, k_ready, k_free, v_ready, v_free, turns
     results = out, logsumexp, logarithm_strides, staging
     tiles = blocks * batch_heads
@@ -543,6 +568,8 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
     shared = size * (tile.BLOCK_M * (block_d + columns) + tile.num_stages * tile.BLOCK_N * columns)
+    if problem.bias is not None:
+        shared += size * tile.num_stages * tile.BLOCK_N * tile.BLOCK_M
     persistent = tile.persistent and tile.resident * (shared + _BARRIERS) <= devices.shared_memory(out.device)
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     several = programs < tiles
@@ -552,6 +579,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         descriptor(problem.query, ROWS.value, block_d),
         descriptor(problem.key, tile.BLOCK_N, block_d),
         descriptor(problem.value, tile.BLOCK_N, block_v),
+        None if problem.bias is None else bias_descriptor(problem.bias, ROWS.value, tile.BLOCK_N),
         descriptor(out, ROWS.value, block_v),
         logsumexp,
         logarithm_strides=problem.logarithm_strides(logsumexp),

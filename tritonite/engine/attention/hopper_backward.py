@@ -23,7 +23,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention.descriptors import LOG2E, ROWS, block_sizes, descriptor, take, wait_for_block
+from tritonite.engine.attention.descriptors import (
+    LOG2E,
+    ROWS,
+    bias_descriptor,
+    biased,
+    block_sizes,
+    copy_bias,
+    descriptor,
+    take,
+    wait_for_block,
+)
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
@@ -76,12 +86,13 @@ def _keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
 @gluon.jit
 def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     """What one warp does for the gradient of queries: copy these once, and keys and values through a ring."""
-    query, key, value, grad_out = operands
-    qs, gs, ks, vs = buffers
+    query, key, value, grad_out, bias = operands
+    qs, gs, ks, vs, biases = buffers
     q_ready, g_ready, k_ready, k_free, v_ready, v_free = barriers
     STAGES: gl.constexpr = ks.shape[0]
     V_STAGES: gl.constexpr = vs.shape[0]
     BLOCK_N: gl.constexpr = FACTS.block_n
+    BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
     first, batch, head, count, _cut = _keys_of_tile(sizes, GROUPS * ROWS, FACTS)
     shared = head // FACTS.ratio
     for step in range(count):
@@ -92,8 +103,10 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
                 mbarrier.expect(q_ready.index(i), ROWS * FACTS.block_d * 2)
                 load(query, [batch, head, first + i * ROWS, 0], q_ready.index(i), qs.index(i))
         mbarrier.wait(k_free.index(stage), phase)
-        mbarrier.expect(k_ready.index(stage), BLOCK_N * FACTS.block_d * 2)
+        mbarrier.expect(k_ready.index(stage), BLOCK_N * FACTS.block_d * 2 + BIAS_BYTES)
         load(key, [batch, shared, row, 0], k_ready.index(stage), ks.index(stage))
+        if bias is not None:
+            copy_bias(bias, biases, (batch, head, first, row), k_ready.index(stage), stage, STAGES, False)
         if step == 0:
             for i in gl.static_range(GROUPS):
                 mbarrier.expect(g_ready.index(i), ROWS * FACTS.block_v * 2)
@@ -141,7 +154,7 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     those of the next block are waited for.
     """
     which, logarithms, delta = rows
-    qs, gs, ks, vs = buffers
+    qs, gs, ks, vs, biases = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
     step, first, left = numbers
     STAGES: gl.constexpr = ks.shape[0]
@@ -155,7 +168,8 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     wait_for_block(vs, v_ready, step, True)
     grads = _products(grad, v, of_scores)
     scores = warpgroup_mma_wait(1, deps=(scores,))
-    probabilities = gl.exp2(scores * factor - logarithms[:, None])
+    scores, power = biased(scores, biases, step, which, factor, STAGES, False)
+    probabilities = gl.exp2(scores * power - logarithms[:, None])
     # Here, because the assembler does not move what comes after it before the exponentials.
     wait_for_block(ks, k_ready, step + 1, left > 0)
     grads = warpgroup_mma_wait(0, deps=(grads,))
@@ -175,7 +189,7 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
 def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
     """What a group of four warps does: the gradient of the queries of number WHICH of a program."""
     grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides = results
-    qs, gs, ks, _ = buffers
+    qs, gs, ks, _, biases = buffers
     q_ready, g_ready, k_ready, _, _, _ = barriers
     _, _, _, _, queries, keys, diagonal = sizes
     BLOCK_N: gl.constexpr = FACTS.block_n
@@ -187,7 +201,7 @@ def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr,
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, of_rows)
     exists = rows < queries
-    factor = (number * LOG2E).to(gl.float32)
+    factor = (number * LOG2E).to(gl.float32) if biases is None else number.to(gl.float32)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
         ends = gl.minimum(ends, rows + (diagonal + 1))
@@ -224,6 +238,7 @@ def attend_to_queries_warp_specialized(
     key,
     value,
     grad_out,
+    bias,
     grad_query,
     out,
     logsumexp,
@@ -243,7 +258,7 @@ def attend_to_queries_warp_specialized(
     STAGES: gl.constexpr,
     V_STAGES: gl.constexpr,
 ):
-    """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+    """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without packed sequences.
 
     `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
     the sums over a value's elements of the result and its gradient.
@@ -252,6 +267,10 @@ def attend_to_queries_warp_specialized(
     gs = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
     ks = gl.allocate_shared_memory(key.dtype, [STAGES] + key.block_shape, key.layout)
     vs = gl.allocate_shared_memory(value.dtype, [V_STAGES] + value.block_shape, value.layout)
+    biases: gl.constexpr = None
+    if bias is not None:
+        COPIES: gl.constexpr = GROUPS if bias.block_shape[2] == ROWS else 1
+        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * COPIES] + bias.block_shape, bias.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     g_ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -267,7 +286,7 @@ def attend_to_queries_warp_specialized(
     for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(v_free.index(i), count=GROUPS)
-    operands, buffers = (query, key, value, grad_out), (qs, gs, ks, vs)
+    operands, buffers = (query, key, value, grad_out, bias), (qs, gs, ks, vs, biases)
     barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
     results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
@@ -313,13 +332,14 @@ def _block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
 @gluon.jit
 def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     """What one warp does for the gradients of keys and values: copy these once, and all of queries through a ring."""
-    query, key, value, grad_out, sums = operands
-    ks, vs, qs, gs, logarithms, deltas, _shared = buffers
+    query, key, value, grad_out, sums, bias = operands
+    ks, vs, qs, gs, logarithms, deltas, biases, _shared = buffers
     k_ready, v_ready, q_ready, g_ready, free, _, _ = barriers
     _, _, _, _, queries, _, _ = sizes
     SETS: gl.constexpr = ks.shape[0]
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
+    BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2
     row, batch, key_head, first, count, _masked = _queries_of_tile(sizes, SETS * ROWS, FACTS)
     for i in gl.static_range(SETS):
         mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
@@ -335,9 +355,11 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
             begin = _block_of_queries(block, first, count, queries, BLOCK_M)
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = q_ready.index(stage)
-            mbarrier.expect(here, BLOCK_M * (FACTS.block_d * 2 + 4))
+            mbarrier.expect(here, BLOCK_M * (FACTS.block_d * 2 + 4) + BIAS_BYTES)
             load(query, [batch, head, begin, 0], here, qs.index(stage))
             load(sums, [batch, head, 0, begin], here, logarithms.index(stage))
+            if bias is not None:
+                copy_bias(bias, biases, (batch, head, begin, row), here, stage, STAGES, True)
             here = g_ready.index(stage)
             mbarrier.expect(here, BLOCK_M * (FACTS.block_v * 2 + 4))
             load(grad_out, [batch, head, begin, 0], here, gs.index(stage))
@@ -363,7 +385,7 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
     """
     of_key, of_value = totals
     which, begins = rows
-    ks, vs, qs, gs, logarithms, deltas, _ = buffers
+    ks, vs, qs, gs, logarithms, deltas, biases, _ = buffers
     _, _, q_ready, g_ready, free, _, _ = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -377,9 +399,10 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
     mbarrier.wait(g_ready.index(stage), phase)
     grads = _products(v, grad, of_scores)
     scores = warpgroup_mma_wait(1, deps=(scores,))
+    scores, power = biased(scores, biases, step, which, factor, STAGES, True)
     # One row, which all rows of scores take theirs from.
     logarithm = _matrix(logarithms, stage).load(of_scores)
-    probabilities = gl.exp2(scores * factor - logarithm)
+    probabilities = gl.exp2(scores * power - logarithm)
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
@@ -401,7 +424,7 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
 def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
-    ks, vs, _, _, _, _, _ = buffers
+    ks, vs, _, _, _, _, biases, _ = buffers
     k_ready, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -413,7 +436,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     row, batch, head, first, count, masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
-    factor = (number * LOG2E).to(gl.float32)
+    factor = (number * LOG2E).to(gl.float32) if biases is None else number.to(gl.float32)
     of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
     of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
     mbarrier.wait(k_ready.index(WHICH), 0)
@@ -443,7 +466,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
 def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradient of values and what a block of queries adds to it, whose probabilities another group gets."""
     k, begins = rows
-    _, _, qs, gs, logarithms, _, shared = buffers
+    _, _, qs, gs, logarithms, _, _, shared = buffers
     _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -473,7 +496,7 @@ def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MAS
 def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradient of keys and what a block of queries adds to it, whose probabilities another group computes."""
     v, begins = rows
-    _, _, qs, gs, _, deltas, shared = buffers
+    _, _, qs, gs, _, deltas, _, shared = buffers
     _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -501,7 +524,7 @@ def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.co
 @gluon.jit
 def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's values."""
-    ks, vs, _, _, _, _, _ = buffers
+    ks, vs, _, _, _, _, _, _ = buffers
     k_ready, _, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -531,7 +554,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
 @gluon.jit
 def _for_keys_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's keys."""
-    ks, vs, _, _, _, _, _ = buffers
+    ks, vs, _, _, _, _, _, _ = buffers
     _, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -565,6 +588,7 @@ def attend_to_keys_warp_specialized(
     value,
     grad_out,
     sums,
+    bias,
     grad_key,
     grad_value,
     heads,
@@ -579,11 +603,11 @@ def attend_to_keys_warp_specialized(
     APART: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without a bias or packed sequences.
+    """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without packed sequences.
 
     `sums` are what the launch for queries has left there; `heads` are those of the key. Two groups of warps that are
     APART have one the gradient of values and one that of keys of the same rows, for heads and values of one size in
-    powers of two.
+    powers of two, without a bias.
     """
     SETS: gl.constexpr = 1 if APART else GROUPS
     ks = gl.allocate_shared_memory(key.dtype, [SETS] + key.block_shape, key.layout)
@@ -604,7 +628,9 @@ def attend_to_keys_warp_specialized(
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
         mbarrier.init(free.index(i), count=GROUPS)
-    shared, shared_ready, shared_free = None, None, None
+    biases, shared, shared_ready, shared_free = None, None, None, None
+    if bias is not None:
+        biases = gl.allocate_shared_memory(bias.dtype, [STAGES * SETS] + bias.block_shape, bias.layout)
     if APART:
         # A thread's eight columns lie apart from those of rows that are written with it.
         swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
@@ -614,8 +640,8 @@ def attend_to_keys_warp_specialized(
         for i in gl.static_range(2):
             mbarrier.init(shared_ready.index(i), count=1)
             mbarrier.init(shared_free.index(i), count=1)
-    operands = query, key, value, grad_out, sums
-    buffers = ks, vs, qs, gs, logarithms, deltas, shared
+    operands = query, key, value, grad_out, sums, bias
+    buffers = ks, vs, qs, gs, logarithms, deltas, biases, shared
     barriers = k_ready, v_ready, q_ready, g_ready, free, shared_ready, shared_free
     results = grad_key, grad_value
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
@@ -643,7 +669,10 @@ def attend_to_keys_warp_specialized(
 
 def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
     """Whether these are the kernels for a problem, on a device that has what they need."""
-    return take(problem, (problem.query, problem.key, problem.value, grad_out, *grads))
+    sizes = block_sizes(problem)
+    return take(problem, (problem.query, problem.key, problem.value, grad_out, *grads)) and (
+        problem.bias is None or max(sizes) in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS
+    )
 
 
 def _of_sums(sums: torch.Tensor, queries: int, rows: int) -> TensorDescriptor:
@@ -669,7 +698,8 @@ def attention_backward(
 ) -> None:
     """As `backward.attention_backward`, of a problem that these kernels take."""
     block_d, block_v = block_sizes(problem)
-    tiles = table.warp_specialized_backward(block_d, block_v)
+    bias = problem.bias
+    tiles = table.warp_specialized_backward(block_d, block_v, bias is not None)
     if tiles.key.apart:
         block_d = block_v = max(block_d, block_v)
     query, key, value = problem.query, problem.key, problem.value
@@ -687,6 +717,7 @@ def attention_backward(
         descriptor(key, tile.block, block_d),
         descriptor(value, tile.block, block_v),
         descriptor(grad_out, ROWS.value, block_v),
+        None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
         descriptor(grad_query, ROWS.value, block_d),
         *(out, logsumexp, sums),
         out_strides=out.stride(),
@@ -712,6 +743,7 @@ def attention_backward(
         descriptor(value, ROWS.value, block_v),
         descriptor(grad_out, tile.block, block_v),
         _of_sums(sums, queries, tile.block),
+        None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         descriptor(grad_key, ROWS.value, block_d),
         descriptor(grad_value, ROWS.value, block_v),
         heads=shared,
