@@ -290,6 +290,24 @@ def test_elements_by_their_rank(dtype, nan, way, device):
             assert torch.equal(getattr(torch, name)(x).nan_to_num(99), expected.nan_to_num(99))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, device):
+    """Of rows that a program holds, several of short ones, and by the first digits as by the last."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
+    for shape in ((5, 151), (2, 1030)):
+        x = values(dtype, *shape, device=device)
+        if dtype is torch.int64:
+            x[::2] = torch.randint(-(2**62), 2**62, x[::2].shape, device=device)
+        for name, arguments in (("kthvalue", (7, 1)), ("kthvalue", (151, 1)), ("median", (1,)), ("nanmedian", (1,))):
+            overload = name if name == "kthvalue" else f"{name}.dim"
+            expected = getattr(torch, name)(x, *arguments)
+            with tritonite.use_gems(include=overload, faster_only=False):
+                result = getattr(torch, name)(x, *arguments)
+            assert torch.equal(result.values.nan_to_num(99), expected.values.nan_to_num(99))
+            assert identical(result.values, x.gather(1, result.indices[:, None])[:, 0])
+            assert served(overload)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool], ids=str)
 def test_the_most_frequent(dtype, way, device):
     x = values(dtype, 3, 150, device=device)
