@@ -499,14 +499,14 @@ def sort_long_rows(
     routes = empty((passes, n_rows), torch.int32, x.device)
     source = words(x)
     rows = Rows((x,), dim)
-    parts = -(-blocks // _COUNTED)
+    parts = -(-n // (_BLOCK * _COUNTED))
     _count_digits[(n_rows * parts,)](
         *(totals, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
         PASSES=passes,
         COUNTED=_COUNTED,
         KEYS=keys,
         INDEX=rows.index,
-        **facts,
+        **_threads(_BLOCK, _EACH),
     )
     _plan_passes[(n_rows,)](routes, totals, n_rows, n, PASSES=passes, num_warps=8)
     shape = (min(2, passes - 1), n_rows, n)
