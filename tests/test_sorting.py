@@ -137,32 +137,57 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
 
 @libentry()
 @triton.jit
-def _move_by_nibble(x, places, shift, passes, KEYS: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
+def _move_by_digit(x, places, shift, valid, KEYS: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
     word, place = (), ()
     for k in tl.static_range(EACH):
-        place = place + (tl.arange(0, THREADS) + k * THREADS,)
+        place = place + (radix._place(k, THREADS, EACH),)
         word = word + (tl.load(x + place[k]),)
-    moved, from_place = radix._sort_striped(word, place, shift, passes, KEYS)
+    moved, from_place = radix._sort_by_one_digit(word, place, shift, valid, KEYS)
     for k in tl.static_range(EACH):
         tl.store(x + place[k], moved[k])
         tl.store(places + place[k], from_place[k])
 
 
-@pytest.mark.parametrize("each", [1, 4, 8, 16])
+@pytest.mark.parametrize("each", [1, 4, 5, 16])
+@pytest.mark.parametrize("threads", [32, 128])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("shift, passes", [(0, 1), (8, 1), (8, 2), (28, 1)])
-def test_a_program_sorts_by_some_bits(each, dtype, shift, passes, device):
-    """Also where all of a thread's elements have the same ones, which is the most that a counter is asked for."""
-    threads = 4 if devices.current.interpreted else 64
+@pytest.mark.parametrize("shift", [0, 8, 24])
+def test_a_program_sorts_by_a_digit(each, threads, dtype, shift, device):
+    """Also where all elements have the same one, and where the last of them are none."""
     n = threads * each
     every = torch.randint(-(2**31), 2**31, (n,), device=device).to(dtype)
     for x in (every, torch.full_like(every, 7), torch.arange(n, device=device).to(dtype) << shift):
-        bits = (x.to(torch.int64) + (2**31 if dtype is torch.int32 else 0)) >> shift & (16**passes - 1)
-        expected = bits.sort(stable=True).indices
-        moved, places = x.clone(), torch.empty(n, dtype=torch.int32, device=device)
-        facts = {"KEYS": Keys.of(dtype), "THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32)}
-        _move_by_nibble[(1,)](moved, places, shift, passes, **facts)
-        assert torch.equal(places, expected.to(torch.int32)) and torch.equal(moved, x[expected])
+        for valid in (n, n - 9):
+            digits = (x[:valid].to(torch.int64) + (2**31 if dtype is torch.int32 else 0)) >> shift & 255
+            expected = digits.sort(stable=True).indices
+            moved, places = x.clone(), torch.empty(n, dtype=torch.int32, device=device)
+            facts = {"KEYS": Keys.of(dtype), "THREADS": threads, "EACH": each, "num_warps": threads // 32}
+            _move_by_digit[(1,)](moved, places, shift, valid, **facts)
+            assert torch.equal(places[:valid], expected.to(torch.int32))
+            assert torch.equal(places[valid:], torch.arange(valid, n, device=device, dtype=torch.int32))
+            assert torch.equal(moved, x[places.long()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int16], ids=str)
+@pytest.mark.parametrize("digits", [(), (0,), (1,), (0, 1), (0, 1, 2, 3), (2,), (0, 2)], ids=str)
+def test_digits_that_all_elements_share(digits, dtype, monkeypatch, device):
+    """Whose passes move nothing, in some rows and not in others."""
+    monkeypatch.setattr(radix, "_BLOCK", 64)
+    x = torch.zeros(3, 150, dtype=torch.int64, device=device)
+    for digit in digits:
+        x |= torch.randint(0, 120, x.shape, device=device) << 8 * digit
+    x[1] = 300
+    x[2, 70:] = 2**20
+    x = x.to(torch.int32).view(torch.float32) if dtype is torch.float32 else x.to(dtype)
+    expected = torch.sort(x, stable=True)
+    given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
+    for ordered, numbers, numbered in ((1, 1, None), (1, 0, None), (0, 1, None), (1, 1, given), (0, 1, given)):
+        into = torch.full((150, 3), 5, device=device).to(dtype).t() if ordered else None
+        indices = torch.full(x.shape, 5, device=device) if numbers else None
+        radix.sort_long_rows(x, 1, Keys.of(dtype), into, indices, numbered)
+        assert into is None or torch.equal(into, expected.values)
+        wanted = expected.indices if numbered is None else given.gather(1, expected.indices).long()
+        assert indices is None or torch.equal(indices, wanted)
 
 
 @pytest.mark.parametrize("n, way", [(128, "network"), (129, "held"), (511, "held"), (8192, "held"), (8193, "long")])
@@ -263,6 +288,24 @@ def test_elements_by_their_rank(dtype, nan, way, device):
         expected = getattr(torch, name)(x)
         with tritonite.use_gems(include=f"{name}.default"):
             assert torch.equal(getattr(torch, name)(x).nan_to_num(99), expected.nan_to_num(99))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, device):
+    """Of rows that a program holds, several of short ones, and by the first digits as by the last."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
+    for shape in ((5, 151), (2, 1030)):
+        x = values(dtype, *shape, device=device)
+        if dtype is torch.int64:
+            x[::2] = torch.randint(-(2**62), 2**62, x[::2].shape, device=device)
+        for name, arguments in (("kthvalue", (7, 1)), ("kthvalue", (151, 1)), ("median", (1,)), ("nanmedian", (1,))):
+            overload = name if name == "kthvalue" else f"{name}.dim"
+            expected = getattr(torch, name)(x, *arguments)
+            with tritonite.use_gems(include=overload, faster_only=False):
+                result = getattr(torch, name)(x, *arguments)
+            assert torch.equal(result.values.nan_to_num(99), expected.values.nan_to_num(99))
+            assert identical(result.values, x.gather(1, result.indices[:, None])[:, 0])
+            assert served(overload)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool], ids=str)

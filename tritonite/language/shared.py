@@ -1,12 +1,12 @@
-"""A program's own room in shared memory, where its threads add to each other's numbers: in NVIDIA's assembly.
+"""A program's own room in shared memory, where its threads reach each other's numbers: in NVIDIA's assembly.
 
-Triton has no such thing but `tl.histogram`, which counts each bin in each thread. Between what is written and what is
-read there has to be a `tl.debug_barrier()`. In the interpreter a program's room is an array.
+Triton has no stores to places of shared memory, and of counting only `tl.histogram`, which counts each bin in each
+thread. Between what is written and what is read there has to be a `tl.debug_barrier()`. In the interpreter a program's
+room is an array.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from triton.runtime.interpreter import TensorHandle
 ROOM = 40 * 1024
 _PTX = {tl.int32: ("u32", "r"), tl.int64: ("u64", "l"), tl.float32: ("f32", "f"), tl.float64: ("f64", "d")}
 _DTYPES = {tl.int32: np.int32, tl.int64: np.int64, tl.float32: np.float32, tl.float64: np.float64}
-_of_thread = threading.local()
+# What `number` matches: this many of a place's last bits, 5 of which are as many as the lanes of a warp have.
+_MATCHED, _OF_LANES = 8, 5
 
 
 @triton.constexpr_function
@@ -50,6 +51,32 @@ def _loads(dtype: Any) -> str:
 @triton.constexpr_function
 def _constraints(dtype: Any, loads: bool) -> str:
     return f"={_PTX[dtype][1]},r" if loads else f"=r,r,{_PTX[dtype][1]}"
+
+
+def _number_in_order() -> str:
+    """Each lane's number among those of its place: how many have been there, and how many lanes before it are.
+
+    Which lanes have the same place is asked for bit by bit. A lane keeps which lanes have the place whose last bits are
+    its own number, and which those whose first bits are; two shuffles fetch what other lanes keep.
+    """
+    text = ["{ .reg .pred set; .reg .b32 vote, last, first, at;", "mov.b32 last, -1; mov.b32 first, -1;"]
+    for bit in range(_MATCHED):
+        kept, lane_bit = ("last", bit) if bit < _OF_LANES else ("first", bit - _OF_LANES)
+        text.append(f"and.b32 vote, $1, {1 << bit}; setp.ne.b32 set, vote, 0; vote.sync.ballot.b32 vote, set, -1;")
+        # Those whose bit is the lane's.
+        text.append(f"lop3.b32 {kept}, {kept}, vote, ${4 + lane_bit}, 0x90;")
+    text += [
+        "shfl.sync.idx.b32 last, last, $1, 31, -1;",
+        f"shr.u32 at, $1, {_OF_LANES}; shfl.sync.idx.b32 first, first, at, 31, -1;",
+        "and.b32 last, last, first; mad.lo.u32 at, $1, 4, $2; ld.shared.u32 vote, [at];",
+        "popc.b32 first, last; add.u32 first, first, vote;",
+        "and.b32 last, last, $3; popc.b32 last, last; add.u32 $0, last, vote;",
+        "bar.warp.sync -1; st.shared.u32 [at], first; bar.warp.sync -1; }",
+    ]
+    return "\n".join(text)
+
+
+_NUMBERS = tl.constexpr(_number_in_order())
 
 
 @triton.jit
@@ -85,26 +112,50 @@ def _get(room, place, like):
     )
 
 
+@triton.jit
+def _number(room, place):
+    lane = tl.arange(0, place.shape[0]) & 31
+    return tl.inline_asm_elementwise(
+        _NUMBERS,
+        "=&r,r,r,r,r,r,r,r,r",
+        [place, room, (1 << lane) - 1, -(lane & 1), -(lane >> 1 & 1), -(lane >> 2 & 1), -(lane >> 3 & 1), -(lane >> 4)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 def _room_in_interpreter(COUNT: Any, DTYPE: Any) -> Any:
     # Of numbers that nobody has put there.
-    _of_thread.room = np.full((int(COUNT),), 77, _DTYPES[DTYPE])
+    return np.full((int(COUNT),), 77, _DTYPES[DTYPE])
 
 
 def _put_in_interpreter(room: Any, place: Any, value: Any) -> None:
-    _of_thread.room[place.handle.data] = value.handle.data
+    room[place.handle.data] = value.handle.data
 
 
 def _add_in_interpreter(room: Any, place: Any, value: Any) -> None:
-    np.add.at(_of_thread.room, place.handle.data, value.handle.data)
+    np.add.at(room, place.handle.data, value.handle.data)
 
 
 def _get_in_interpreter(room: Any, place: Any, like: Any) -> Any:
-    return tl.tensor(TensorHandle(_of_thread.room[place.handle.data], like.dtype), like.type)
+    return tl.tensor(TensorHandle(room[place.handle.data].astype(_DTYPES[like.dtype]), like.dtype), like.type)
+
+
+def _number_in_interpreter(room: Any, place: Any) -> Any:
+    places = place.handle.data
+    earlier = np.tril(places[:, None] == places[None, :], -1).sum(axis=1)
+    numbers = (room[places] + earlier).astype(np.int32)
+    np.add.at(room, places, 1)
+    return tl.tensor(TensorHandle(numbers, tl.int32), place.type)
 
 
 # `room(COUNT, DTYPE)` is where so many numbers are, of int32, int64, float32 or float64. `put` and `add` take it, a
-# block of places in it, of int32, and one of numbers; `get` takes a block like the one that it returns.
+# block of places in it, of int32, and one of numbers; `get` takes a block like the one that it returns. `number` counts
+# at places, of int32: it returns what was there and adds 1, for one thread of a warp after the other. It takes a block
+# of one place for each thread, those of a warp different in their last 8 bits alone, and of no other warp's.
 room = _room_in_interpreter if knobs.runtime.interpret else _room
 put = _put_in_interpreter if knobs.runtime.interpret else _put
 add = _add_in_interpreter if knobs.runtime.interpret else _add
 get = _get_in_interpreter if knobs.runtime.interpret else _get
+number = _number_in_interpreter if knobs.runtime.interpret else _number

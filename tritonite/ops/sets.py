@@ -35,7 +35,8 @@ def _unique(self, inverse, counts):
     _decline_if_slower(not (inverse or counts) or self.dtype.itemsize == 8)
     x = self.reshape(-1)
     ordered = empty(x.shape, x.dtype, x.device)
-    order = empty(x.shape, torch.int64, x.device) if inverse else None
+    # Rows as long as int32 has no numbers for are not sorted.
+    order = empty(x.shape, torch.int32, x.device) if inverse else None
     sort_into(x, 0, False, ordered, order)
     return _of_runs(self, ordered, order, inverse, counts)
 

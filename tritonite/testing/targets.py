@@ -50,7 +50,12 @@ TARGETS = {
 }
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 # Kernels in NVIDIA's assembly, unless a device has none.
-_IN_ASSEMBLY = (histogram._count.jit, search._search_from_shared.jit, select._count_digit.jit)
+_IN_ASSEMBLY = (
+    histogram._count.jit,
+    search._search_from_shared.jit,
+    select._count_digit.jit,
+    select._select_held.jit,
+)
 _STATICS = {"approximate": ("none", "tanh"), "rounding_mode": (None, "trunc", "floor")}
 
 

@@ -24,17 +24,16 @@ class Sorting(NamedTuple):
 
     `network`: the longest row that is sorted in registers by a network. Each doubling of a row adds a round of
       comparisons to it, and none to a sort by digits, of which there are as many for rows of any length.
-    `held_registers` and `long_registers`: how many registers a thread may have where a program holds a row, and where
-      several share one, so that a multiprocessor has several programs, of which others work while one waits.
+    `registers`: how many a thread may have, so that a multiprocessor has several programs, of which others work while
+      one waits, and threads keep what they rank.
     """
 
     network: int
-    held_registers: int
-    long_registers: int
+    registers: int
     slower: Slower = Slower()
 
 
-_NVIDIA = Sorting(network=128, held_registers=80, long_registers=128)
+_NVIDIA = Sorting(network=128, registers=128)
 
 SORTING: dict[str, Sorting] = {
     # On an H200: 0.70 to 0.82 of CUB's speed for 2^24 and 2^28 elements, 0.56 to 0.92 for 2,048 of 128,256, 0.62 for

@@ -1,14 +1,15 @@
-"""Rows sorted digit by digit, the last digit first.
+"""Rows sorted digit by digit, of 8 bits, the last digit first.
 
-A program ranks its elements by 4 bits at a time. How many of each of 16 digits a thread has seen are 16 counters in one
-word, and how many the threads before it have, four in each of four words, of which prefix sums are taken (Satish,
-Harris and Garland 2009, "Designing efficient sorting algorithms for manycore GPUs"). The elements then change places
-through shared memory. That is all for rows that a program holds.
+A program ranks its elements by a digit: the lanes of a warp ask each other which have the same one, and count it with
+those that came before, by counters of each warp's own in shared memory. Sums of them over digits and warps are where
+each begins. The elements then change places through shared memory. That is all for rows that a program holds.
 
-Of longer rows all digits of 8 bits are counted in one pass. Then there is one pass for each digit, in which a program
-sorts a block by it and learns from the blocks before its own how many of each digit have come before, while those still
-work (Adinets and Merrill 2022, "Onesweep", with the decoupled look-back of Merrill and Garland 2016). Programs take
-tickets, so that those before a program's own have begun, whatever order the device starts them in.
+Of longer rows all digits are counted in one pass. Then there is one pass for each digit, in which a program sorts a
+block by it and learns from the blocks before its own how many of each digit have come before, while those still work
+(Adinets and Merrill 2022, "Onesweep", with the decoupled look-back of Merrill and Garland 2016). Programs take tickets,
+so that those before a program's own have begun, whatever order the device starts them in. A digit that all elements of
+a row share, as the first ones of small integers are, has a pass that moves nothing: each pass learns from what has been
+counted between which buffers it moves a row, if at all.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
-from tritonite.engine.sorting.keys import Keys, Rows, digit_of, ordered, words
-from tritonite.engine.sorting.shared import count, exchange, look_up, sums_before
+from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
 from tritonite.errors import Decline
 from tritonite.language.places import strided_offset
+from tritonite.language.shared import add, get, number, put, room
 from tritonite.launch import libentry
 from tritonite.tune.sorting import SORTING
 
-# Elements of a program and of each of its threads, and how many blocks of them one that counts takes.
-_BLOCK = 4096
+# The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
+# digits would have; those of a thread where several programs share a row, and where they have 64 bits, as many as there
+# are registers for; how many blocks of them a program that counts takes.
 _EACH = 4 if devices.current.interpreted else 16
+_BLOCK = 4096
+_SHARED_EACH, _WIDE_EACH = (4, 4) if devices.current.interpreted else (24, 20)
 _COUNTED = 8
 # The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
 _HELD = 32 * 1024
-# A word's four counters, each of them once.
-_EVERY = tl.constexpr(0x0001000100010001)
-# The digits that there are, and those of elements that there are not.
 _DIGITS = tl.constexpr(256)
 # The words that the counter of tickets has for itself, so that it shares no cache line with counts.
 _COUNTER = 32
@@ -73,7 +74,7 @@ def counted_before(counts, block, own):
     Each class is looked for by itself, in several blocks at a time, as far as their programs have left word.
     """
     CLASSES: tl.constexpr = own.shape[0]
-    AT_ONCE: tl.constexpr = 4 if CLASSES > 32 else 16
+    AT_ONCE: tl.constexpr = 8 if CLASSES > 32 else 16
     classes = tl.arange(0, CLASSES)
     before = tl.zeros((CLASSES,), tl.int32)
     if block > 0:
@@ -97,81 +98,106 @@ def counted_before(counts, block, own):
 
 
 @triton.jit
-def positions_by_nibble(nibbles):
-    """Where elements in blocked order belong by 4 bits of theirs, those of equal bits in their order."""
-    EACH: tl.constexpr = len(nibbles)
-    seen = tl.zeros(nibbles[0].shape, tl.int64)
-    one = seen + 1
-    # Of 4 bits too, and all together in as many registers as one takes.
-    among = seen
-    for k in tl.static_range(EACH):
-        shift = (nibbles[k] * 4).to(tl.int64)
-        among |= ((seen >> shift) & 15) << (4 * k)
-        # A counter has no place for a 16th.
-        if k + 1 < EACH:
-            seen += one << shift
-    last = nibbles[EACH - 1]
-    last_field = one << ((last & 3) * 16).to(tl.int64)
-    words = ()
-    for w in tl.static_range(4):
-        fields = (seen >> (16 * w)) & 0xFFFF
-        fields = (fields | (fields << 24)) & 0x000000FF000000FF
-        fields = (fields | (fields << 12)) & 0x000F000F000F000F
-        words = words + (fields + tl.where((last >> 2) == w, last_field, 0),)
-    before, totals = sums_before(words)
-    smaller = seen - seen
-    starts = ()
-    for w in tl.static_range(4):
-        # Each counter and those below it.
-        upto = totals[w] * _EVERY
-        starts = starts + (before[w] + (upto << 16) + smaller,)
-        smaller += ((upto >> 48) & 0xFFFF) * _EVERY
-    positions = ()
-    for k in tl.static_range(EACH):
-        low = tl.where((nibbles[k] & 4) != 0, starts[1], starts[0])
-        high = tl.where((nibbles[k] & 4) != 0, starts[3], starts[2])
-        word = tl.where((nibbles[k] & 8) != 0, high, low)
-        start = ((word >> ((nibbles[k] & 3) * 16).to(tl.int64)) & 0xFFFF).to(tl.int32)
-        positions = positions + (start + ((among >> (4 * k)) & 15).to(tl.int32),)
-    return positions
+def _place(k, THREADS: tl.constexpr, EACH: tl.constexpr):
+    """The places of the threads' k-th elements in a block: each warp has a part of it, and lanes' are neighbours."""
+    LANES: tl.constexpr = min(32, THREADS)
+    thread = tl.arange(0, THREADS)
+    return (thread // LANES * (LANES * EACH) + thread % LANES) + k * LANES
 
 
 @triton.jit
-def _load_striped(source, begin, step, n, FILL: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
+def _load(source, begin, step, n, THREADS: tl.constexpr, EACH: tl.constexpr):
     """A program's elements of a row from `begin` on, as int64 where they have 64 bits and else as int32."""
-    lane = tl.arange(0, THREADS)
     found = ()
     for k in tl.static_range(EACH):
-        place = begin + k * THREADS + lane
-        word = tl.load(source + place * step, mask=place < n, other=FILL)
+        place = begin + _place(k, THREADS, EACH)
+        word = tl.load(source + place * step, mask=place < n, other=0)
         found = found + (word if word.dtype.primitive_bitwidth == 64 else word.to(tl.int32),)
     return found
 
 
 @triton.jit
-def _digits_of(words, shift, KEYS: tl.constexpr, BITS: tl.constexpr):
-    """Those of a program's elements, of so many bits of their keys from `shift` on."""
+def _digits_of(words, shift, valid, KEYS: tl.constexpr):
+    """Those of a program's elements, of 8 bits of their keys from `shift` on.
+
+    From place `valid` on there are no elements: they have the last digit, and stay behind all others by being there.
+    """
+    EACH: tl.constexpr = len(words)
+    THREADS: tl.constexpr = words[0].shape[0]
     found = ()
-    for k in tl.static_range(len(words)):
-        found = found + (digit_of(ordered(words[k], KEYS), shift, KEYS, BITS),)
+    for k in tl.static_range(EACH):
+        digit = digit_of(words[k], shift, KEYS)
+        found = found + (tl.where(_place(k, THREADS, EACH) < valid, digit, 255),)
     return found
 
 
 @triton.jit
-def _sort_striped(words, numbers, shift, passes, KEYS: tl.constexpr):
-    """A program's elements, and numbers beside them, in order of so many times 4 bits of their keys from `shift` on."""
-    EACH: tl.constexpr = len(words)
+def _own_room(words):
+    """Where a program's elements change places, and before that each warp has its counters."""
     THREADS: tl.constexpr = words[0].shape[0]
-    lane = tl.arange(0, THREADS)
+    return room(max(len(words) * THREADS, (THREADS + 31) // 32 * 256), words[0].dtype)
+
+
+@triton.jit
+def positions_by_digit(counters, digits):
+    """(where a program's elements belong in order of their digits, those of equal ones as they are; how many of each).
+
+    Each warp numbers its own elements of each digit, by counters of its own.
+    """
+    EACH: tl.constexpr = len(digits)
+    THREADS: tl.constexpr = digits[0].shape[0]
+    LANES: tl.constexpr = min(32, THREADS)
+    WARPS: tl.constexpr = THREADS // LANES
+    every = tl.arange(0, _DIGITS)
+    none = tl.zeros((_DIGITS,), tl.int32)
+    tl.debug_barrier()
+    for w in tl.static_range(WARPS):
+        put(counters, every + w * _DIGITS, none)
+    tl.debug_barrier()
+    own = tl.arange(0, THREADS) // LANES * _DIGITS
+    numbers = ()
+    for k in tl.static_range(EACH):
+        numbers = numbers + (number(counters, own + digits[k]),)
+    tl.debug_barrier()
+    counts = ()
+    total = none
+    for w in tl.static_range(WARPS):
+        counts = counts + (get(counters, every + w * _DIGITS, none),)
+        total += counts[w]
+    # Where each warp's elements of a digit begin.
+    start = tl.cumsum(total, axis=0) - total
+    tl.debug_barrier()
+    for w in tl.static_range(WARPS):
+        put(counters, every + w * _DIGITS, start)
+        start += counts[w]
+    tl.debug_barrier()
     positions = ()
     for k in tl.static_range(EACH):
-        positions = positions + (lane + k * THREADS,)
-    # All exchanges are one, so that they have one buffer: the first is for blocked order, the last for striped.
-    for i in range(passes + 1):
-        words, numbers = exchange(words, numbers, positions, i == passes)
-        if i < passes:
-            positions = positions_by_nibble(_digits_of(words, shift + 4 * i, KEYS, 4))
-    return words, numbers
+        positions = positions + (numbers[k] + get(counters, own + digits[k], numbers[k]),)
+    return positions, total
+
+
+@triton.jit
+def _exchange(buffer, elements, positions):
+    """Elements moved to positions, each of which there is once."""
+    EACH: tl.constexpr = len(elements)
+    THREADS: tl.constexpr = positions[0].shape[0]
+    tl.debug_barrier()
+    for k in tl.static_range(EACH):
+        put(buffer, positions[k], elements[k])
+    tl.debug_barrier()
+    found = ()
+    for k in tl.static_range(EACH):
+        found = found + (get(buffer, _place(k, THREADS, EACH), elements[k]),)
+    return found
+
+
+@triton.jit
+def _sort_by_one_digit(words, numbers, shift, valid, KEYS: tl.constexpr):
+    """A program's elements, and numbers beside them, in order of 8 bits of their keys."""
+    own = _own_room(words)
+    positions, _ = positions_by_digit(own, _digits_of(words, shift, valid, KEYS))
+    return _exchange(own, words, positions), _exchange(own, numbers, positions)
 
 
 @libentry()
@@ -187,7 +213,6 @@ def _sort_held(
     n,
     limit,
     passes,
-    LAST: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
@@ -196,23 +221,24 @@ def _sort_held(
     """A program sorts its row and writes the first `limit` elements, and the places or numbers `given` of them."""
     row = tl.program_id(0).to(INDEX)
     begin = tl.zeros((), INDEX)
-    word = _load_striped(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, LAST, THREADS, EACH)
-    number = ()
+    word = _load(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
+    beside = ()
     if len(given) > 0:
-        number = _load_striped(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, 0, THREADS, EACH)
+        beside = _load(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, THREADS, EACH)
     elif len(indices) > 0:
         for k in tl.static_range(EACH):
-            number = number + (tl.arange(0, THREADS) + k * THREADS,)
-    word, number = _sort_striped(word, number, 0, passes, KEYS)
+            beside = beside + (_place(k, THREADS, EACH),)
+    for i in range(passes):
+        word, beside = _sort_by_one_digit(word, beside, 8 * i, n, KEYS)
     for k in tl.static_range(EACH):
-        place = begin + k * THREADS + tl.arange(0, THREADS)
+        place = begin + _place(k, THREADS, EACH)
         mask = place < limit
         if len(values) > 0:
             pointers = values[0] + strided_offset(row, shape, strides[1]) + place * steps[1]
             tl.store(pointers, word[k].to(values[0].dtype.element_ty), mask=mask)
         if len(indices) > 0:
             pointers = indices[0] + strided_offset(row, shape, strides[2]) + place * steps[2]
-            tl.store(pointers, number[k].to(indices[0].dtype.element_ty), mask=mask)
+            tl.store(pointers, beside[k].to(indices[0].dtype.element_ty), mask=mask)
 
 
 @libentry()
@@ -228,7 +254,6 @@ def _count_digits(
     blocks,
     PASSES: tl.constexpr,
     COUNTED: tl.constexpr,
-    LAST: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
@@ -239,31 +264,73 @@ def _count_digits(
     begin = (tl.program_id(0) % blocks).to(INDEX) * (THREADS * EACH * COUNTED)
     source = words + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
-    found = ()
-    for _ in tl.static_range(PASSES):
-        found = found + (tl.zeros((_DIGITS,), tl.int32),)
-    for j in range(COUNTED):
-        word = _load_striped(source, begin + j * (THREADS * EACH), step, n, LAST, THREADS, EACH)
-        counted = ()
-        for i in tl.static_range(PASSES):
-            counted = counted + (found[i] + count(_digits_of(word, 8 * i, KEYS, 8), _DIGITS),)
-        found = counted
-    # What stands for elements that there are not has been counted too.
-    absent = tl.maximum(begin + THREADS * EACH * COUNTED - n, 0).to(tl.int32)
+    # The last is for elements that there are not.
+    own = room(PASSES * _DIGITS + 1, tl.int32)
     for i in tl.static_range(PASSES):
-        last = digit_of(ordered(tl.full((_DIGITS,), LAST, words.dtype.element_ty), KEYS), 8 * i, KEYS)
-        own = found[i] - tl.where(digits == last, absent, 0)
-        tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, own, mask=own > 0, sem="relaxed")
+        put(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
+    tl.debug_barrier()
+    one = tl.full((THREADS,), 1, tl.int32)
+    for j in range(COUNTED):
+        first = begin + j * (THREADS * EACH)
+        word = _load(source, first, step, n, THREADS, EACH)
+        for k in tl.static_range(EACH):
+            inside = first + _place(k, THREADS, EACH) < n
+            for i in tl.static_range(PASSES):
+                digit = digit_of(word[k], 8 * i, KEYS) + i * _DIGITS
+                add(own, tl.where(inside, digit, one * _DIGITS * PASSES), one)
+    tl.debug_barrier()
+    for i in tl.static_range(PASSES):
+        found = get(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
+        tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, found, mask=found > 0, sem="relaxed")
+
+
+# What a pass has to do for a row: nothing, or to move it, from the input or into the result if it is the first or last
+# to do so; else from and into either of two buffers.
+_MOVES = tl.constexpr(1)
+_FIRST = tl.constexpr(2)
+_FINAL = tl.constexpr(4)
+_SECOND = tl.constexpr(8)
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "blocks", "limit", "shift"])
+@triton.jit(do_not_specialize=["n_rows", "n"])
+def _plan_passes(routes, totals, n_rows, n, PASSES: tl.constexpr):
+    """A program finds where the digits of its row begin, from how many of each there are, and what passes have to do.
+
+    A pass by a digit that all elements share would move nothing. One pass does, to write the result.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    digits = tl.arange(0, _DIGITS)
+    moves = ()
+    left = 0
+    for i in tl.static_range(PASSES):
+        pointers = totals + (i * n_rows + row) * _DIGITS + digits
+        total = tl.load(pointers)
+        tl.store(pointers, tl.cumsum(total, axis=0) - total)
+        moves = moves + ((tl.max(total, axis=0) < n).to(tl.int32),)
+        left += moves[i]
+    alone = tl.where(left == 0, 1, 0)
+    left += alone
+    first = 1
+    for i in tl.static_range(PASSES):
+        move = moves[i] | (alone if i == 0 else 0)
+        route = _MOVES | first * _FIRST | tl.where(left == 1, _FINAL, 0) | (left & 1) * _SECOND
+        tl.store(routes + i * n_rows + row, tl.where(move != 0, route, 0))
+        first = tl.where(move != 0, 0, first)
+        left -= move
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n", "blocks", "limit", "shift", "apart"])
 def _sort_by_digit(
     values,
     indices,
     words,
     given,
-    totals,
+    buffers,
+    buffered,
+    starts,
+    routes,
     scratch,
     shape,
     strides,
@@ -272,57 +339,79 @@ def _sort_by_digit(
     blocks,
     limit,
     shift,
+    apart: tl.int64,
     COUNTER: tl.constexpr,
-    LAST: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program moves a block of its row to where its digits begin, in order, as far as that is below `limit`."""
-    BLOCK: tl.constexpr = THREADS * EACH
+    """A program moves a block of its row to where its digits begin, in order, if the row's route has this pass move it.
+
+    Of `buffers` for elements, and those `buffered` beside them, there are two, so many elements `apart`. Into the
+    result it moves what is below `limit`.
+    """
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
-    digits = tl.arange(0, _DIGITS)
-    begin = block.to(INDEX) * BLOCK
-    word = _load_striped(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, LAST, THREADS, EACH)
-    number = ()
-    if len(given) > 0:
-        number = _load_striped(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, 0, THREADS, EACH)
-    elif len(indices) > 0:
-        for k in tl.static_range(EACH):
-            number = number + (tl.arange(0, THREADS) + (block * BLOCK + k * THREADS),)
-    own = count(_digits_of(word, shift, KEYS, 8), _DIGITS)
-    counts = scratch + COUNTER + row * blocks * _DIGITS
-    leave_word(counts, block, own)
-    word, number = _sort_striped(word, number, shift, 2, KEYS)
-    before = counted_before(counts, block, own)
-    total = tl.load(totals + row * _DIGITS + digits)
-    start = tl.cumsum(total, axis=0) - total + before - (tl.cumsum(own, axis=0) - own)
-    # What stands for elements that there are not is the last of its digit.
-    last = digit_of(ordered(tl.full((_DIGITS,), LAST, words.dtype.element_ty), KEYS), shift, KEYS)
-    absent = tl.maximum(begin + BLOCK - n, 0).to(tl.int32)
-    beyond = tl.sum(tl.where(digits <= last, own, 0), axis=0)
-    starts = look_up(start, _digits_of(word, shift, KEYS, 8))
-    for k in tl.static_range(EACH):
-        lane = tl.arange(0, THREADS) + k * THREADS
-        target = starts[k] + lane
-        mask = ((lane < beyond - absent) | (lane >= beyond)) & (target < limit)
-        target = target.to(INDEX)
-        if len(values) > 0:
-            pointers = values[0] + strided_offset(row, shape, strides[1]) + target * steps[1]
-            tl.store(pointers, word[k].to(values[0].dtype.element_ty), mask=mask)
+    route = tl.load(routes + row)
+    if route != 0:
+        first, final = (route & _FIRST) != 0, (route & _FINAL) != 0
+        other = tl.where((route & _SECOND) != 0, apart, 0)
+        begin = block * (THREADS * EACH)
+        valid = tl.minimum(n - begin, THREADS * EACH)
+        own_row = row.to(tl.int64) * n
+        # The buffers change roles: what one pass wrote the next one reads.
+        source = tl.where(first, words + strided_offset(row, shape, strides[0]), buffers + own_row + (apart - other))
+        step = tl.where(first, steps[0], 1)
+        word = _load(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+        exchanged = _own_room(word)
+        positions, own = positions_by_digit(exchanged, _digits_of(word, shift, valid, KEYS))
+        counts = scratch + COUNTER + row.to(tl.int64) * blocks * _DIGITS
+        leave_word(counts, block, own)
+        word = _exchange(exchanged, word, positions)
+        # Read no sooner, so that threads need fewer registers, and multiprocessors have more programs.
+        beside = ()
         if len(indices) > 0:
-            pointers = indices[0] + strided_offset(row, shape, strides[2]) + target * steps[2]
-            tl.store(pointers, number[k].to(indices[0].dtype.element_ty), mask=mask)
+            source = buffered + own_row + (apart - other)
+            if len(given) > 0:
+                source = tl.where(first, given[0] + strided_offset(row, shape, strides[3]), source)
+                step = tl.where(first, steps[3], 1)
+                beside = _load(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+            else:
+                for k in tl.static_range(EACH):
+                    place = begin + _place(k, THREADS, EACH)
+                    mask = (place < n) & (first == 0)
+                    beside = beside + (tl.load(source + place, mask=mask, other=place),)
+            beside = _exchange(exchanged, beside, positions)
+        before = counted_before(counts, block, own)
+        digits = tl.arange(0, _DIGITS)
+        start = tl.load(starts + row.to(tl.int64) * _DIGITS + digits) + before - (tl.cumsum(own, axis=0) - own)
+        table = room(_DIGITS, tl.int32)
+        put(table, digits, start)
+        tl.debug_barrier()
+        target, inside, step = buffers + own_row + other, first | True, tl.full((), 1, INDEX)
+        if len(values) > 0:
+            target = tl.where(final, values[0] + strided_offset(row, shape, strides[1]), target)
+            step = tl.where(final, steps[1], 1).to(INDEX)
+        else:
+            inside = final == 0
+        most = tl.where(final, limit, n)
+        for k in tl.static_range(EACH):
+            place = _place(k, THREADS, EACH)
+            moved = place + get(table, digit_of(word[k], shift, KEYS), place)
+            mask = (place < valid) & (moved < most)
+            tl.store(target + moved.to(INDEX) * step, word[k].to(words.dtype.element_ty), mask=mask & inside)
+            if len(indices) > 0:
+                tl.store(buffered + own_row + other + moved, beside[k], mask=mask & (final == 0))
+                pointers = indices[0] + strided_offset(row, shape, strides[2]) + moved.to(INDEX) * steps[2]
+                tl.store(pointers, beside[k].to(indices[0].dtype.element_ty), mask=mask & final)
 
 
-def _threads(elements: int, registers: int, digits: int = 1) -> dict[str, int]:
-    """The threads that have so many elements of a row, and as many elements each as they can rank."""
+def _threads(elements: int, each: int) -> dict[str, int]:
+    """The threads that have so many elements of a row, and how many each has, no more than it can rank."""
     device = devices.current
-    threads = max(1 if device.interpreted else max(32, digits), elements // _EACH)
-    each = min(_EACH, max(1, elements // threads))
-    options = {"maxnreg": registers} if device.ptx else {}
+    threads = max(1 if device.interpreted else 32, elements // each)
+    options = {"maxnreg": SORTING[device.kind].registers} if device.ptx else {}
     return {"THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32), **options}
 
 
@@ -346,17 +435,16 @@ def sort_held_rows(
     any_target = values if values is not None else indices
     assert any_target is not None
     operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
-    rows = Rows(operands, dim)
+    rows, length = Rows(operands, dim), power_of_2(x.shape[dim])
     _sort_held[(rows.n_rows,)](
         () if values is None else (words(values),),
         () if indices is None else (indices,),
         words(x),
         () if given is None or indices is None else (given,),
-        *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.bits // 4),
-        LAST=keys.last_word,
+        *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.passes),
         KEYS=keys,
         INDEX=rows.index,
-        **_threads(power_of_2(x.shape[dim]), SORTING[devices.current.kind].held_registers),
+        **_threads(length, min(_EACH, max(1, length // 32))),
     )
 
 
@@ -398,47 +486,44 @@ def sort_long_rows(
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
     check_length(n)
-    threads = _threads(_BLOCK, SORTING[devices.current.kind].long_registers, _DIGITS.value)
-    blocks = -(-n // (threads["THREADS"] * threads["EACH"]))
+    any_target = values if values is not None else indices
+    assert any_target is not None
+    each = _WIDE_EACH if keys.bits == 64 else _SHARED_EACH
+    facts = _threads(_BLOCK // _EACH * each, each)
+    blocks = -(-n // (facts["THREADS"] * facts["EACH"]))
     passes = keys.passes if passes is None else passes
-    each = _COUNTER + n_rows * blocks * _DIGITS.value
+    apart = _COUNTER + n_rows * blocks * _DIGITS.value
     totals_of_all = passes * n_rows * _DIGITS.value
-    scratch = zeros((totals_of_all + passes * each,), torch.int32, x.device)
+    scratch = zeros((totals_of_all + passes * apart,), torch.int32, x.device)
     totals, scratch = scratch[:totals_of_all], scratch[totals_of_all:]
+    routes = empty((passes, n_rows), torch.int32, x.device)
+    source = words(x)
     rows = Rows((x,), dim)
-    parts = -(-blocks // _COUNTED)
-    facts = {"KEYS": keys, "LAST": keys.last_word, **threads}
+    parts = -(-n // (_BLOCK * _COUNTED))
     _count_digits[(n_rows * parts,)](
-        *(totals, words(x), rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
+        *(totals, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
         PASSES=passes,
         COUNTED=_COUNTED,
+        KEYS=keys,
         INDEX=rows.index,
-        **facts,
+        **_threads(_BLOCK, _EACH),
     )
-    shape = [*x.shape[:dim], *x.shape[dim + 1 :], n]
-    source, numbers = words(x), given
+    _plan_passes[(n_rows,)](routes, totals, n_rows, n, PASSES=passes, num_warps=8)
+    shape = (min(2, passes - 1), n_rows, n)
+    buffers = empty(shape, source.dtype, x.device)
+    buffered = empty(shape if indices is not None else (0,), torch.int32, x.device)
+    operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
+    rows = Rows(operands, dim)
     for i in range(passes):
-        last = i == passes - 1
-        if last:
-            into, numbered = None if values is None else words(values), indices
-        else:
-            into = empty(shape, source.dtype, x.device).movedim(-1, dim)
-            numbered = None if indices is None else empty(shape, torch.int32, x.device).movedim(-1, dim)
-        any_target = into if into is not None else numbered
-        assert any_target is not None
-        operands = (source, any_target, any_target if numbered is None else numbered)
-        rows = Rows((*operands, source if numbers is None else numbers), dim)
         _sort_by_digit[(n_rows * blocks,)](
-            () if into is None else (into,),
-            () if numbered is None else (numbered,),
+            () if values is None else (words(values),),
+            () if indices is None else (indices,),
             source,
-            () if numbers is None or numbered is None else (numbers,),
-            *(totals[i * n_rows * _DIGITS.value :], scratch[i * each :]),
-            *(rows.shape, rows.strides, rows.steps, n, blocks, any_target.shape[dim], 8 * i),
+            () if given is None or indices is None else (given,),
+            *(buffers, buffered, totals[i * n_rows * _DIGITS.value :], routes[i], scratch[i * apart :]),
+            *(rows.shape, rows.strides, rows.steps, n, blocks, any_target.shape[dim], 8 * i, n_rows * n),
             COUNTER=_COUNTER,
+            KEYS=keys,
             INDEX=rows.index,
             **facts,
         )
-        if not last:
-            assert into is not None
-            source, numbers = into, numbered

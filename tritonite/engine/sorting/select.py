@@ -38,6 +38,45 @@ def _warps() -> int:
     return min(_WARPS, max(1, _BLOCK // 32))
 
 
+@triton.jit
+def _key_by_digits(key, mask, rank, KEYS: tl.constexpr):
+    """What `key_of_rank` returns, found by digits of 8 bits that are counted in shared memory, the first digit first.
+
+    That takes as many rounds as a key has bytes and not bits.
+    """
+    ROWS: tl.constexpr = key.shape[0]
+    BINS: tl.constexpr = ROWS * 256
+    row = tl.arange(0, ROWS)
+    digits = tl.arange(0, 256)
+    bins = tl.arange(0, BINS)
+    key = _unsigned(key, KEYS)
+    found = tl.zeros((ROWS,), tl.int64)
+    left = rank
+    # The last is for what is not counted.
+    own = room(BINS + 1, tl.int32)
+    for i in tl.static_range(KEYS.bits // 8):
+        tl.debug_barrier()
+        put(own, bins, tl.zeros_like(bins))
+        tl.debug_barrier()
+        counted = mask
+        if i > 0:
+            counted = mask & ((key >> (KEYS.bits - 8 * i)) == found.to(key.dtype)[:, None])
+        bin = row[:, None] * 256 + ((key >> (KEYS.bits - 8 - 8 * i)) & 255).to(tl.int32)
+        add(own, tl.where(counted, bin, BINS), tl.zeros_like(bin) + 1)
+        tl.debug_barrier()
+        count = get(own, bins, tl.zeros_like(bins))
+        # In two dimensions the sums of one row are made by few threads.
+        if ROWS == 1:
+            digit = tl.sum((tl.cumsum(count, axis=0) <= left).to(tl.int32), axis=0)
+            left -= tl.sum(tl.where(digits < digit, count, 0), axis=0)
+        else:
+            count = tl.reshape(count, (ROWS, 256))
+            digit = tl.sum((tl.cumsum(count, axis=1) <= left[:, None]).to(tl.int32), axis=1)
+            left -= tl.sum(tl.where(digits[None, :] < digit[:, None], count, 0), axis=1)
+        found = (found << 8) | digit
+    return with_sign(found, KEYS)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n_rows", "n", "rank"])
 def _select_held(
@@ -52,6 +91,7 @@ def _select_held(
     rank,
     MODE: tl.constexpr,
     KEYS: tl.constexpr,
+    SHARED: tl.constexpr,
     INDEX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -66,7 +106,11 @@ def _select_held(
     nans = tl.zeros((ROWS,), tl.int32)
     if MODE != 0 and KEYS.infinity > 0:
         nans = tl.sum((mask & (key == 2 ** (KEYS.bits - 1) - 1)).to(tl.int32), axis=1)
-    found = key_of_rank(key, mask, wanted_rank(n, nans, rank, MODE))
+    rank = wanted_rank(n, nans, rank, MODE)
+    if SHARED:
+        found = _key_by_digits(key, mask, rank, KEYS).to(key.dtype)
+    else:
+        found = key_of_rank(key, mask, rank)
     place = tl.min(tl.where(mask & (key == found[:, None]), column[None, :], n), axis=1)
     word = tl.load(words + source + place.to(INDEX) * step, mask=rows, other=0)
     tl.store(values + strided_offset(row, shape, strides[1]), word, mask=rows)
@@ -317,16 +361,20 @@ def _select_of_held_rows(
     rows = Rows((x, values, values if indices is None else indices), dim)
     columns = power_of_2(x.shape[dim])
     each = min(max(1, 1024 // columns), power_of_2(rows.n_rows))
+    shared = devices.current.ptx and keys.bits == 64
     _select_held[(-(-rows.n_rows // each),)](
         words(values),
         () if indices is None else (indices,),
         *(words(x), rows.shape, rows.strides, rows.steps[0], rows.n_rows, x.shape[dim], rank),
         MODE=mode,
         KEYS=keys,
+        # Of keys of 32 bits half as many rounds, of fewer instructions, cost less than counting.
+        SHARED=shared,
         INDEX=rows.index,
         ROWS=each,
         COLUMNS=columns,
-        num_warps=topk.warps_for(each * columns, keys),
+        # Of more threads than there are digits several would add up the same.
+        num_warps=min(8 if shared else 16, topk.warps_for(each * columns, keys)),
     )
 
 
