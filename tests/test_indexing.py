@@ -1,11 +1,18 @@
 """What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
 
+import importlib
+
 import pytest
 import torch
 from conftest import calls_through
 
 import tritonite
 from tritonite.engine.indexing import segments
+from tritonite.errors import Decline
+
+conditional, indexing, scatter = (
+    importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "indexing", "scatter")
+)
 
 
 @pytest.fixture
@@ -316,3 +323,36 @@ def test_halves_beside_others(device, dtype):
         expected = torch.zeros(x.numel(), device=device).scatter_add_(0, index, torch.ones(81, device=device))
         assert torch.equal(x.float(), expected)
         assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())
+
+
+def test_places_of_no_elements_are_atens(device):
+    """ATen raises for some of them, and looks at none of others."""
+    x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
+    source, wide = torch.ones(6, 5, device=device), torch.zeros(6, 5, dtype=torch.int64, device=device)
+    for host, arguments in (
+        (scatter.index_fill, (x, 1, index, 2.0)),
+        (scatter.index_fill, (x, -1, index, torch.ones((), device=device))),
+        (scatter.index_copy, (x, 1, index, source)),
+        (scatter.index_add, (x, 1, index, source)),
+        (scatter.index_reduce, (x, 1, index, source, "prod")),
+        (scatter.scatter, (x, 1, wide, source)),
+        (scatter.scatter_add, (x, 1, wide, source)),
+        (scatter.put, (x, index, source[0])),
+        (scatter.index_put, (x, [None, index], source[0, 0])),
+        (indexing.gather, (x, 1, wide)),
+        (indexing.take, (x, index)),
+        (indexing.index_select, (x, 1, index)),
+        (indexing.index, (x, [None, index])),
+    ):
+        with pytest.raises(Decline, match="no elements|another dtype or size"):
+            host(*arguments)
+
+
+def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
+    monkeypatch.setattr(conditional, "_ON_CPU", False)
+    x = torch.ones((), dtype=torch.bfloat16, device=device)
+    for bounds in ((float("nan"), None), (None, float("nan"))):
+        with pytest.raises(Decline):
+            conditional._check_bounds(x, *bounds)
+    conditional._check_bounds(x, float("nan"), 1.0)
+    conditional._check_bounds(x, 0.5, None)

@@ -82,6 +82,8 @@ def check_gathered(self: torch.Tensor, dim: int, index: torch.Tensor) -> int:
     if index.numel():
         if max(self.dim(), 1) != max(index.dim(), 1):
             raise Decline("an index of another number of dimensions")
+        if not self.numel():
+            raise Decline("an index into no elements")
         if any(d != found and size > self.shape[d] for d, size in enumerate(index.shape) if self.dim()):
             raise Decline("an index that is longer than the tensor")
     return found

@@ -135,8 +135,6 @@ def _scattered(self, dim, index, source=None, in_order=False):
     dim = check_gathered(self, dim, index)
     if not in_order:
         refuse_if_deterministic()
-    if index.numel() and not self.numel():
-        raise Decline("an index into no elements")
     if source is not None:
         _check_source(self, index, source)
     return Places(index, dim, tuple(index.shape), index.stride())
@@ -272,6 +270,8 @@ def _along(self, dim, index, source=None, accepts=INDEX_DTYPES, in_order=False):
     if index.dim() > 1:
         raise Decline("an index that is no vector")
     count = index.numel()
+    if count and self.dim() and not self.shape[dim]:
+        raise Decline("an index into no elements")
     shape = (*self.shape[:dim], count, *self.shape[dim + 1 :]) if self.dim() else ()
     if not self.dim() and count != 1:
         raise Decline("several indices into a tensor without dimensions")
