@@ -264,6 +264,8 @@ class Drawer:
             return [self._tensor() for _ in range(self._pick((0, 1, 2, 3)))]
         if kind == "List[Optional[Tensor]":
             return [None if self._chance(0.3) else self._tensor() for _ in range(self._pick((1, 1, 2, 3)))]
+        if kind == "List[float]":
+            return [float(self._pick((0.0, 1.0, -1.5, 3.0))) for _ in range(self._pick((0, 2, 4)))]
         if kind == "List[number]":
             return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
         if kind == "Generator":
@@ -273,6 +275,8 @@ class Drawer:
     def _from_sample(self) -> Call | None:
         """A sample of the family, some of its arguments changed."""
         found = _samples(self.op.overload, self.dtype if self.dtype in _DTYPES else torch.float32)
+        if not found and self.unchecked:
+            found = _samples(self.op.overload, torch.float32)
         if not found:
             return None
         sample = self._pick(found)

@@ -42,7 +42,7 @@ def _with_distributions(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {
         name: _positive(arguments[name])
         for name in ("self", "count")
-        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].is_floating_point()
+        if facts.real(arguments.get(name)) and arguments[name].is_floating_point()
     }
 
 
