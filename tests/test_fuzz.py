@@ -5,9 +5,8 @@ import torch
 
 import tritonite
 from tritonite.dispatch.override import select
-from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one
+from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference
-from tritonite.testing.fuzz import run
 from tritonite.testing.fuzz.run import _Worker
 
 
@@ -87,7 +86,7 @@ def ended(whose, alone=False):
 
 @pytest.mark.parametrize(("whose", "ours"), [("tritonite", True), ("aten", False)])
 def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
-    worker, tally = ended(whose, alone=not whose == "tritonite"), Tally()
+    worker, tally = ended(whose, alone=whose != "tritonite"), Tally()
     finding = worker.stopped("crash", tally)
     assert (finding is not None) is ours and len(tally.aten_crashes) == (not ours)
 

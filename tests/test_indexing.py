@@ -344,8 +344,17 @@ def test_places_of_no_elements_are_atens(device):
         (indexing.index_select, (x, 1, index)),
         (indexing.index, (x, [None, index])),
     ):
-        with pytest.raises(Decline, match="no elements|another dtype or size"):
+        with pytest.raises(Decline, match=r"no elements|another dtype or size"):
             host(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkeypatch, device):
+    monkeypatch.setattr(indexing, "_ON_CPU", False)
+    x, places = torch.zeros(3, dtype=dtype, device=device), [torch.zeros(1, dtype=torch.int64, device=device)]
+    for host, more in ((indexing.index, ()), (indexing.unsafe_index, ()), (scatter.index_put, (x[0],))):
+        with pytest.raises(Decline, match="refuses on GPUs"):
+            host(x, places, *more)
 
 
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):

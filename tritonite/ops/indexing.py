@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.catalog import operator
 from tritonite.dispatch.call import empty, empty_strided, read
-from tritonite.dtypes import BITS, WITH_COMPLEX
+from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.places import (
     IN_RANGE_OF_BOTH_SIGNS,
@@ -209,8 +209,15 @@ def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: A
     return outs
 
 
+def refuse_unsigned(self: torch.Tensor) -> None:
+    """Decline dtypes that ATen's kernels for several indices lack on GPUs."""
+    if not _ON_CPU and self.dtype in UNSIGNED:
+        raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
+
+
 @operator("index", accepts=BITS)
 def index(self, indices, outs=()):
+    refuse_unsigned(self)
     mask = only_mask(self, indices)
     if mask is not None and not outs:
         return _masked(self, mask)
@@ -219,4 +226,5 @@ def index(self, indices, outs=()):
 
 @operator("_unsafe_index", accepts=BITS)
 def unsafe_index(self, indices, outs=()):
+    refuse_unsigned(self)
     return _indexed(self, indices, outs)

@@ -38,6 +38,7 @@ from tritonite.ops.indexing import (
     check_index,
     only_dimension,
     only_mask,
+    refuse_unsigned,
     without_dimension,
 )
 
@@ -392,6 +393,7 @@ def _filled_under(self, mask, values, accumulate, outs):
 @operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=BITS)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
     """Sums are added up in order, as ATen's are."""
+    refuse_unsigned(self)
     mask = only_mask(self, indices)
     if mask is not None:
         return _filled_under(self, mask, values, accumulate, outs)

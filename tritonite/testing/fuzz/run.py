@@ -86,7 +86,7 @@ def fuzz(
 class _Worker:
     """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do.
 
-    Where ATen ended the process of a call, the next one begins with ATen's answer to it `alone`: what a kernel before it
+    Where ATen ended the process of a call, the next one begins with ATen's answer to it `alone`: what kernels before it
     had left could have ended it as well. Until then ATen is `accused`.
     """
 

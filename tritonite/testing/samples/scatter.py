@@ -111,7 +111,7 @@ def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
         return drawn
     try:
         several = bool((_written(drawn) > 1).any())
-    except (IndexError, NotImplementedError, RuntimeError):
-        # What ATen refuses on a CPU it may take on a GPU.
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):
+        # What is none of its arguments is refused, and what ATen refuses on a CPU it may take on a GPU.
         several = devices.current.type != "cpu"
     return drawn | {name: source.flatten()[:1].expand(source.numel()).reshape(source.shape)} if several else drawn
