@@ -765,7 +765,7 @@ def rrelu_with_noise_backward(grad_output, self, noise, lower, upper, training, 
     if training:
         return mul.run((noise, grad_output), outs)
     slope = (float(lower) + float(upper)) / 2
-    if self_is_result and slope < 0:
+    if self_is_result and not slope >= 0:
         raise Decline("negative slope with the result kept")
     return leaky_relu_backward.run((self, grad_output, slope), outs)
 

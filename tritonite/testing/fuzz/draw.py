@@ -46,6 +46,8 @@ _UNCHECKED = (
     "tril.out",
     "triu.out",
 )
+# Overloads whose kernels in ATen write beyond outputs that are smaller than results.
+_UNRESIZED = ("rrelu_with_noise.out",)
 
 
 class Call(NamedTuple):
@@ -348,7 +350,9 @@ class Drawer:
                 shape, dtype = tuple(results[i].shape), results[i].dtype
             dtype = dtype if self.unchecked or self._chance(0.75) else self._any_dtype()
             way = self.random.random()
-            if way < 0.25 or self.unchecked:
+            if self.op.overload in _UNRESIZED:
+                outs[name] = self._tensor(tuple(like.shape), like.dtype).to(self.device)
+            elif way < 0.25 or self.unchecked:
                 outs[name] = torch.empty(0, dtype=dtype, device=self.device)
             elif way < 0.75:
                 outs[name] = self._tensor(shape, dtype)

@@ -51,6 +51,19 @@ def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensor
     return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
 
 
+@facts.drawn("_standard_gamma_grad", "_dirichlet_grad")
+def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Next to the poles of negative ones all is roundoff."""
+    name = "alpha" if "alpha" in arguments else "self"
+    one, total = arguments[name], arguments.get("total")
+    if not (facts.real(one) and one.is_floating_point() and bool((one < 0).any())):
+        return arguments
+    given = arguments | {name: one.abs()}
+    if facts.real(total) and total.dtype is one.dtype and total.shape == one.shape:
+        given["total"] = torch.where(total < given[name], given[name] + total.abs(), total)
+    return given
+
+
 @facts.operands("_dirichlet_grad")
 def _beta(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     """A share, a concentration, and the sum of that and another."""
