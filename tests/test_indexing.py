@@ -353,8 +353,22 @@ def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkey
     monkeypatch.setattr(indexing, "_ON_CPU", False)
     x, places = torch.zeros(3, dtype=dtype, device=device), [torch.zeros(1, dtype=torch.int64, device=device)]
     for host, more in ((indexing.index, ()), (indexing.unsafe_index, ()), (scatter.index_put, (x[0],))):
-        with pytest.raises(Decline, match="refuses on GPUs"):
+        with pytest.raises(Decline, match="dtype"):
             host(x, places, *more)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
+@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
+def test_dtypes_of_images_are_atens(name, dtype, device):
+    """Which it takes on GPUs alone."""
+    x = torch.zeros(1, 4, 2, 2, device=device).to(dtype)
+    function = getattr(torch.ops.aten, name)
+    with tritonite.use_gems(include=name, faster_only=False):
+        if device == "cpu":
+            with pytest.raises(NotImplementedError):
+                function(x, 2)
+        else:
+            assert function(x, 2).dtype is dtype
 
 
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):

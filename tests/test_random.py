@@ -479,6 +479,14 @@ def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device
                 _ATEN.rrelu_with_noise_backward(x, x, x, lower, 1.0, False, True)
 
 
+def test_unsigned_integers_of_64_bits_without_an_end_are_atens_to_refuse(device):
+    x = torch.zeros(3, dtype=torch.uint64, device=device)
+    with tritonite.use_gems(include="random_.from", faster_only=False):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                _ATEN.random_(x, 3, None)
+
+
 def permutation(n, state):
     """ATen's, by its keys, sorted and shuffled where they are equal."""
     seed, offset = state

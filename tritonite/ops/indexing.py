@@ -209,15 +209,15 @@ def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: A
     return outs
 
 
-def refuse_unsigned(self: torch.Tensor) -> None:
-    """Decline dtypes that ATen's kernels for several indices lack on GPUs."""
+def _refuse_unsigned(self):
+    """Decline dtypes that ATen's kernel for several indices lacks on GPUs."""
     if not _ON_CPU and self.dtype in UNSIGNED:
         raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
 
 
 @operator("index", accepts=BITS)
 def index(self, indices, outs=()):
-    refuse_unsigned(self)
+    _refuse_unsigned(self)
     mask = only_mask(self, indices)
     if mask is not None and not outs:
         return _masked(self, mask)
@@ -226,5 +226,5 @@ def index(self, indices, outs=()):
 
 @operator("_unsafe_index", accepts=BITS)
 def unsafe_index(self, indices, outs=()):
-    refuse_unsigned(self)
+    _refuse_unsigned(self)
     return _indexed(self, indices, outs)

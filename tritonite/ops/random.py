@@ -488,6 +488,8 @@ def _draw_integers(out, begin, end, generator):
         least = -_largest(dtype) if dtype in _DIGITS else torch.iinfo(dtype).min
     largest = min(_largest(dtype), 2**63 - 1)
     last = largest if end is None else end - 1
+    if end is None and dtype is torch.uint64:
+        raise Decline("a largest integer that ATen takes for -1 and refuses")
     if type(begin) is not int or not least <= begin <= last <= largest:
         raise Decline("ends that are no range of the dtype")
     if dtype in UNSIGNED:

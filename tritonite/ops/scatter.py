@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
-from tritonite.dtypes import ALL, BITS, FLOATS, WITH_COMPLEX
+from tritonite.dtypes import ALL, BITS, FLOATS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.places import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
@@ -38,7 +38,6 @@ from tritonite.ops.indexing import (
     check_index,
     only_dimension,
     only_mask,
-    refuse_unsigned,
     without_dimension,
 )
 
@@ -390,10 +389,13 @@ def _filled_under(self, mask, values, accumulate, outs):
     return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
 
 
-@operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=BITS)
+# All but unsigned integers, which ATen refuses.
+_PUT = tuple([dtype for dtype in BITS if dtype not in UNSIGNED])
+
+
+@operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=_PUT)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
     """Sums are added up in order, as ATen's are."""
-    refuse_unsigned(self)
     mask = only_mask(self, indices)
     if mask is not None:
         return _filled_under(self, mask, values, accumulate, outs)
@@ -404,7 +406,7 @@ def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
         raise Decline("values of another dtype, or of more dimensions")
     if broadcast_shape([indexed.shape, values.shape]) != indexed.shape:
         raise Decline("values that do not broadcast")
-    accepts = WITH_COMPLEX if accumulate else BITS
+    accepts = WITH_COMPLEX if accumulate else _PUT
     out = destination(self, (values, *(i.tensor for i in indexed.indices)), outs, accepts, like=True)
     if out is not self:
         indexed = Indexed(out, indices)
