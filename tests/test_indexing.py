@@ -357,6 +357,25 @@ def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkey
             host(x, places, *more)
 
 
+def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
+    index, wide = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 2, device=device)
+    calls = [
+        lambda dtype=dtype: torch.index_select(wide[0].to(dtype), 0, index) for dtype in (torch.uint16, torch.uint64)
+    ]
+    calls.append(lambda: torch.block_diag(wide.to(torch.uint16), wide.to(torch.uint32)))
+    for call in calls:
+        try:
+            expected = call()
+        except (NotImplementedError, RuntimeError) as error:
+            expected = type(error)
+        with tritonite.use_gems(include=["index_select", "block_diag"], faster_only=False):
+            if isinstance(expected, type):
+                with pytest.raises(expected):
+                    call()
+            else:
+                assert torch.equal(call(), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
 def test_dtypes_of_images_are_atens(name, dtype, device):

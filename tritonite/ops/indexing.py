@@ -66,6 +66,8 @@ def index_select(self, dim, index, outs=()):
     dim = only_dimension(dim, self.dim())
     if index.dim() > 1 or not (self.dim() or index.numel() == 1):
         raise Decline("an index that is no vector")
+    if _ON_CPU and self.dim() < 2 and self.dtype in UNSIGNED:
+        raise Decline(f"one dimension of dtype {self.dtype}, which ATen has not on CPUs")
     if not self.dim():
         outs = outputs((self, index), [()], [self.dtype], outs, accepts=BITS)
         check_index(index)
