@@ -55,7 +55,8 @@ def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensor
 def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
     """Next to the poles of negative ones all is roundoff."""
     name = "alpha" if "alpha" in arguments else "self"
-    one, total = arguments[name], arguments.get("total")
+    one: Any = arguments[name]
+    total: Any = arguments.get("total")
     if not (facts.real(one) and one.is_floating_point() and bool((one < 0).any())):
         return arguments
     given = arguments | {name: one.abs()}
