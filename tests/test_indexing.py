@@ -325,6 +325,18 @@ def test_halves_beside_others(device, dtype):
         assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("initial", [0.0, -0.0, None])
+def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(reduce, initial, device):
+    x, offsets = torch.tensor([-0.0, -0.0, 0.0, -0.0], device=device), torch.tensor([0, 0, 2, 4], device=device)
+    expected = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True, initial=initial)
+    with tritonite.use_gems(include="segment_reduce", faster_only=False):
+        found = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True, initial=initial)
+    assert _served("segment_reduce")
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
+
+
 def test_places_of_no_elements_are_atens(device):
     """ATen raises for some of them, and looks at none of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
