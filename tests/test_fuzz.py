@@ -5,7 +5,7 @@ import torch
 
 import tritonite
 from tritonite.dispatch.override import select
-from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one
+from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference
 from tritonite.testing.fuzz.run import _Worker
 
@@ -95,13 +95,68 @@ def test_one_call_is_checked_by_its_number():
     assert fuzz_one("add.Tensor", 1, 2) is None
 
 
-@pytest.mark.parametrize(("whose", "ours"), [("tritonite", True), ("aten", False)])
-def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
-    worker, tally = _Worker.__new__(_Worker), Tally()
+def ended(whose, alone=False):
+    """A worker whose process has ended in the middle of a call."""
+    worker = _Worker.__new__(_Worker)
     worker.seed, worker.at, worker.ended = 1, ("neg", 5, "neg(...)", whose), False
     worker.process = type("Process", (), {"exitcode": -11})
+    worker.alone, worker.accused = alone, False
+    return worker
+
+
+@pytest.mark.parametrize(("whose", "ours"), [("tritonite", True), ("aten", False)])
+def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
+    worker, tally = ended(whose, alone=whose != "tritonite"), Tally()
     finding = worker.stopped("crash", tally)
     assert (finding is not None) is ours and len(tally.aten_crashes) == (not ours)
+
+
+def test_aten_is_asked_again_alone_before_it_is_held_to_have_ended_a_process():
+    worker, tally = ended("aten"), Tally()
+    assert worker.stopped("crash", tally) is None and worker.accused and not tally.aten_crashes
+
+
+class Said:
+    """A connection that keeps what a process says."""
+
+    def __init__(self):
+        self.all = []
+
+    def send(self, told):
+        self.all.append(told)
+
+    def findings(self):
+        return [value for kind, value in self.all if kind == "finding"]
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """One turn of a process, in this one."""
+    monkeypatch.setattr(run.os, "dup2", lambda *_: None)
+    monkeypatch.setenv("TRITONITE_NATIVE", "1")
+    threads = torch.get_num_threads()
+
+    def turn(name, alone=False):
+        said = Said()
+        run._work(said, [name], 3, 0, 1, 1, 0, alone)
+        return said
+
+    yield turn
+    torch.set_num_threads(threads)
+
+
+def test_a_call_that_ends_a_process_only_after_others_is_a_finding(work):
+    said = work("neg", alone=True)
+    assert [finding.kind for finding in said.findings()] == ["crash"] and ("alone", None) in said.all
+    assert all(value[-1] == "aten" for kind, value in said.all if kind == "at")
+
+
+def test_an_error_of_the_fuzzer_is_a_finding(work, monkeypatch):
+    def draw(*_):
+        raise NotImplementedError("an argument of type Dict")
+
+    monkeypatch.setattr(run, "draw", draw)
+    assert [finding.kind for finding in work("neg").findings()] == ["fuzzer"]
 
 
 def test_a_short_run_finds_nothing():

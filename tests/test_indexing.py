@@ -1,6 +1,7 @@
 """What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
 
 import dataclasses
+import importlib
 import itertools
 
 import pytest
@@ -10,6 +11,11 @@ from conftest import calls_through
 import tritonite
 from tritonite import devices
 from tritonite.engine.indexing import compact, read, segments
+from tritonite.errors import Decline
+
+conditional, indexing, scatter = (
+    importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "indexing", "scatter")
+)
 
 
 @pytest.fixture
@@ -385,3 +391,90 @@ def test_halves_beside_others(device, dtype):
         expected = torch.zeros(x.numel(), device=device).scatter_add_(0, index, torch.ones(81, device=device))
         assert torch.equal(x.float(), expected)
         assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("initial", [0.0, -0.0, None])
+def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(reduce, initial, device):
+    x, offsets = torch.tensor([-0.0, -0.0, 0.0, -0.0], device=device), torch.tensor([0, 0, 2, 4], device=device)
+    expected = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True, initial=initial)
+    with tritonite.use_gems(include="segment_reduce", faster_only=False):
+        found = torch.segment_reduce(x, reduce, offsets=offsets, unsafe=True, initial=initial)
+    assert _served("segment_reduce")
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
+
+
+def test_places_of_no_elements_are_atens(device):
+    """ATen raises for some of them, and looks at none of others."""
+    x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
+    source, wide = torch.ones(6, 5, device=device), torch.zeros(6, 5, dtype=torch.int64, device=device)
+    for host, arguments in (
+        (scatter.index_fill, (x, 1, index, 2.0)),
+        (scatter.index_fill, (x, -1, index, torch.ones((), device=device))),
+        (scatter.index_copy, (x, 1, index, source)),
+        (scatter.index_add, (x, 1, index, source)),
+        (scatter.index_reduce, (x, 1, index, source, "prod")),
+        (scatter.scatter, (x, 1, wide, source)),
+        (scatter.scatter_add, (x, 1, wide, source)),
+        (scatter.put, (x, index, source[0])),
+        (scatter.index_put, (x, [None, index], source[0, 0])),
+        (indexing.gather, (x, 1, wide)),
+        (indexing.take, (x, index)),
+        (indexing.index_select, (x, 1, index)),
+        (indexing.index, (x, [None, index])),
+    ):
+        with pytest.raises(Decline, match=r"no elements|another dtype or size"):
+            host(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkeypatch, device):
+    monkeypatch.setattr(indexing, "_ON_CPU", False)
+    x, places = torch.zeros(3, dtype=dtype, device=device), [torch.zeros(1, dtype=torch.int64, device=device)]
+    for host, more in ((indexing.index, ()), (indexing.unsafe_index, ()), (scatter.index_put, (x[0],))):
+        with pytest.raises(Decline, match="dtype"):
+            host(x, places, *more)
+
+
+def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
+    index, wide = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 2, device=device)
+    calls = [
+        lambda dtype=dtype: torch.index_select(wide[0].to(dtype), 0, index) for dtype in (torch.uint16, torch.uint64)
+    ]
+    calls.append(lambda: torch.block_diag(wide.to(torch.uint16), wide.to(torch.uint32)))
+    for call in calls:
+        try:
+            expected = call()
+        except (NotImplementedError, RuntimeError) as error:
+            expected = type(error)
+        with tritonite.use_gems(include=["index_select", "block_diag"], faster_only=False):
+            if isinstance(expected, type):
+                with pytest.raises(expected):
+                    call()
+            else:
+                assert torch.equal(call(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
+@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
+def test_dtypes_of_images_are_atens(name, dtype, device):
+    """Which it takes on GPUs alone."""
+    x = torch.zeros(1, 4, 2, 2, device=device).to(dtype)
+    function = getattr(torch.ops.aten, name)
+    with tritonite.use_gems(include=name, faster_only=False):
+        if device == "cpu":
+            with pytest.raises(NotImplementedError):
+                function(x, 2)
+        else:
+            assert function(x, 2).dtype is dtype
+
+
+def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
+    monkeypatch.setattr(conditional, "_ON_CPU", False)
+    x = torch.ones((), dtype=torch.bfloat16, device=device)
+    for bounds in ((float("nan"), None), (None, float("nan"))):
+        with pytest.raises(Decline):
+            conditional._check_bounds(x, *bounds)
+    conditional._check_bounds(x, float("nan"), 1.0)
+    conditional._check_bounds(x, 0.5, None)

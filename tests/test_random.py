@@ -491,6 +491,22 @@ def test_leaky_slopes_are_uniform_numbers(dtype, state):
         torch.testing.assert_close(still, torch.nn.functional.leaky_relu(x, slope))
 
 
+def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device):
+    x = torch.ones(3, device=device)
+    with tritonite.use_gems(include="rrelu_with_noise_backward", faster_only=False):
+        for lower in (float("nan"), -5.0):
+            with pytest.raises(RuntimeError, match="negative slope"):
+                _ATEN.rrelu_with_noise_backward(x, x, x, lower, 1.0, False, True)
+
+
+def test_unsigned_integers_of_64_bits_without_an_end_are_atens_to_refuse(device):
+    x = torch.zeros(3, dtype=torch.uint64, device=device)
+    with tritonite.use_gems(include="random_.from", faster_only=False):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                _ATEN.random_(x, 3, None)
+
+
 def permutation(n, state):
     """ATen's, by its keys, sorted and shuffled where they are equal."""
     seed, offset = state

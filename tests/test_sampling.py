@@ -541,3 +541,15 @@ def _agree(name, dtype, a, b):
     else:
         # Of half types many ratios are equal, of which ATen says not which it takes.
         assert (a != b).double().mean() <= 0.5
+
+
+def test_zeros_of_gradients_have_atens_sign(device):
+    """Where ATen's series gives nan it has 0, and the other sign of it by the second concentration."""
+    x = torch.tensor([0.5277, 0.75, 0.0, -0.0, 0.9], dtype=torch.float64, device=device)
+    alpha = torch.tensor([float("inf"), float("inf"), 2.0, 2.0, 1.0], dtype=torch.float64, device=device)
+    total = torch.tensor([0.5648, 1.0, 3.0, 3.0, 1.0], dtype=torch.float64, device=device)
+    expected = torch._dirichlet_grad(x, alpha, total)
+    assert expected[:2].eq(0).all() and expected[:2].signbit().all()
+    with tritonite.use_gems(include="_dirichlet_grad", faster_only=False):
+        found = torch._dirichlet_grad(x, alpha, total)
+    assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())

@@ -380,6 +380,16 @@ def test_a_range_that_is_not_finite_raises(path, device):
                 assert torch.histc(x, 4).tolist() == [1, 0, 1, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_integers_next_to_which_their_dtype_has_none_are_told(dtype, device):
+    info = torch.iinfo(dtype)
+    for low, high, held in ((5, 5, True), (3, 9, True), (info.max, info.max, False), (info.min, info.min, False)):
+        extrema = tuple(torch.tensor(x, dtype=dtype, device=device) for x in (low, high))
+        edges, flag = histogram.edges_of(dtype, torch.device(device), 0, 0, extrema, 1)
+        assert (int(flag) == 0) is held
+        assert not held or edges.tolist() == [low - (low == high), high + (low == high)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)
 def test_slices_in_order(dtype, monkeypatch, device):
     """Of several rounds of merging."""

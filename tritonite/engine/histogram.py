@@ -34,12 +34,11 @@ _APART = tl.constexpr(64)
 def _write_edges(edges, flag, least, most, extrema, apart):
     """One program: two edges, moved `apart` where they are equal; a flag below 0 where one is not finite.
 
-    They are the `extrema` where there are any.
+    They are the `extrema` where there are any. Of integers the flag tells that these cannot be moved in their dtype.
     """
+    WIDE: tl.constexpr = tl.int64 if edges.dtype.element_ty.is_int() else tl.float64
     if len(extrema) > 0:
-        low, high = tl.load(extrema[0]), tl.load(extrema[1])
-        if not edges.dtype.element_ty.is_int():
-            low, high = low.to(tl.float64), high.to(tl.float64)
+        low, high = tl.load(extrema[0]).to(WIDE), tl.load(extrema[1]).to(WIDE)
     else:
         low, high = least, most
     equal = low == high
@@ -47,6 +46,10 @@ def _write_edges(edges, flag, least, most, extrema, apart):
     if not edges.dtype.element_ty.is_int():
         finite = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
         tl.store(flag, tl.where(finite, 0, -1).to(tl.int64))
+    elif len(extrema) > 0:
+        OWN: tl.constexpr = extrema[0].dtype.element_ty
+        held = (low < high) & (low.to(OWN).to(WIDE) == low) & (high.to(OWN).to(WIDE) == high)
+        tl.store(flag, tl.where(held, 0, -1).to(tl.int64))
     tl.store(edges, low.to(edges.dtype.element_ty))
     tl.store(edges + 1, high.to(edges.dtype.element_ty))
 
@@ -183,7 +186,7 @@ def _write_bins(out, least, largest, minimum: tl.int64):
 def edges_of(
     dtype: torch.dtype, device: torch.device, least: Any, most: Any, extrema: tuple[torch.Tensor, ...], apart: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(two edges, a flag that is below 0 where they are infinite or nan): those given, or the extrema of elements."""
+    """(two edges, a flag below 0 where they are no numbers of the dtype): those given, or the extrema of elements."""
     edges = empty((2,), torch.int64 if not dtype.is_floating_point else dtype, device)
     flag = zeros((1,), torch.int64, device)
     _write_edges[(1,)](edges, flag, least, most, extrema, int(apart) if not dtype.is_floating_point else float(apart))

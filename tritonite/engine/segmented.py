@@ -159,10 +159,14 @@ def reduce_segments(out, data, bounds, initial: tl.float64, size, inner, count, 
         identity = 1.0
     else:
         identity = 0.0
-    state = tl.full((FACTS.rows, FACTS.columns), identity, FACTS.compute)
+    nothing = tl.full((FACTS.rows, FACTS.columns), identity, FACTS.compute)
+    if REDUCTION == "sum" or REDUCTION == "mean":
+        # Next to which a zero keeps its sign.
+        nothing = nothing * -1.0
+    state = nothing
     for start in range(begin, end, FACTS.rows):
         _, mask, value = _rows_of(data, start, end, base, column, inside, inner, FACTS)
-        state = _combined(state, tl.where(mask, value, identity), REDUCTION)
+        state = _combined(state, tl.where(mask, value, nothing), REDUCTION)
     first = tl.full((FACTS.columns,), initial, tl.float64).to(out.dtype.element_ty).to(FACTS.compute)
     total = _combined(first, _folded(state, REDUCTION), REDUCTION)
     if REDUCTION == "mean":

@@ -28,14 +28,14 @@ def where(condition, self, other):
 def _check_bounds(self, min, max):
     if min is None and max is None:
         raise Decline("no bound")
-    _check_bound(self, min)
-    _check_bound(self, max)
+    _check_bound(self, min, alone=max is None)
+    _check_bound(self, max, alone=min is None)
     return self, min, max
 
 
-def _check_bound(self, bound):
-    """On a GPU ATen passes over a bound of integers that is nan, as of numbers it does not."""
-    if not _ON_CPU and not self.is_floating_point() and number_type(bound) is float:
+def _check_bound(self, bound, alone=False):
+    """On a GPU ATen passes over nan: a bound of integers, or one that `clamp` has alone."""
+    if not _ON_CPU and (alone or not self.is_floating_point()) and number_type(bound) is float:
         limit(bound, limits_of(torch.float64)._replace(finite=True))
 
 

@@ -43,8 +43,8 @@ def histc(self, bins=100, min=0, max=0, outs=()):
     from_data = min == max and self.numel() > 0
     extrema = aminmax(self) if from_data else ()
     edges, flag = edges_of(self.dtype, self.device, number(min), number(max), tuple(extrema), 1)
-    if from_data and floating:
-        refuse_if_negative(flag, "a range that is not finite")
+    if from_data:
+        refuse_if_negative(flag, "a range that is not finite, or of one integer next to which the dtype has no other")
     move(count_in_bins(self, edges, bins), out)
     return (out,)
 

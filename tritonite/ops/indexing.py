@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.catalog import operator
 from tritonite.dispatch.call import empty, empty_strided, read
-from tritonite.dtypes import BITS, WITH_COMPLEX
+from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.places import (
     IN_RANGE_OF_BOTH_SIGNS,
@@ -66,6 +66,8 @@ def index_select(self, dim, index, outs=()):
     dim = only_dimension(dim, self.dim())
     if index.dim() > 1 or not (self.dim() or index.numel() == 1):
         raise Decline("an index that is no vector")
+    if _ON_CPU and self.dim() < 2 and self.dtype in UNSIGNED:
+        raise Decline(f"one dimension of dtype {self.dtype}, which ATen has not on CPUs")
     if not self.dim():
         outs = outputs((self, index), [()], [self.dtype], outs, accepts=BITS)
         check_index(index)
@@ -82,6 +84,8 @@ def check_gathered(self: torch.Tensor, dim: int, index: torch.Tensor) -> int:
     if index.numel():
         if max(self.dim(), 1) != max(index.dim(), 1):
             raise Decline("an index of another number of dimensions")
+        if not self.numel():
+            raise Decline("an index into no elements")
         if any(d != found and size > self.shape[d] for d, size in enumerate(index.shape) if self.dim()):
             raise Decline("an index that is longer than the tensor")
     return found
@@ -207,8 +211,15 @@ def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: A
     return outs
 
 
+def _refuse_unsigned(self):
+    """Decline dtypes that ATen's kernel for several indices lacks on GPUs."""
+    if not _ON_CPU and self.dtype in UNSIGNED:
+        raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
+
+
 @operator("index", accepts=BITS)
 def index(self, indices, outs=()):
+    _refuse_unsigned(self)
     mask = only_mask(self, indices)
     if mask is not None and not outs:
         return _masked(self, mask)
@@ -217,4 +228,5 @@ def index(self, indices, outs=()):
 
 @operator("_unsafe_index", accepts=BITS)
 def unsafe_index(self, indices, outs=()):
+    _refuse_unsigned(self)
     return _indexed(self, indices, outs)

@@ -71,6 +71,14 @@ def _to_copy(self, non_blocking, memory_format, dtype=None, layout=None, device=
     return (copied,)
 
 
+def _promoted(tensors):
+    """The dtype that tensors have together. Declines those that have none."""
+    try:
+        return functools.reduce(torch.promote_types, [x.dtype for x in tensors])
+    except RuntimeError as error:
+        raise Decline("unsigned integers of several widths, of which ATen promotes some") from error
+
+
 def _concatenated(tensors, dim, outs):
     """What `cat` gives, of tensors along a dimension."""
     # Those of one dimension and no elements count for nothing but the dtype.
@@ -84,7 +92,7 @@ def _concatenated(tensors, dim, outs):
     dim %= rank
     if any(x.dim() != rank or _without(x.shape, dim) != _without(first.shape, dim) for x in kept):
         raise Decline("sizes that differ")
-    dtype = functools.reduce(torch.promote_types, [x.dtype for x in tensors])
+    dtype = _promoted(tensors)
     if outs and torch.can_cast(dtype, outs[0].dtype):
         dtype = outs[0].dtype
     shape = list(first.shape)
@@ -394,7 +402,7 @@ def repeat(self, repeats, outs=()):
 def block_diag(tensors, outs=()):
     if not tensors or any(x.dim() > 2 for x in tensors):
         raise Decline("no matrices")
-    dtype = functools.reduce(torch.promote_types, [x.dtype for x in tensors])
+    dtype = _promoted(tensors)
     matrices = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
     for x in tensors:
         check_conversion(x.dtype, dtype)

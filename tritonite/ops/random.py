@@ -488,6 +488,8 @@ def _draw_integers(out, begin, end, generator):
         least = -_largest(dtype) if dtype in _DIGITS else torch.iinfo(dtype).min
     largest = min(_largest(dtype), 2**63 - 1)
     last = largest if end is None else end - 1
+    if end is None and dtype is torch.uint64:
+        raise Decline("a largest integer that ATen takes for -1 and refuses")
     if type(begin) is not int or not least <= begin <= last <= largest:
         raise Decline("ends that are no range of the dtype")
     if dtype in UNSIGNED:
@@ -765,7 +767,7 @@ def rrelu_with_noise_backward(grad_output, self, noise, lower, upper, training, 
     if training:
         return mul.run((noise, grad_output), outs)
     slope = (float(lower) + float(upper)) / 2
-    if self_is_result and slope < 0:
+    if self_is_result and not slope >= 0:
         raise Decline("negative slope with the result kept")
     return leaky_relu_backward.run((self, grad_output, slope), outs)
 

@@ -247,8 +247,15 @@ def replication_pad3d(self, padding, outs=()):
     return _extend(_nearest, 3, self, padding, outs)
 
 
+def _check_shuffled(self):
+    """Decline dtypes that ATen's kernels for CPUs lack; on GPUs it makes views, and copies them."""
+    if _ON_CPU and self.dtype not in _USUAL:
+        raise Decline(f"dtype {self.dtype}, which ATen has not on CPUs")
+
+
 @operator("pixel_shuffle", accepts=MOVED)
 def pixel_shuffle(self, upscale_factor, outs=()):
+    _check_shuffled(self)
     r = upscale_factor
     if self.dim() < 3 or r < 1 or not self.numel() or self.shape[-3] % (r * r) or has_channels_last(self):
         raise Decline("no image of such a factor")
@@ -262,6 +269,7 @@ def pixel_shuffle(self, upscale_factor, outs=()):
 
 @operator("pixel_unshuffle", accepts=MOVED)
 def pixel_unshuffle(self, downscale_factor, outs=()):
+    _check_shuffled(self)
     r = downscale_factor
     if (
         self.dim() < 3
@@ -287,6 +295,7 @@ def _in_squares(image, r):
 
 @operator("channel_shuffle", accepts=MOVED)
 def channel_shuffle(self, groups, outs=()):
+    _check_shuffled(self)
     if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
     if self.device.type != "cpu":

@@ -179,6 +179,12 @@ def _not_nan(x):
 
 
 @triton.jit
+def _negative(x):
+    """Of zeros too, which Triton's minus subtracts from 0."""
+    return x * -1.0
+
+
+@triton.jit
 def _gamma_gradient_near_zero(alpha, x):
     """By the series of the distribution function."""
     number = tl.full(x.shape, 1.0, tl.float64)
@@ -192,7 +198,7 @@ def _gamma_gradient_near_zero(alpha, x):
     power = libdevice.pow(x, alpha)
     density = libdevice.pow(x, alpha - 1.0) * libdevice.exp(-x)
     slope = (libdevice.log(x) - _digamma(alpha)) * (power * first) - power * second
-    return _not_nan(-slope / density)
+    return _not_nan(_negative(slope) / density)
 
 
 @triton.jit
@@ -212,7 +218,7 @@ def _gamma_gradient_at_saddle(alpha, x):
     stirling = 1.0 + 1.0 / (12.0 * alpha) * (1.0 + 1.0 / (24.0 * alpha))
     # The bounds are of float32.
     inside = (0.8999999761581421 * alpha <= x) & (x <= 1.100000023841858 * alpha)
-    return tl.where(inside, near, -stirling * (x * first) / root)
+    return tl.where(inside, near, _negative(stirling) * (x * first) / root)
 
 
 @triton.jit
@@ -281,7 +287,7 @@ def _beta_gradient_by_second(x, alpha, beta):
         slopes = slopes * (beta - i) + betas
         betas = betas * (beta - i)
         series += number / (alpha + i) * (slopes + factor * betas)
-    return _not_nan(-libdevice.pow(1.0 - x, 1.0 - beta) * series)
+    return _not_nan(_negative(libdevice.pow(1.0 - x, 1.0 - beta)) * series)
 
 
 @triton.jit
@@ -304,7 +310,7 @@ def _beta_gradient_at_saddle(x, alpha, beta):
     above = (1.0 + 12.0 * alpha) * (1.0 + 12.0 * beta) / (total * total)
     below = 12960.0 * alpha * alpha * alpha * beta * beta * (1.0 + 12.0 * total)
     near = above / (1.0 - x) * series / below
-    scale = -x / square_root(2.0 * alpha * beta / total)
+    scale = _negative(x) / square_root(2.0 * alpha * beta / total)
     stirling = _stirling(alpha) * _stirling(beta) / _stirling(total)
     distance = alpha * (x - 1.0) + beta * x
     above = 2.0 * (alpha * alpha) * (x - 1.0) + alpha * beta * (x - 1.0) - x * square
@@ -392,7 +398,7 @@ def _dirichlet_gradient(x, alpha, total):
     if tl.max(first.to(tl.int32), axis=None) != 0:
         found = tl.where(first, _beta_gradient_by_first(x, alpha, beta), found)
     if tl.max(second.to(tl.int32), axis=None) != 0:
-        found = tl.where(second, -_beta_gradient_by_second(1.0 - x, beta, alpha), found)
+        found = tl.where(second, _negative(_beta_gradient_by_second(1.0 - x, beta, alpha)), found)
     if tl.max(saddle.to(tl.int32), axis=None) != 0:
         found = tl.where(saddle, _beta_gradient_at_saddle(x, alpha, total - alpha), found)
     return found.to(dtype)

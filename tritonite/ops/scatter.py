@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
-from tritonite.dtypes import ALL, BITS, FLOATS, WITH_COMPLEX
+from tritonite.dtypes import ALL, BITS, FLOATS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.places import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
@@ -135,8 +135,6 @@ def _scattered(self, dim, index, source=None, in_order=False):
     dim = check_gathered(self, dim, index)
     if not in_order:
         refuse_if_deterministic()
-    if index.numel() and not self.numel():
-        raise Decline("an index into no elements")
     if source is not None:
         _check_source(self, index, source)
     return Places(index, dim, tuple(index.shape), index.stride())
@@ -272,6 +270,8 @@ def _along(self, dim, index, source=None, accepts=INDEX_DTYPES, in_order=False):
     if index.dim() > 1:
         raise Decline("an index that is no vector")
     count = index.numel()
+    if count and self.dim() and not self.shape[dim]:
+        raise Decline("an index into no elements")
     shape = (*self.shape[:dim], count, *self.shape[dim + 1 :]) if self.dim() else ()
     if not self.dim() and count != 1:
         raise Decline("several indices into a tensor without dimensions")
@@ -389,7 +389,11 @@ def _filled_under(self, mask, values, accumulate, outs):
     return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
 
 
-@operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=BITS)
+# All but unsigned integers, which ATen refuses.
+_PUT = tuple([dtype for dtype in BITS if dtype not in UNSIGNED])
+
+
+@operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=_PUT)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
     """Sums are added up in order, as ATen's are."""
     mask = only_mask(self, indices)
@@ -402,7 +406,7 @@ def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
         raise Decline("values of another dtype, or of more dimensions")
     if broadcast_shape([indexed.shape, values.shape]) != indexed.shape:
         raise Decline("values that do not broadcast")
-    accepts = WITH_COMPLEX if accumulate else BITS
+    accepts = WITH_COMPLEX if accumulate else _PUT
     out = destination(self, (values, *(i.tensor for i in indexed.indices)), outs, accepts, like=True)
     if out is not self:
         indexed = Indexed(out, indices)

@@ -20,7 +20,7 @@ _DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.bool, torch.complex64, torch.complex128),
 )
-_RARE_DTYPES = (torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.complex32)
+_RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32)
 _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
 _MOST_ELEMENTS = 2048
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
@@ -46,6 +46,8 @@ _UNCHECKED = (
     "tril.out",
     "triu.out",
 )
+# Overloads whose kernels in ATen write beyond outputs that are smaller than results.
+_UNRESIZED = ("rrelu_with_noise.out",)
 
 
 class Call(NamedTuple):
@@ -116,7 +118,9 @@ class Drawer:
         self.random = random.Random(f"{seed}/{op.overload}/{number}")
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
         accepted = [dtype for dtype in _DTYPES if dtype in op.declaration.accepts] or list(_DTYPES)
-        self.dtype = self._pick(accepted) if self._chance(0.8) else self._any_dtype()
+        rare = [dtype for dtype in _RARE_DTYPES if dtype in op.declaration.accepts]
+        self.dtype = self._pick(rare if rare and self._chance(0.2) else accepted)
+        self.dtype = self.dtype if self._chance(0.8) else self._any_dtype()
         self.shape = self._shape()
         self.device = devices.current.type
 
@@ -212,7 +216,7 @@ class Drawer:
             return view[slices].copy_(tensor)
         if tensor.is_complex():
             return tensor.conj()
-        return torch._neg_view(tensor) if tensor.is_floating_point() else tensor
+        return torch._neg_view(tensor) if tensor.is_floating_point() and tensor.dtype in _DTYPES else tensor
 
     def _number(self) -> Any:
         if self._chance(0.4 if self.op.family not in SUMS else 0.9):
@@ -264,6 +268,8 @@ class Drawer:
             return [self._tensor() for _ in range(self._pick((0, 1, 2, 3)))]
         if kind == "List[Optional[Tensor]":
             return [None if self._chance(0.3) else self._tensor() for _ in range(self._pick((1, 1, 2, 3)))]
+        if kind == "List[float]":
+            return [float(self._pick((0.0, 1.0, -1.5, 3.0))) for _ in range(self._pick((0, 2, 4)))]
         if kind == "List[number]":
             return [self._number() for _ in range(self._pick((0, 1, 2, 3)))]
         if kind == "Generator":
@@ -273,11 +279,15 @@ class Drawer:
     def _from_sample(self) -> Call | None:
         """A sample of the family, some of its arguments changed."""
         found = _samples(self.op.overload, self.dtype if self.dtype in _DTYPES else torch.float32)
+        if not found and self.unchecked:
+            found = _samples(self.op.overload, torch.float32)
         if not found:
             return None
         sample = self._pick(found)
         positional = [a.name for a in self.op.schema.arguments if not (a.kwarg_only or is_out(a))]
         arguments = {**dict(zip(positional, sample.args, strict=False)), **sample.kwargs}
+        if self.dtype not in _DTYPES:
+            arguments = Call(self.op, arguments).map(self._converted).arguments
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         if tensors:
             self.shape = tuple(tensors[0].shape)
@@ -286,6 +296,11 @@ class Drawer:
             name = self._pick(list(arguments))
             arguments[name] = self._changed(schema[name], arguments[name])
         return Call(self.op, arguments)
+
+    def _converted(self, value: Any) -> Any:
+        """A sample's floats in a dtype that it does not have."""
+        floats = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return value.to(self.dtype) if floats else value
 
     def _changed(self, argument: Any, value: Any) -> Any:
         if self.unchecked:
@@ -296,7 +311,7 @@ class Drawer:
         if way < 0.45:
             return self._laid_out(value)
         if way < 0.65:
-            return self._laid_out(value.to(self._any_dtype()))
+            return self._laid_out(value.resolve_neg().to(self._any_dtype()))
         if way < 0.8:
             return self._tensor(tuple(value.shape), value.dtype)
         if way < 0.9 and value.dim():
@@ -335,7 +350,9 @@ class Drawer:
                 shape, dtype = tuple(results[i].shape), results[i].dtype
             dtype = dtype if self.unchecked or self._chance(0.75) else self._any_dtype()
             way = self.random.random()
-            if way < 0.25 or self.unchecked:
+            if self.op.overload in _UNRESIZED:
+                outs[name] = self._tensor(tuple(like.shape), like.dtype).to(self.device)
+            elif way < 0.25 or self.unchecked:
                 outs[name] = torch.empty(0, dtype=dtype, device=self.device)
             elif way < 0.75:
                 outs[name] = self._tensor(shape, dtype)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 from tritonite.catalog import overloads
 from tritonite.dispatch.override import select
 from tritonite.stats import counts
-from tritonite.testing.fuzz.check import Finding, check, synchronize
+from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import draw
 
 # A call that takes longer than this many seconds, compilation included, hangs.
@@ -70,24 +72,38 @@ def fuzz(
                     finding = worker.stopped("hang", tally)
                 if finding is not None:
                     yield finding
-                if late or worker.ended:
+                if worker.ended or (late and not worker.alone):
                     worker.end()
                     del workers[place]
-                    if not (late or worker.turn + 1 == turns):
-                        workers[place] = _Worker(context, chosen, seed, place, (processes, turns), worker.turn + 1)
+                    again, steps = worker.accused, (processes, turns)
+                    if again or not (late or worker.turn + 1 == turns):
+                        workers[place] = _Worker(context, chosen, seed, place, steps, worker.turn + (not again), again)
     finally:
         for worker in workers.values():
             worker.end()
 
 
 class _Worker:
-    """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do."""
+    """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do.
+
+    Where ATen ended the process of a call, the next one begins with ATen's answer to it `alone`: what kernels before it
+    had left could have ended it as well. Until then ATen is `accused`.
+    """
 
     def __init__(
-        self, context: Any, chosen: list[str], seed: int, place: int, steps: tuple[int, int | None], turn: int
+        self,
+        context: Any,
+        chosen: list[str],
+        seed: int,
+        place: int,
+        steps: tuple[int, int | None],
+        turn: int,
+        alone: bool = False,
     ) -> None:
         self.connection, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_work, args=(theirs, chosen, seed, place, *steps, turn), daemon=True)
+        self.alone, self.accused = alone, False
+        arguments = theirs, chosen, seed, place, *steps, turn, alone
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.seed, self.turn, self.heard, self.ended = seed, turn, time.monotonic(), False
@@ -106,6 +122,8 @@ class _Worker:
             return self.stopped("crash", tally)
         if kind == "at":
             self.turn, self.at = value[0], value[1:]
+        elif kind == "alone":
+            self.alone = False
         elif kind == "done":
             tally.calls += value[0]
             tally.served += value[1]
@@ -118,6 +136,9 @@ class _Worker:
             return Finding("start", "", self.seed, 0, "a process", f"ended with {self.process.exitcode}")
         overload, number, call, whose = self.at
         detail = f"{whose}: {f'exit code {self.process.exitcode}' if kind == 'crash' else f'over {_PATIENCE:.0f} s'}"
+        if whose == "aten" and kind == "crash" and not self.alone:
+            self.accused = True
+            return None
         if whose == "aten":
             tally.aten_crashes.append(f"{call}: {kind}, {detail} ({overload}, {number})")
             return None
@@ -128,8 +149,10 @@ class _Worker:
         self.process.join()
 
 
-def _work(connection: Any, chosen: list[str], seed: int, place: int, step: int, turns: int | None, turn: int) -> None:
-    """Check the calls from `turn` on, of all turns those that are this process's."""
+def _work(
+    connection: Any, chosen: list[str], seed: int, place: int, step: int, turns: int | None, turn: int, alone: bool
+) -> None:
+    """Check the calls from `turn` on, of all turns those that are this process's; the first by ATen `alone`, or not."""
     torch.set_num_threads(1)
     # A quarter of the processes, or one of two, makes its calls through Python.
     os.environ["TRITONITE_NATIVE"] = str(int(place % min(step, 4) != 0 or step == 1))
@@ -141,26 +164,40 @@ def _work(connection: Any, chosen: list[str], seed: int, place: int, step: int, 
         total = turn * step + place
         number, which = divmod(total, len(chosen))
         name = chosen[which]
-        connection.send(("at", (turn, name, number, name, "aten")))
-        # Drawing asks ATen for results.
-        call = draw(overloads()[name], seed, number)
-        told = str(call)
-
-        def begin(whose: str) -> None:
-            connection.send(("at", (turn, name, number, told, whose)))  # noqa: B023 - called within this turn
-
         before = counts(name)
         try:
-            found = check(call, begin)
-            synchronize()
-        except RuntimeError as error:
+            for finding in _findings(connection, name, seed, number, turn, alone):
+                connection.send(("finding", finding))
+        except Exception as error:  # noqa: BLE001 - what is wrong with the fuzzer must not pass for ATen's
             # What the device raises ends the process.
             if "CUDA error" in str(error) or "device-side assert" in str(error):
                 os._exit(3)
-            raise
+            detail = "".join(traceback.format_exception_only(error)).strip()
+            connection.send(("finding", Finding("fuzzer", name, seed, number, name, detail)))
+        if alone:
+            connection.send(("alone", None))
         after = counts(name)
-        if found is not None:
-            connection.send(("finding", Finding(found[0], name, seed, number, told, found[1])))
         served = after.launched + after.replayed > before.launched + before.replayed
         connection.send(("done", (1, int(served))))
-        turn += 1
+        turn, alone = turn + 1, False
+
+
+def _findings(connection: Any, name: str, seed: int, number: int, turn: int, alone: bool) -> Iterator[Finding]:
+    """What is wrong with a call; with ATen's answer `alone`, that it has one."""
+
+    def at(call: str, whose: str) -> None:
+        connection.send(("at", (turn, name, number, call, whose)))
+
+    # Drawing asks ATen for results.
+    at(name, "aten")
+    call = draw(overloads()[name], seed, number)
+    told = str(call)
+    if alone:
+        at(told, "aten")
+        outcome(call)
+        yield Finding("crash", name, seed, number, told, "ended ATen's process after other calls, and does not alone")
+        return
+    found = check(call, functools.partial(at, told))
+    synchronize()
+    if found is not None:
+        yield Finding(found[0], name, seed, number, told, found[1])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.testing.samples import facts
 
 
@@ -39,3 +40,20 @@ def _repeats(tensors: facts.Tensors) -> dict[str, Any] | None:
     if x.is_floating_point() or x.dtype.itemsize < 4 or not x.numel():
         return None
     return {"repeats": x.abs(), "output_size": None}
+
+
+@facts.drawn("nonzero_static")
+def _of_few(arguments: dict[str, Any]) -> dict[str, Any]:
+    """No more rows than fit in memory many times over."""
+    return arguments | {"size": min(arguments["size"], 5000)}
+
+
+@facts.drawn("repeat_interleave")
+def _as_long_as_told(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A number that there is, and the size that results: on a GPU others end the process, in ATen too."""
+    repeats = arguments["repeats"]
+    if not facts.whole(repeats):
+        return arguments
+    repeats = facts.within(repeats, -1 if devices.current.type == "cpu" else 0, 1000)
+    told = devices.current.type != "cpu" and arguments.get("output_size") is not None
+    return arguments | {"repeats": repeats} | ({"output_size": int(repeats.sum())} if told else {})

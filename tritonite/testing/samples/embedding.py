@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from tritonite import devices
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.indexing import matrix, places
 
@@ -50,3 +53,12 @@ def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
     if not facts.real(indices) or indices.device.type == "cpu" or not (weight.dim() and weight.shape[0]):
         return arguments
     return arguments | {"indices": indices.clamp(0, weight.shape[0] - 1)}
+
+
+@facts.drawn("embedding")
+def _rows_to_read(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Others end the process on a GPU, in ATen too."""
+    weight, indices = arguments["weight"], arguments["indices"]
+    if devices.current.type == "cpu" or not (isinstance(weight, torch.Tensor) and weight.dim()):
+        return arguments
+    return arguments | {"indices": facts.within(indices, 0, weight.shape[0] - 1)}

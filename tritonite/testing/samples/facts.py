@@ -170,6 +170,23 @@ def real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in dtypes.NUMBERS
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether it is a tensor without dimensions."""
+    return isinstance(value, torch.Tensor) and not value.dim()
+
+
+def whole(value: Any) -> bool:
+    """Whether it is a tensor of integers that may tell of places."""
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
+
+
+def within(value: Any, low: float, high: float) -> Any:
+    """A tensor between two numbers: as it is where it lies there, and else clamped, if it can be."""
+    if not real(value) or low > high or bool(((value >= low) & (value <= high)).all()):
+        return value
+    return (value.nan_to_num(low) if value.is_floating_point() else value).clamp(low, high)
+
+
 def compares_zero_sign(packet: str | None) -> bool:
     """Whether the sign that an operator gives a zero is ATen's."""
     if packet in ZERO_SIGN_OF_ROUNDOFF:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.testing.samples import facts
 
 
@@ -56,10 +57,33 @@ def _index(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"indices": [places((3,), x.shape[0], x), *[None] * (x.dim() - 2), last]}
 
 
-@facts.drawn("index_select")
-def _not_negative(arguments: dict[str, Any]) -> dict[str, Any]:
-    """On a GPU ATen does not look whether an index is negative, and reads what lies before the tensor."""
-    index = arguments["index"]
-    if not facts.real(index) or index.device.type == "cpu" or index.is_floating_point():
+def _of_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
+    """An index that counts along a dimension, within it where there is one."""
+    rank = max(x.dim(), 1) if isinstance(x, torch.Tensor) else 0
+    if not (facts.whole(index) and isinstance(dim, int) and -rank <= dim < rank):
+        return index
+    size = x.shape[dim] if x.dim() else 1
+    return facts.within(index, -size if wraps else 0, size - 1)
+
+
+def within(arguments: dict[str, Any], wraps: bool = False) -> dict[str, Any]:
+    """Places that there are: on a GPU all others end the process, in ATen too, or are read from what is beside."""
+    x, index = arguments.get("self"), arguments.get("index")
+    if devices.current.type == "cpu" or not isinstance(x, torch.Tensor):
         return arguments
-    return arguments | {"index": index.clamp(min=0)}
+    if "dim" in arguments:
+        return arguments | {"index": _of_dimension(x, index, arguments["dim"], wraps)}
+    if "indices" in arguments:
+        return of_each_dimension(arguments)
+    return arguments | {"index": facts.within(index, -x.numel(), x.numel() - 1) if facts.whole(index) else index}
+
+
+def of_each_dimension(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Several index tensors within their dimensions."""
+    x, indices = arguments["self"], arguments["indices"]
+    if not isinstance(x, torch.Tensor) or not all(index is None or facts.whole(index) for index in indices):
+        return arguments
+    return arguments | {"indices": [_of_dimension(x, index, d, True) for d, index in enumerate(indices)]}
+
+
+facts.drawn("index_select", "gather", "take", "index", "_unsafe_index")(within)

@@ -194,4 +194,11 @@ def _within_the_tensor(arguments: dict[str, Any]) -> dict[str, Any]:
     sizes = [*size, *stride]
     if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in sizes) or span(size, stride) <= x.numel():
         return arguments
-    return arguments | {"stride": [0] * len(size)}
+    return arguments | {"size": size if x.numel() else [0] * len(size), "stride": [0] * len(size)}
+
+
+@facts.drawn("_chunk_cat")
+def _of_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen reads sizes of tensors that have none."""
+    tensors = arguments["tensors"]
+    return arguments | {"tensors": [x.reshape(1) if facts.is_scalar(x) else x for x in tensors]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog
+from tritonite import catalog, devices
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
 
@@ -101,4 +101,17 @@ def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
     ends: list[Any] = [arguments.get(name) for name in ("lower", "upper")]
     if any(not isinstance(end, (int, float)) or end != end or abs(end) > 1e30 for end in ends):
         ends = [0.125, 0.375]
-    return arguments | dict(zip(("lower", "upper"), sorted(ends), strict=True))
+    x, noise = arguments["self"], arguments["noise"]
+    if isinstance(noise, torch.Tensor) and isinstance(x, torch.Tensor) and noise.shape != x.shape:
+        # ATen writes beyond noise that is smaller.
+        noise = torch.zeros(x.shape, dtype=noise.dtype, device=noise.device)
+    return arguments | dict(zip(("lower", "upper"), sorted(ends), strict=True)) | {"noise": noise}
+
+
+@facts.drawn("bernoulli")
+def _drawn_probabilities(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What is none ends the process on a GPU, in ATen too."""
+    name = "p" if "p" in arguments else "self"
+    if devices.current.type == "cpu" or not isinstance(arguments[name], torch.Tensor):
+        return arguments
+    return arguments | {name: facts.within(arguments[name], 0.0, 1.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -99,3 +100,16 @@ facts.may_decline(
     "ATen cuts off the fraction of the number that it pads integers with",
     dtypes=INTS[1:],
 )
+
+
+def _with_all_pads(count: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen reads pads that are not given."""
+    padding = arguments["padding"]
+    return arguments | {"padding": padding if len(padding) >= count else [1] * count}
+
+
+for _rank in (1, 2, 3):
+    for _name in (
+        f"{_kind}_pad{_rank}d{_way}" for _kind in ("reflection", "replication") for _way in ("", "_backward")
+    ):
+        facts.drawn(_name)(functools.partial(_with_all_pads, 2 * _rank))

@@ -42,13 +42,27 @@ def _with_distributions(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {
         name: _positive(arguments[name])
         for name in ("self", "count")
-        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].is_floating_point()
+        if facts.real(arguments.get(name)) and arguments[name].is_floating_point()
     }
 
 
 @facts.operands("_standard_gamma_grad")
 def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     return [_positive(tensor) for tensor in tensors] if tensors[0].is_floating_point() else tensors
+
+
+@facts.drawn("_standard_gamma_grad", "_dirichlet_grad")
+def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Next to the poles of negative ones all is roundoff."""
+    name = "alpha" if "alpha" in arguments else "self"
+    one: Any = arguments[name]
+    total: Any = arguments.get("total")
+    if not (facts.real(one) and one.is_floating_point() and bool((one < 0).any())):
+        return arguments
+    given = arguments | {name: one.abs()}
+    if facts.real(total) and total.dtype is one.dtype and total.shape == one.shape:
+        given["total"] = torch.where(total < given[name], given[name] + total.abs(), total)
+    return given
 
 
 @facts.operands("_dirichlet_grad")

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from tritonite import devices
 from tritonite.catalog import Op
 from tritonite.testing.samples import facts
-from tritonite.testing.samples.indexing import places
+from tritonite.testing.samples.indexing import of_each_dimension, places, within
 
 facts.CHOICES["reduce"] = ("sum", "prod", "mean", "amax", "amin", "add", "multiply")
 # Which of several zeros is the largest depends on the order in which they come.
@@ -63,25 +64,54 @@ def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"indices": [first, *[None] * (x.dim() - 2), last], "values": tensors[1].flatten()[: len(first)][0]}
 
 
-@facts.drawn("scatter_add", "scatter_reduce", "index_add", "index_reduce", "put")
+@facts.drawn("scatter_add", "scatter_reduce", "index_add", "index_reduce")
 def _few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
     """Half types are added up in their own precision on GPUs, in more on CPUs: of small integers that is the same."""
     halves = (torch.float16, torch.bfloat16)
     return {
         name: value.abs().round().clamp(max=2) if isinstance(value, torch.Tensor) and value.dtype in halves else value
-        for name, value in arguments.items()
+        for name, value in within(arguments).items()
     }
 
 
-@facts.drawn("scatter")
+def _written(arguments: dict[str, Any]) -> torch.Tensor:
+    """How often each place is written, counted by ATen on a CPU."""
+
+    def ones(like: torch.Tensor) -> torch.Tensor:
+        return torch.ones(like.shape)
+
+    count = torch.zeros(arguments["self"].shape)
+    if "indices" in arguments:
+        indices = [None if index is None else index.cpu() for index in arguments["indices"]]
+        return torch.ops.aten.index_put(count, indices, torch.ones(()), True)
+    index = arguments["index"].cpu()
+    if "dim" not in arguments:
+        return count.put(index, ones(index), True)
+    if "src" in arguments:
+        return count.scatter_add(arguments["dim"], index, ones(index))
+    return count.index_add(arguments["dim"], index, ones(arguments["source"]))
+
+
+@facts.drawn("index_fill")
+def _from_either_end(arguments: dict[str, Any]) -> dict[str, Any]:
+    return within(arguments, True)
+
+
+@facts.drawn("scatter", "put", "index_put", "_unsafe_index_put", "_index_put_impl", "index_copy")
 def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
     """Which of several elements stays in a place is not defined: where places come twice all elements are equal."""
-    drawn = _few_digits(arguments)
-    index, source, dim = (drawn.get(name) for name in ("index", "src", "dim"))
-    if "reduce" in drawn or not (isinstance(index, torch.Tensor) and isinstance(source, torch.Tensor)):
+    if arguments.get("unsafe"):
+        # ATen does not look whether there are such places.
+        arguments = of_each_dimension(arguments)
+    adds = arguments.get("accumulate") or "reduce" in arguments
+    drawn = _few_digits(arguments) if adds and "indices" not in arguments else within(arguments)
+    name = next((name for name in ("src", "source", "values") if name in drawn), None)
+    source = drawn[name] if name else None
+    if adds or name is None or not isinstance(source, torch.Tensor) or not source.numel():
         return drawn
-    if not (source.numel() and index.numel() and index.dim() and isinstance(dim, int) and abs(dim) < index.dim()):
-        return drawn
-    if bool(index.sort(dim).values.diff(dim=dim).eq(0).any()):
-        drawn["src"] = source.flatten()[:1].expand(source.flatten().shape).reshape(source.shape)
-    return drawn
+    try:
+        several = bool((_written(drawn) > 1).any())
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):
+        # What is none of its arguments is refused, and what ATen refuses on a CPU it may take on a GPU.
+        several = devices.current.type != "cpu"
+    return drawn | {name: source.flatten()[:1].expand(source.numel()).reshape(source.shape)} if several else drawn
