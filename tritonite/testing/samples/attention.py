@@ -364,7 +364,7 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     query, key, value = given["query"], given["key"], given["value"]
     try:
         scores = _scores(query, key, given["attn_mask"], bool(given["is_causal"]), False)
-    except RuntimeError:
+    except (AttributeError, RuntimeError):
         given["attn_mask"] = None
         scores = _scores(query, key, None, bool(given["is_causal"]), False)
     out = (scores.softmax(-1) @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)).to(query.dtype)
