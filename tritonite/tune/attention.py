@@ -135,14 +135,18 @@ class WarpSpecialized(NamedTuple):
         return min(240, (self.maxnreg * (self.groups + 1) - COPYING) // self.groups // 8 * 8)
 
 
-# By the powers of two that hold a head and a value, those of one size; where so few tiles leave multiprocessors idle,
-# of which two have room in one. With short heads another group's products are enough to have under exponentials, and
-# a tile's beginning and end are a larger part of it: programs have them under another tile's.
+# By the powers of two that hold a head and a value, those of one size. With short heads another group's products are
+# enough to have under exponentials, and a tile's beginning and end are a larger part of it: programs have them under
+# another tile's.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(128, 128, 2, ping_pong=False, overlapped=False, persistent=True),
+    64: WarpSpecialized(192, 128, 2, ping_pong=False, overlapped=False, persistent=True),
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
+# Where the last round of those would leave more multiprocessors idle than these lose: a query takes so much longer.
+_FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True)}
+_FINER = 1.09
+# Where so few tiles leave multiprocessors idle, of which two have room in one.
 _FEW_TILES = {
     64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
     128: WarpSpecialized(64, 64, 2, ping_pong=False, resident=2),
@@ -154,7 +158,14 @@ def warp_specialized(head: int, value: int, queries: int, heads: int, multiproce
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]
-    return WARP_SPECIALIZED[size]
+    usual, finer = WARP_SPECIALIZED[size], _FINER_TILES.get(size)
+    if finer is not None and multiprocessors:
+        usual_time, finer_time = [
+            -(-(-(-queries // tile.BLOCK_M) * heads) // multiprocessors) * tile.BLOCK_M for tile in (usual, finer)
+        ]
+        if finer_time * _FINER < usual_time:
+            return finer
+    return usual
 
 
 class Ring(NamedTuple):

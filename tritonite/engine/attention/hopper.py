@@ -100,6 +100,18 @@ def _slot(tile, programs, ORDER: gl.constexpr):
 
 
 @gluon.jit
+def _anew(number):
+    """The same number, which the assembler does not know to be the same.
+
+    Where two loops multiply by one operand whose address is computed, that of CUDA 12.8 keeps the descriptor in the
+    block in front of the first loop, and the second has none if the first is passed over.
+    """
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _copy(operands, buffers, barriers, sizes, FACTS: gl.constexpr, ORDER: gl.constexpr):
     """What one warp does: copy a tile's queries, and its keys and values to where those before have been used."""
     query, key, value, bias = operands
@@ -356,6 +368,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
     PING_PONG: gl.constexpr = ORDER[1]
     OVERLAPPED: gl.constexpr = ORDER[2]
     OWN_STAGING: gl.constexpr = ORDER[3]
+    SLOTS: gl.constexpr = ORDER[5]
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FACTS.block_n, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -392,6 +405,8 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             total, pairs, largest, denominator = _attend_block(
                 state, q, buffers, barriers, factor, ends, (step + i, count - 1 - i), True, WHICH, ORDER
             )
+        if SLOTS > 1:
+            q = qs.index(_anew(slot) + WHICH).reshape((ROWS, FACTS.block_d))
         for i in range(gl.maximum(masked, 1), count):
             state = (total, pairs, largest, denominator)
             total, pairs, largest, denominator = _attend_block(
