@@ -583,8 +583,9 @@ def test_who_is_faster_with_a_bias(monkeypatch):
     slower = lambda size, head: [table.aten_is_faster(each, size, head, True) for each in passes]
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
     assert slower(2, 64) == slower(2, 128) == [True] * 4
-    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": 256, "backward": 128})
-    assert slower(2, 64) == slower(2, 128) == [True, False, False, True]
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": (0, 256), "backward": (64, 128)})
+    assert slower(2, 64) == [True, False, True, True]
+    assert slower(2, 128) == [True, False, False, True]
     assert slower(2, 256) == [True, False, True, True]
     assert slower(4, 64) == [False, True, True, True]
 
