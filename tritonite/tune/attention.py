@@ -78,9 +78,9 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     return found
 
 
-# The heads of half types, above one size and up to another, for which a warp-specialised pass is faster with a bias than
-# ATen's, that of CUTLASS: 1.22 to 1.49 times on an H200, and 3.4 times where it is causal, too. Heads of 64 have 1.2 to
-# 1.46 over 1,500 keys and more, and 0.80 to 0.90 over 512. Larger heads and gradients have not been measured.
+# The heads of half types, above one size and up to another, for which a warp-specialised pass is faster with a bias
+# than ATen's, that of CUTLASS: 1.22 to 1.49 times on an H200, and 3.4 times where it is causal, too. Heads of 64 have
+# 1.2 to 1.46 over 1,500 keys and more, and 0.80 to 0.90 over 512. Larger heads and gradients have not been measured.
 FASTER_WITH_BIAS: dict[str, tuple[int, int]] = {"warp specialised": (64, 128)}
 
 
@@ -89,10 +89,10 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward", which
     may be "backward of a bias". On an H200 the warp-specialised one has 0.94 to 1.10 of cuDNN's speed for heads of 128
-    and 256, and for those of 64 1.04, causal 0.91, and 0.80 to 0.85 over 512 and 1,024 keys; gradients of half types have
-    0.87 to 0.98 for heads of 128, 1.20 for those of 256, and 0.81 to 0.94 for those of 64; half types with a bias have
-    0.38 to 0.75 by the kernels for all devices. In float32 the forward pass has 1.12 to 1.25 of ATen's speed, gradients
-    0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.79 to 1.0, the least of one short sequence.
+    and 256, and for those of 64 1.04, causal 0.91, and 0.80 to 0.85 over 512 and 1,024 keys; gradients of half types
+    have 0.87 to 0.98 for heads of 128, 1.20 for those of 256, and 0.81 to 0.94 for those of 64; half types with a bias
+    have 0.38 to 0.75 by the kernels for all devices. In float32 the forward pass has 1.12 to 1.25 of ATen's speed,
+    gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.79 to 1.0, the least of one short sequence.
     """
     if done_by == "decoding":
         return False
