@@ -18,6 +18,7 @@ from tritonite.engine.sorting import block, lexicographic, radix, runs, search, 
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
 from tritonite.launch import libentry
+from tritonite.testing.samples import DRAWN
 from tritonite.tune.sorting import Slower
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
@@ -306,6 +307,31 @@ def test_elements_of_64_bits_by_their_rank_in_shared_memory(dtype, monkeypatch, 
             assert torch.equal(result.values.nan_to_num(99), expected.values.nan_to_num(99))
             assert identical(result.values, x.gather(1, result.indices[:, None])[:, 0])
             assert served(overload)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_nan_with_a_sign_is_behind_all_numbers(dtype, shared, monkeypatch, device):
+    """As on CPUs, where ATen's kernels for GPUs have it first."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=shared))
+    x = torch.arange(196.0, dtype=dtype, device=device).view(14, 14)
+    x[3] = -torch.tensor(float("nan"), dtype=dtype)
+    assert x[3].signbit().all()
+    with tritonite.use_gems(include=["median", "nanmedian"], faster_only=False):
+        assert torch.median(x).isnan()
+        # 182 numbers, without those from 42 to 55.
+        assert torch.nanmedian(x) == 104
+    assert served("median")
+    assert served("nanmedian")
+
+
+def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(monkeypatch):
+    x = torch.tensor([1.0, -float("nan"), -0.0])
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, type="cuda"))
+    for name in ("median", "sort"):
+        drawn = DRAWN[name]({"self": x})["self"]
+        assert drawn.signbit().tolist() == [False, False, True]
+        assert drawn.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool], ids=str)
