@@ -100,7 +100,7 @@ def ended(whose, alone=False):
     worker = _Worker.__new__(_Worker)
     worker.seed, worker.at, worker.ended = 1, ("neg", 5, "neg(...)", whose), False
     worker.process = type("Process", (), {"exitcode": -11})
-    worker.alone, worker.accused = alone, False
+    worker.alone, worker.accused, worker.second, worker.unstarted = alone, False, False, False
     return worker
 
 
@@ -114,6 +114,14 @@ def test_a_process_that_ends_is_a_finding_unless_aten_ended_it(whose, ours):
 def test_aten_is_asked_again_alone_before_it_is_held_to_have_ended_a_process():
     worker, tally = ended("aten"), Tally()
     assert worker.stopped("crash", tally) is None and worker.accused and not tally.aten_crashes
+
+
+def test_a_process_that_ends_before_its_first_call_is_started_once_more():
+    worker, tally = ended("tritonite"), Tally()
+    worker.at = None
+    assert worker.stopped("crash", tally) is None and worker.again
+    worker.second, worker.unstarted = True, False
+    assert worker.stopped("crash", tally).kind == "start" and not worker.again
 
 
 class Said:

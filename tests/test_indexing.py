@@ -405,6 +405,20 @@ def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(
     assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~expected.isnan())
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4)], ids=str)
+@pytest.mark.parametrize("name", ["index_fill", "index_fill_"])
+@pytest.mark.parametrize("number", [True, False], ids=["number", "tensor"])
+def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, number, device):
+    """In every number of dimensions down to none."""
+    x, index = torch.zeros(shape, device=device), torch.tensor([-1], device=device)
+    value = 2.5 if number else torch.tensor(2.5, device=device)
+    expected = torch.ops.aten.index_fill(x, -1, index, value)
+    with tritonite.use_gems(include="index_fill*", faster_only=False):
+        found = getattr(torch.ops.aten, name)(x.clone(), -1, index, value)
+    assert _served(f"{name}.int_{'Scalar' if number else 'Tensor'}")
+    assert torch.equal(found, expected)
+
+
 def test_places_of_no_elements_are_atens(device):
     """ATen raises for some of them, and looks at none of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)

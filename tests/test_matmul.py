@@ -590,3 +590,11 @@ def test_products_of_copies_are_replayed(path, monkeypatch):
     counts = tritonite.stats()["addmm"]
     assert counts.launched + counts.replayed == 3 and not counts.unrecordable
     assert counts.replayed == 2 or path == "python"
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_a_product_without_rows_has_its_addends_shape_in_aten(shape):
+    added, mat, vec = (torch.ones(size, device=tritonite.device) for size in (shape, (0, 2), (2,)))
+    assert torch.addmv(added, mat, vec).shape == shape
+    with tritonite.use_gems(include="addmv", faster_only=False):
+        assert torch.addmv(added, mat, vec).shape == shape

@@ -11,6 +11,8 @@ from tritonite import devices
 from tritonite.dispatch.call import Limits
 from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
+from tritonite.errors import Decline
+from tritonite.ops.random import rrelu_with_noise
 
 _ATEN = torch.ops.aten
 on_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="of seeds that the CPU's generator draws")
@@ -489,6 +491,14 @@ def test_leaky_slopes_are_uniform_numbers(dtype, state):
     for in_training, slope in ((False, (0.125 + 1 / 3) / 2),):
         still = _run("rrelu_with_noise", x, noise, 0.125, 1 / 3, in_training)
         torch.testing.assert_close(still, torch.nn.functional.leaky_relu(x, slope))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_noise_on_another_device_is_atens_to_refuse(training):
+    """That of a tensor without dimensions is no number."""
+    x, noise = torch.ones((), device=tritonite.device), torch.ones((), device="meta")
+    with pytest.raises(Decline, match="another device"):
+        rrelu_with_noise(x, noise, 0.125, 0.25, training)
 
 
 def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device):

@@ -23,6 +23,7 @@ import tritonite
 from tritonite.engine import multinomial as rows_engine
 from tritonite.engine import random as engine
 from tritonite.ops import sampling
+from tritonite.testing.samples import DRAWN
 
 WIDE = (torch.float32, torch.float64)
 
@@ -553,3 +554,15 @@ def test_zeros_of_gradients_have_atens_sign(device):
     with tritonite.use_gems(include="_dirichlet_grad", faster_only=False):
         found = torch._dirichlet_grad(x, alpha, total)
     assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4,), ()], ids=str)
+def test_no_concentration_that_is_drawn_is_negative(shape, device):
+    """Neither the first nor what is left of the total, whatever shapes they have."""
+    alpha = torch.tensor([[-2.0, 0.5, 3.0, 1.0]], device=device)
+    for first in (alpha, alpha.abs()):
+        given = {"x": alpha.sigmoid(), "alpha": first, "total": torch.full(shape, -5.0, device=device)}
+        found = DRAWN["_dirichlet_grad"](given)
+        assert (found["alpha"] >= 0).all() and (found["total"] >= found["alpha"]).all()
+    unfit = given | {"total": torch.full((3,), -5.0, device=device)}
+    assert DRAWN["_dirichlet_grad"](unfit)["total"] is unfit["total"]

@@ -17,7 +17,9 @@ from tritonite.engine import histogram
 from tritonite.engine.sorting import block, lexicographic, radix, runs, search, select, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
+from tritonite.errors import Decline
 from tritonite.launch import libentry
+from tritonite.ops import sets
 from tritonite.testing.samples import DRAWN
 from tritonite.tune.sorting import Slower
 
@@ -497,3 +499,26 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
     assert same(result[0], expected[0]) and same(alone, expected[0])
     assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])
     assert served("unique_consecutive")
+
+
+def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, device):
+    x = torch.tensor([True, False, True], device=device)
+    monkeypatch.setattr(sets, "_ON_CPU", False)
+    for host, asked in ((sets.unique, (True,)), (sets.unique2, (True, True)), (sets.unique2, (True, False, True))):
+        with pytest.raises(Decline, match="bools"):
+            host(x, *asked)
+    with tritonite.use_gems(include="_unique2", faster_only=False):
+        values, places, lengths = torch.ops.aten._unique2(x, True, True, True)
+    assert served("_unique2")
+    assert (values.tolist(), places.tolist(), lengths.tolist()) == ([False, True], [1, 0, 1], [1, 2])
+
+
+def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
+    """It compares all with all, by a view, where it does not sort."""
+    x, tests = torch.arange(9.0, device=device), torch.arange(600.0, device=device).view(-1, 4)[:, :3]
+    with tritonite.use_gems(include="isin.Tensor_Tensor", faster_only=False):
+        assert torch.isin(x, tests).tolist() == [True, True, True, False, True, True, True, False, True]
+        assert torch.isin(x, tests[:4, 0]).tolist() == [True, False, False, False, True, False, False, False, True]
+        assert served("isin.Tensor_Tensor")
+        with pytest.raises(RuntimeError, match="view size"):
+            torch.isin(x, tests[:4])

@@ -150,6 +150,8 @@ def mv(self, vec, outs=()):
 @operator("addmv", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def addmv(self, mat, vec, beta, alpha, outs=()):
     mat, vec = _batches(mat, 2), _batches(vec, 1)
+    if not mat.shape[1] and self.shape != (0,):
+        raise Decline("a matrix without rows, of which ATen's result has the addend's shape")
     return _multiply(mat, vec, outs, rank=1, self=self, beta=beta, alpha=alpha)
 
 

@@ -726,6 +726,8 @@ def _leaked(self, noise, lower, upper, training, generator, outs, strides=None):
     """Elements of 0 and below times random slopes, which are the noise, and else slope 1."""
     if self.dtype not in FLOATS or noise.dtype is not self.dtype or noise.shape != self.shape:
         raise Decline("a dtype, or noise of another dtype or shape")
+    if noise.device != self.device:
+        raise Decline("noise on another device")
     if _ON_CPU and training and self.dtype is torch.float16:
         raise Decline(f"dtype {self.dtype}, which ATen has not on CPUs")
     _check_slopes(lower, upper)

@@ -348,12 +348,12 @@ def index_fill(self, dim, index, value, outs=()):
     if not isinstance(value, torch.Tensor):
         check_number(self, value)
         out = destination(self, (index,), outs, ALL, like=True)
-        places.write(out, number=value)
+        places.write(out, number=value, wraps=True)
         return (out,)
     if value.dim() or value.dtype is not self.dtype:
         raise Decline("a value of another dtype, or several")
     out = destination(self, (index, value), outs, WITH_COMPLEX, like=True)
-    places.write(out, value, (0,) * len(places.shape))
+    places.write(out, value, (0,) * len(places.shape), wraps=True)
     return (out,)
 
 

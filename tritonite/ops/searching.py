@@ -5,6 +5,7 @@ import torch
 from tritonite.catalog import operator
 from tritonite.dispatch.call import empty, number_type, refuse_if_negative
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
+from tritonite.engine.indexing.places import row_major
 from tritonite.engine.movement import fill
 from tritonite.engine.rows.declare import outputs
 from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_many, check_sorter, search
@@ -71,11 +72,21 @@ def bucketize(self, boundaries, out_int32=False, right=False, outs=()):
     return _searched(boundaries, self, out_int32, right, None, None, outs)
 
 
+def _refused(elements, tests):
+    """Whether ATen compares all with all, for which it views tests as a vector that they may not be."""
+    count = elements.numel() if isinstance(elements, torch.Tensor) else 1
+    if not tests.numel() or tests.numel() >= int(10 * count**0.145):
+        return False
+    return len(row_major(tests.shape, [tests.stride()])[0]) > 1
+
+
 def _isin(elements, tests, invert, outs):
     """By comparisons, by a table of all elements that there are, or by one of the tests, hashed."""
     given = [value for value in (elements, tests) if isinstance(value, torch.Tensor)]
     shape = elements.shape if isinstance(elements, torch.Tensor) else ()
     outs = outputs(given, [shape], [torch.bool], outs, accepts=NUMBERS)
+    if isinstance(tests, torch.Tensor) and _refused(elements, tests):
+        raise Decline("a few tests that are no vector unless copied, for which ATen raises")
     if any(number_type(value) is bool for value in (elements, tests)):
         raise Decline("a bool, which ATen refuses")
     dtype = promoted(elements, tests)

@@ -19,6 +19,8 @@ from tritonite.errors import Decline
 from tritonite.ops.sorting import sort_into
 from tritonite.tune.sorting import slower
 
+_ON_CPU = devices.current.type == "cpu"
+
 for _name in ("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
     exclude(f"{_name}.out", "ATen makes it of the overload without outputs, which has a kernel, and resizes them")
 
@@ -30,6 +32,8 @@ def _nothing(self):
 def _unique(self, inverse, counts):
     """(values, the place of each element's among them, how often each is there), all by one sort."""
     outputs((self,), [], [], ())
+    if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
+        raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
     if not self.numel():
         return _of_nothing(self, inverse)
     _decline_if_slower(not (inverse or counts) or self.dtype.itemsize == 8)

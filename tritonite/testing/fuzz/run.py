@@ -75,9 +75,10 @@ def fuzz(
                 if worker.ended or (late and not worker.alone):
                     worker.end()
                     del workers[place]
-                    again, steps = worker.accused, (processes, turns)
-                    if again or not (late or worker.turn + 1 == turns):
-                        workers[place] = _Worker(context, chosen, seed, place, steps, worker.turn + (not again), again)
+                    if worker.again or not (late or worker.turn + 1 == turns):
+                        steps, turn = (processes, turns), worker.turn + (not worker.again)
+                        alone = worker.accused or (worker.unstarted and worker.alone)
+                        workers[place] = _Worker(context, chosen, seed, place, steps, turn, alone, worker.unstarted)
     finally:
         for worker in workers.values():
             worker.end()
@@ -87,7 +88,8 @@ class _Worker:
     """A process that checks each of so many calls, from `turn` on until its last, and what it was last heard to do.
 
     Where ATen ended the process of a call, the next one begins with ATen's answer to it `alone`: what kernels before it
-    had left could have ended it as well. Until then ATen is `accused`.
+    had left could have ended it as well. Until then ATen is `accused`. One that ends before its first call is started
+    a `second` time.
     """
 
     def __init__(
@@ -99,9 +101,10 @@ class _Worker:
         steps: tuple[int, int | None],
         turn: int,
         alone: bool = False,
+        second: bool = False,
     ) -> None:
         self.connection, theirs = context.Pipe(duplex=False)
-        self.alone, self.accused = alone, False
+        self.alone, self.accused, self.second, self.unstarted = alone, False, second, False
         arguments = theirs, chosen, seed, place, *steps, turn, alone
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
@@ -132,6 +135,9 @@ class _Worker:
     def stopped(self, kind: str, tally: Tally) -> Finding | None:
         """What to say of a process that ended in the middle of a call, or does not end it."""
         self.ended = True
+        if self.at is None and not self.second:
+            self.unstarted = True
+            return None
         if self.at is None:
             return Finding("start", "", self.seed, 0, "a process", f"ended with {self.process.exitcode}")
         overload, number, call, whose = self.at
@@ -143,6 +149,11 @@ class _Worker:
             tally.aten_crashes.append(f"{call}: {kind}, {detail} ({overload}, {number})")
             return None
         return Finding(kind, overload, self.seed, number, call, detail)
+
+    @property
+    def again(self) -> bool:
+        """Whether another process begins with the same turn."""
+        return self.accused or self.unstarted
 
     def end(self) -> None:
         self.process.kill()

@@ -53,15 +53,21 @@ def _concentrations(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensor
 
 @facts.drawn("_standard_gamma_grad", "_dirichlet_grad")
 def _with_concentrations(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Next to the poles of negative ones all is roundoff."""
+    """Next to the poles of negative ones all is roundoff, the difference of `total` and the first among them."""
     name = "alpha" if "alpha" in arguments else "self"
     one: Any = arguments[name]
     total: Any = arguments.get("total")
-    if not (facts.real(one) and one.is_floating_point() and bool((one < 0).any())):
+    if not (facts.real(one) and one.is_floating_point()):
         return arguments
-    given = arguments | {name: one.abs()}
-    if facts.real(total) and total.dtype is one.dtype and total.shape == one.shape:
-        given["total"] = torch.where(total < given[name], given[name] + total.abs(), total)
+    given = arguments | ({name: one.abs()} if bool((one < 0).any()) else {})
+    if facts.real(total) and total.is_floating_point():
+        try:
+            low = total < given[name]
+            if bool(low.any()):
+                given["total"] = torch.where(low, given[name] + total.abs(), total).to(total.dtype)
+        except RuntimeError:
+            # ATen refuses shapes that do not fit.
+            return given
     return given
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tritonite.testing.samples import facts
 
 _SETS = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
@@ -33,5 +35,13 @@ facts.may_decline(
     ("*",),
     "slices between others*",
     "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
+    device="cuda",
+)
+facts.may_decline(
+    ("_unique", "_unique2"),
+    ("*",),
+    "bools, of which*",
+    "ATen's kernel for them gives no tensor for an inverse that is not asked for, and counts that are not",
+    dtypes=(torch.bool,),
     device="cuda",
 )

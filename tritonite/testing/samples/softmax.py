@@ -59,7 +59,7 @@ facts.may_decline(
 )
 
 
-@facts.drawn("_log_softmax_backward_data", "_softmax_backward_data")
+@facts.drawn("_log_softmax_backward_data", "_softmax_backward_data", "_masked_softmax_backward")
 def _finite_output(arguments: dict[str, Any]) -> dict[str, Any]:
     """What softmax never gives is to ATen on a GPU a difference of products, and a product with one on a CPU."""
     output = arguments["output"]
