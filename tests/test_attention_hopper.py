@@ -412,7 +412,6 @@ TILES = [
     WarpSpecialized(128, 32, 2, overlapped=False),
     WarpSpecialized(192, 64, 2, ping_pong=False, overlapped=False),
     WarpSpecialized(192, 128, 3),
-    WarpSpecialized(256, 64, 2, ping_pong=False, overlapped=False),
     WarpSpecialized(128, 256, 2, ping_pong=False, overlapped=False),
 ]
 

@@ -194,6 +194,10 @@ def hardtanh_backward(grad_output, self, min_val, max_val):
     return tl.where((self <= min_val) | (self >= max_val), tl.zeros_like(grad_output), grad_output)
 
 
+# float32's, by which ATen multiplies.
+_SIXTH = tl.constexpr(0.1666666716337204)
+
+
 @triton.jit
 def _relu6(x):
     return tl.where(x < 0.0, tl.zeros_like(x), tl.where(x > 6.0, tl.full(x.shape, 6.0, x.dtype), x))
@@ -202,19 +206,19 @@ def _relu6(x):
 @pointwise("hardsigmoid", accepts=SINGLE_FLOATS)
 def hardsigmoid(self):
     """Not of float64, in which ATen's kernel for GPUs has float32's sixth."""
-    return _relu6(self + 3.0) * 0.1666666716337204
+    return _relu6(self + 3.0) * _SIXTH
 
 
 @pointwise("hardsigmoid_backward", accepts=FLOATS, one_dtype=True)
 def hardsigmoid_backward(grad_output, self):
     # ATen's sixth is that of float32 in float64 too.
-    return tl.where((self > -3.0) & (self < 3.0), grad_output * 0.1666666716337204, tl.zeros_like(grad_output))
+    return tl.where((self > -3.0) & (self < 3.0), grad_output * _SIXTH, tl.zeros_like(grad_output))
 
 
 @pointwise("hardswish", accepts=SINGLE_FLOATS)
 def hardswish(self):
     """Not of float64, as `hardsigmoid`."""
-    return self * _relu6(self + 3.0) * 0.1666666716337204
+    return self * _relu6(self + 3.0) * _SIXTH
 
 
 @pointwise("hardswish_backward", accepts=FLOATS, one_dtype=True)

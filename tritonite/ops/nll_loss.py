@@ -93,6 +93,27 @@ def gather_losses(
             tl.store(weights, tl.zeros((), weights.dtype.element_ty))
 
 
+@triton.jit
+def _gradient_of(
+    grad_output,
+    wanted,
+    weight,
+    total_weight,
+    weight_stride,
+    n_classes,
+    ignore_index,
+    mask,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """(the gradient of each row's own class, whether it has one); `grad_output` are pointers, one for each row."""
+    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+    factor = tl.load(grad_output, mask=mask, other=0).to(COMPUTE)
+    if MEAN:
+        factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
+    return -1.0 * own_weight * factor, exists
+
+
 @libentry()
 @triton.jit(do_not_specialize=["ignore_index", "weight_stride"])
 def scatter_gradients(
@@ -123,11 +144,11 @@ def scatter_gradients(
     classes = (program % blocks).to(INDEX) * CLASSES + tl.arange(0, CLASSES)
     mask = row < n_rows
     wanted = tl.load(target + strided_offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
-    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
-    factor = tl.load(grad_output + strided_offset(row, shape, grad_output_strides), mask=mask, other=0).to(COMPUTE)
-    if MEAN:
-        factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
-    value = (-1.0 * own_weight * factor).to(gradient.dtype.element_ty)
+    pointers = grad_output + strided_offset(row, shape, grad_output_strides)
+    value, exists = _gradient_of(
+        pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
+    )
+    value = value.to(gradient.dtype.element_ty)
     # Without a class of its own a row has no gradient; compared in the narrow type that classes are counted in.
     place = tl.where(exists, wanted, -1).to(INDEX)
     block = tl.where(place[:, None] == classes[None, :], value[:, None], tl.zeros((1, 1), value.dtype))
@@ -164,14 +185,13 @@ def scatter_gradients_in_order(
         row = start // n_classes + k + tl.arange(0, 1)
         mask = row < n_rows
         wanted = tl.load(target + row * target_stride, mask=mask, other=0).to(tl.int64)
-        own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
-        factor = tl.load(grad_output + row * grad_output_stride, mask=mask, other=0).to(COMPUTE)
-        if MEAN:
-            factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
-        value = (-1.0 * own_weight * factor).to(block.dtype)
+        pointers = grad_output + row * grad_output_stride
+        value, exists = _gradient_of(
+            pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
+        )
         own = row.to(tl.int64) * n_classes + wanted - start
         own = tl.where(exists & (own >= 0) & (own < BLOCK), own, -1).to(tl.int32)
-        block = tl.where(place == own, value, block)
+        block = tl.where(place == own, value.to(block.dtype), block)
     if start + BLOCK <= n:
         tl.store(gradient + start + place, block)
     else:

@@ -107,7 +107,7 @@ _REGISTERS, COPYING = 65536, 24
 
 
 class WarpSpecialized(NamedTuple):
-    """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps, of at most 4.
+    """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps, of at most 3.
 
     The groups take turns to multiply where they `ping_pong`. A block's products are under the exponentials of the next
     where they are `overlapped`, and `persistent` programs take tile after tile. So many programs are `resident` in a
@@ -145,9 +145,9 @@ WARP_SPECIALIZED = {
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
-# Where the last round of those would leave more multiprocessors idle than these lose: a query takes so much longer.
+# Tiles of fewer queries, which take so much longer for each, and are fewer queries to wait for in the last round.
 _FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True)}
-_FINER = 1.09
+_FINER_TIME = 1.09
 # Where so few tiles leave multiprocessors idle, of which two have room in one.
 _FEW_TILES = {
     64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
@@ -165,7 +165,7 @@ def warp_specialized(head: int, value: int, queries: int, heads: int, multiproce
         usual_time, finer_time = [
             -(-(-(-queries // tile.BLOCK_M) * heads) // multiprocessors) * tile.BLOCK_M for tile in (usual, finer)
         ]
-        if finer_time * _FINER < usual_time:
+        if finer_time * _FINER_TIME < usual_time:
             return finer
     return usual
 

@@ -522,19 +522,7 @@ def attend_warp_specialized(
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
     # The first group has what the others leave.
     REGISTERS: gl.constexpr = ORDER[4]
-    if CONSUMERS == 4:
-        gl.warp_specialize(
-            [
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 1, ORDER)),
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 2, ORDER)),
-                (_attend, (results, buffers, barriers, sizes, scale, FACTS, 3, ORDER)),
-                (_copy, (operands, buffers, barriers, sizes, FACTS, ORDER)),
-            ],
-            [4, 4, 4, 1],
-            [REGISTERS, REGISTERS, REGISTERS, _COPYING],
-        )
-    elif CONSUMERS == 3:
+    if CONSUMERS == 3:
         gl.warp_specialize(
             [
                 (_attend, (results, buffers, barriers, sizes, scale, FACTS, 0, ORDER)),
