@@ -484,6 +484,17 @@ def test_dtypes_of_images_are_atens(name, dtype, device):
             assert function(x, 2).dtype is dtype
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
+    """A view on GPUs, and a copy on a CPU."""
+    x = torch.randn(2, 3, 1, 5, device=device)
+    expected = torch.channel_shuffle(x, groups)
+    with tritonite.use_gems(include="channel_shuffle", faster_only=False):
+        actual = torch.channel_shuffle(x, groups)
+    assert torch.equal(actual, expected)
+    assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
+
+
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
     monkeypatch.setattr(conditional, "_ON_CPU", False)
     x = torch.ones((), dtype=torch.bfloat16, device=device)

@@ -299,8 +299,8 @@ def channel_shuffle(self, groups, outs=()):
     if self.dim() < 3 or groups < 1 or not self.numel() or self.shape[1] % groups or has_channels_last(self):
         raise Decline("no image of such groups")
     if self.device.type != "cpu":
-        if groups == 1:
-            raise Decline("one group, for which ATen's function for GPUs gives the tensor itself")
+        if 1 in (groups, self.shape[1] // groups):
+            raise Decline("nothing moves, and ATen's function for GPUs gives the tensor itself")
         # It asks for such a view.
         through(self.view, self.shape[0], groups, self.shape[1] // groups, -1)
     check_conversion(self.dtype, self.dtype)

@@ -134,6 +134,10 @@ def terms(
         scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2) * scale**2
     read = max(x.numel() for x in tensors)
+    if packet == "bincount":
+        # One bin may have all of them, and atomics add weights in any order.
+        weights = [float(x.double().square().mean().nan_to_num(1, 1)) for x in tensors if x.is_floating_point()]
+        return read * min(max(1.0, *weights), 16.0) if weights else 1.0
     count = max(1.0, read / max(1, result.numel()))
     if packet in _family("scan"):
         return max(count, *result.shape, 1.0)

@@ -40,7 +40,7 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
 def _without_signs_of_nan(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first."""
     x = arguments["self"]
-    if devices.current.type == "cpu" or not x.is_floating_point() or not (x.isnan() & x.signbit()).any():
+    if devices.current.type == "cpu" or x.dtype not in dtypes.FLOATS or not (x.isnan() & x.signbit()).any():
         return arguments
     return arguments | {"self": x.masked_fill(x.isnan(), float("nan"))}
 
