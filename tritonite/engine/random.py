@@ -81,6 +81,26 @@ def _side_by_side(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thr
 
 
 @triton.jit
+def _of_neighbours(SAMPLE: tl.constexpr, VALUES: tl.constexpr, BESIDE: tl.constexpr, seed, counter, first):
+    """The values of BESIDE threads each from `first` on, in the threads' order: of elements that lie side by side."""
+    values = SAMPLE(seed, counter, first)
+    if BESIDE == 4:
+        second, third = SAMPLE(seed, counter, first + 1), SAMPLE(seed, counter, first + 2)
+        fourth = SAMPLE(seed, counter, first + 3)
+        found = ()
+        for i in tl.static_range(VALUES):
+            found = found + (_interleave4(values[i], second[i], third[i], fourth[i]),)
+        values = found
+    elif BESIDE == 2:
+        second = SAMPLE(seed, counter, first + 1)
+        found = ()
+        for i in tl.static_range(VALUES):
+            found = found + (tl.interleave(values[i], second[i]),)
+        values = found
+    return values
+
+
+@triton.jit
 def _write(value, place, mask, inputs, outs, numbers, TRANSFORM: tl.constexpr):
     elements = ()
     for i in tl.static_range(len(inputs)):
@@ -109,31 +129,34 @@ def draw_kernel(
     VALUES: tl.constexpr,
     USED: tl.constexpr,
     VECTOR: tl.constexpr,
+    BESIDE: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     INDEX: tl.constexpr,
 ):
     """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side.
 
-    ALIGNED divides `numel`.
+    Where ATen's threads have elements at a distance, a thread here is BESIDE of them, and stores theirs at once. ALIGNED
+    divides `numel`.
     """
     blocks = tl.cdiv(threads, BLOCK)
     turn = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
-    thread = begin + tl.arange(0, BLOCK)
     DRAWS: tl.constexpr = 2 if VECTOR == 8 else 1
     # In the interpreter numbers have no type of their own.
     seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * DRAWS
     first, second = tl.full((), first, tl.float64), tl.full((), second, tl.float64)
     numbers = (first, second, low.to(tl.int64), span.to(tl.int64))
     if VECTOR:
-        values = _side_by_side(SAMPLE, VECTOR, seed, counter, thread)
+        values = _side_by_side(SAMPLE, VECTOR, seed, counter, begin + tl.arange(0, BLOCK))
         lane = tl.arange(0, BLOCK * VECTOR)
         place = (turn.to(INDEX) * threads + begin) * VECTOR + lane
         mask = (lane < (threads - begin) * VECTOR) & (place < aligned_to(numel, ALIGNED))
         _write(values, place, mask, inputs, outs, numbers, TRANSFORM)
     else:
-        values = SAMPLE(seed, counter, thread)
+        first_thread = begin + tl.arange(0, BLOCK // BESIDE) * BESIDE
+        values = _of_neighbours(SAMPLE, VALUES, BESIDE, seed, counter, first_thread)
+        thread = begin + tl.arange(0, BLOCK)
         for i in tl.static_range(USED):
             place = (turn.to(INDEX) * VALUES + i) * threads + thread
             _write(values[i], place, (thread < threads) & (place < numel), inputs, outs, numbers, TRANSFORM)
@@ -179,6 +202,8 @@ def _launch(
         VALUES=values,
         USED=min(values, -(-numel // threads)),
         VECTOR=order.vector,
+        # As many as 16 bytes have, up to a draw's words.
+        BESIDE=max(1, min(4, 16 // outs[0].dtype.itemsize)),
         # Triton knows by itself of 16 alone, and would access elements one by one.
         ALIGNED=order.vector if order.vector and numel % order.vector == 0 else 1,
         BLOCK=block,

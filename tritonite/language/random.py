@@ -16,19 +16,35 @@ _CIRCLE = tl.constexpr(6.2831854820251465 * 2.0**-32)
 _WIDE_INVERSE = tl.constexpr(2.0**-53)
 
 
+# The multipliers of a round, and what it adds to the keys.
+_TIMES_A, _TIMES_C = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
+_TO_FIRST, _TO_SECOND = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
+_ROUNDS = tl.constexpr(10)
+
+
+@triton.jit
+def _halves(x):
+    """The 32 high and the 32 low bits of numbers of 64."""
+    return (x >> 32).to(tl.uint32), (x & 0xFFFFFFFF).to(tl.uint32)
+
+
 @triton.jit
 def words(seed, counter, thread):
-    """curand4: four words of 32 bits."""
-    low = (counter & 0xFFFFFFFF).to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
-    thread = thread.to(tl.int64)
-    return tl.philox(
-        seed,
-        tl.broadcast_to(low, thread.shape),
-        tl.broadcast_to(high, thread.shape),
-        (thread & 0xFFFFFFFF).to(tl.uint32),
-        (thread >> 32).to(tl.uint32),
-    )
+    """curand4: four words of 32 bits.
+
+    A product of 64 bits gives both halves, which are two multiplications if asked for one by one.
+    """
+    d, c = _halves(thread.to(tl.uint64))
+    high, low = _halves(counter.to(tl.uint64))
+    a, b = tl.broadcast_to(low, thread.shape), tl.broadcast_to(high, thread.shape)
+    second_key, first_key = _halves(seed.to(tl.uint64))
+    for _ in tl.static_range(_ROUNDS):
+        high_of_a, low_of_a = _halves(a.to(tl.uint64) * _TIMES_A)
+        high_of_c, low_of_c = _halves(c.to(tl.uint64) * _TIMES_C)
+        a, b, c, d = high_of_c ^ b ^ first_key, low_of_c, high_of_a ^ d ^ second_key, low_of_a
+        first_key += _TO_FIRST
+        second_key += _TO_SECOND
+    return a, b, c, d
 
 
 @triton.jit
