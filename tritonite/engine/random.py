@@ -136,8 +136,8 @@ def draw_kernel(
 ):
     """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side.
 
-    Where ATen's threads have elements at a distance, a thread here is BESIDE of them, and stores theirs at once. ALIGNED
-    divides `numel`.
+    Where ATen's threads have elements at a distance, a thread here is BESIDE of them, and stores theirs at once.
+    ALIGNED divides `numel`.
     """
     blocks = tl.cdiv(threads, BLOCK)
     turn = tl.program_id(0) // blocks
