@@ -193,6 +193,13 @@ def test_sequences_without_keys(small_tiles):
     assert own[6:].eq(0).all()
 
 
+def test_caches_without_blocks():
+    """They serve sequences without keys."""
+    sequences = Sequences([0, 0], spare=0)
+    assert not sequences.key.numel()
+    assert sequences.check().eq(0).all()
+
+
 def test_more_tokens_than_keys(small_tiles):
     """The first ones see nothing."""
     assert Sequences([4, 40], tokens=[9, 2]).check()[:5].eq(0).all()
@@ -237,6 +244,7 @@ _OUT_OF_RANGE = [
     ("caches do not have", "table[0, 1] = 1000"),
     ("caches do not have", "table[1, 0] = -1"),
     ("room for", "lengths += 1000"),
+    ("room for", "key, value = key[:0], value[:0]"),
     ("ascend", "starts = [0, 5, 2]"),
     ("begin with 0", "query, starts = query.repeat(30, 1, 1), [1, 55, 60]"),
     ("begin with 0", "query, starts = query.repeat(30, 1, 1), [50, 55, 60]"),

@@ -8,6 +8,7 @@ score and its sum of exponentials, from which those of all keys follow (Milakov 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +44,11 @@ class DecodeFacts(Facts):
     capped: bool = False
     split: bool = False
     apart: bool = False
+
+    @property
+    def run(self) -> int:
+        """How many keys of a block, from a multiple of as many on, follow each other in one page."""
+        return math.gcd(self.page, self.block_n)
 
 
 @triton.jit
@@ -105,15 +111,32 @@ def _cut(block, count, length, diagonal, window, splits, least, FACTS: tl.conste
 
 
 @triton.jit
+def _visible(columns, low, stop, FACTS: tl.constexpr):
+    """Which keys some row sees."""
+    if FACTS.windowed:
+        seen = (columns >= low) & (columns < stop)
+    else:
+        seen = columns < stop
+    return seen
+
+
+@triton.jit
+def _runs(start, FACTS: tl.constexpr):
+    """The numbers of the runs of a block of keys from `start` on, which is a multiple of it."""
+    return start // FACTS.run + tl.arange(0, FACTS.block_n // FACTS.run)
+
+
+@triton.jit
 def _pages(pages, start, low, stop, FACTS: tl.constexpr):
-    """The pages of a block of keys from `start` on, one or one for each; nothing is read for those that nobody sees."""
+    """The pages of a block's runs; nothing is read for those that nobody sees."""
+    RUN: tl.constexpr = FACTS.run
     if FACTS.page == 0:
         found = start
-    elif FACTS.page % FACTS.block_n == 0:
-        found = tl.load(pages + start // FACTS.page, mask=start < stop, other=0)
     else:
-        columns = start + tl.arange(0, FACTS.block_n)
-        found = tl.load(pages + columns // FACTS.page, mask=(columns >= low) & (columns < stop), other=0)
+        runs = _runs(start, FACTS)
+        # A run is seen if its last key is in the window, and its first is there.
+        seen = _visible(runs * RUN, low - (RUN - 1), stop, FACTS)
+        found = tl.load(pages + runs // (FACTS.page // RUN), mask=seen, other=0)
     return found
 
 
@@ -134,12 +157,42 @@ def _load(pointer, offset, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASK
 
 
 @triton.jit
-def _offset(page, columns, strides, FACTS: tl.constexpr):
-    """Where rows of keys or values are; `strides` are those of pages and of rows."""
+def _converted(tile, DTYPE: tl.constexpr):
+    """A tile of a cache as of the query's dtype."""
+    if tile.dtype == tl.float8e4nv and tl.bfloat16 == DTYPE:
+        # On NVIDIA's GPUs the unit that has exponentials converts float16 to bfloat16, at an eighth of the usual speed.
+        tile = tile.to(tl.float32)
+    return tile.to(DTYPE)
+
+
+@triton.jit
+def _checked(page, n_pages, wrong, FACTS: tl.constexpr):
+    """Pages that may be read, and whether some may not: that stops the program in the end, since a loop would wait."""
+    if FACTS.page > 0:
+        outside = page.to(tl.uint32) >= n_pages.to(tl.uint32)
+        wrong = wrong | outside.to(tl.int32)
+        page = tl.where(outside, 0, page)
+    return page, wrong
+
+
+@triton.jit
+def _of_keys(each, FACTS: tl.constexpr):
+    """What a block's runs have, for each of their keys."""
+    RUN: tl.constexpr = FACTS.run
+    return tl.reshape(tl.broadcast_to(each[:, None], (FACTS.block_n // RUN, RUN)), (FACTS.block_n,))
+
+
+@triton.jit
+def _offset(page, start, strides, FACTS: tl.constexpr):
+    """Where the keys or values of a block are; `strides` are those of pages and of rows."""
+    RUN: tl.constexpr = FACTS.run
+    INDEX: tl.constexpr = FACTS.index
     if FACTS.page == 0:
-        offset = columns.to(FACTS.index) * strides[1]
+        offset = (start + tl.arange(0, FACTS.block_n)).to(INDEX) * strides[1]
     else:
-        offset = page.to(FACTS.index) * strides[0] + (columns % FACTS.page).to(FACTS.index) * strides[1]
+        first = _of_keys(_runs(start, FACTS) % (FACTS.page // RUN) * RUN, FACTS)
+        row = first + tl.arange(0, FACTS.block_n) % RUN
+        offset = _of_keys(page, FACTS).to(INDEX) * strides[0] + row.to(INDEX) * strides[1]
     return offset
 
 
@@ -154,7 +207,7 @@ def _take(
     of_value,
     of_bias,
     rows,
-    columns,
+    start,
     page,
     seen,
     numbers,
@@ -170,9 +223,10 @@ def _take(
     PRECISION: tl.constexpr = FACTS.precision
     total, largest, denominator = state
     low, stop, diagonal, window = seen
-    exists = (columns >= low) & (columns < stop)
-    k = _load(key, _offset(page, columns, of_key, FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * numbers[0]
+    columns = start + tl.arange(0, FACTS.block_n)
+    exists = _visible(columns, low, stop, FACTS)
+    k = _load(key, _offset(page, start, of_key, FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
+    scores = tl.dot(q, tl.trans(_converted(k, q.dtype)), input_precision=PRECISION) * numbers[0]
     if FACTS.capped:
         scores = numbers[1] * (1 - 2 / (tl.exp2(scores) + 1))
     if MASKED or bias is not None:
@@ -191,8 +245,8 @@ def _take(
     exponentials = tl.exp2(scores - base[:, None])
     kept = tl.exp2(largest - base)
     denominator = denominator * kept + tl.sum(exponentials, 1)
-    v = _load(value, _offset(page, columns, of_value, FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
-    v = v.to(q.dtype)
+    v = _load(value, _offset(page, start, of_value, FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
+    v = _converted(v, q.dtype)
     total = tl.dot(exponentials.to(q.dtype), v, total * kept[:, None], input_precision=PRECISION)
     return total, most, denominator
 
@@ -209,21 +263,19 @@ def _take_all(
     # Within the loop Triton 3.6 does not know of strides that are 1 any more, where they are in a tuple.
     key_page, key_row, value_page, value_row = strides[1][0], strides[1][2], strides[2][0], strides[2][2]
     bias_row, bias_key = strides[4][2], strides[4][3]
-    lanes = tl.arange(0, BLOCK_N)
-    page = _pages(pages, begin, low, stop, FACTS)
+    # Two blocks ahead, of which the first is checked: the compiler has a loop wait at once for what comes from memory.
+    first = _pages(pages, begin, low, stop, FACTS)
+    following = _pages(pages, begin + BLOCK_N, low, stop, FACTS)
+    page, wrong = _checked(first, n_pages, wrong, FACTS)
     for start in range(begin, stop, BLOCK_N):
-        if FACTS.page > 0:
-            # What is out of range is read nowhere, and stops the program in the end: in the loop it would wait.
-            outside = (page < 0) | (page >= n_pages)
-            wrong = wrong | outside.to(tl.int32)
-            page = tl.where(outside, 0, page)
         rest = (low, stop, diagonal, window)
         total, largest, denominator = _take(
             *((total, largest, denominator), q, key, value, bias),
             *((key_page, key_row), (value_page, value_row), (bias_row, bias_key)),
-            *(rows, start + lanes, page, rest, numbers, MASKED, FACTS),
+            *(rows, start, page, rest, numbers, MASKED, FACTS),
         )
-        page = _pages(pages, start + BLOCK_N, low, stop, FACTS)
+        page, wrong = _checked(following, n_pages, wrong, FACTS)
+        following = _pages(pages, start + 2 * BLOCK_N, low, stop, FACTS)
     return total, largest, denominator, wrong
 
 
@@ -333,10 +385,7 @@ def attend_to_splits(
     if FACTS.capped:
         factor = factor * 2 / cap
     numbers = (factor, cap * LOG2E)
-    if FACTS.page > 0 and FACTS.page % BLOCK_N != 0:
-        wrong = tl.zeros((BLOCK_N,), tl.int32)
-    else:
-        wrong = tl.full((), 0, tl.int32)
+    wrong = tl.zeros((BLOCK_N // FACTS.run,), tl.int32)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     denominator = tl.zeros((BLOCK_M,), tl.float32)
@@ -639,12 +688,14 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     strides = (rows_of[0], *ordered, rows_of[1], (0, 0, 0, 0), (0, 0, 0), work.pages.stride(0), scales)
     operands = {"query": query, "key": key, "value": value, "bias": None, "pages": work.pages}
     operands |= {"lengths": work.lengths, "starts": work.starts, "scales": work.scales}
-    sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": page * most, "diagonal": 0}
+    # Without pages there is no room for a key.
+    room = page * most if n_pages else 0
+    sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
     sizes |= {"window": work.window or 0, "shared": shared}
     _run(
         *(operands, out, None, strides, sizes, cut, facts),
         blocks=blocks,
-        n_pages=n_pages,
+        n_pages=max(1, n_pages),
         scale=work.scale,
         softcap=work.softcap or 0.0,
     )
