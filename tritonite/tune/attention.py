@@ -212,8 +212,9 @@ def warp_specialized_backward(head: int, value: int, biased: bool) -> WarpSpecia
 FEW_QUERIES, FEW_ROWS, MANY_KEYS = 16, 128, 256
 # The rows of the smallest tile, which tensor cores take.
 FEW = 16
-# The keys that a program has at least where several share a head's: below, starting one takes longer than its keys.
-LEAST = 256
+# The keys that a program has at least where several share a head's, a block of them for heads of 128: the blocks of one
+# program wait for each other, while programs that the device has room for take no longer than one.
+LEAST = 64
 # Programs of a multiprocessor whose tiles are on their way at once, each of so many bytes of keys, and of values.
 _RESIDENT, _TILE_BYTES = 2, 16 * 1024
 # A program's beginning and end, in blocks of keys.
