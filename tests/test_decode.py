@@ -11,6 +11,7 @@ from tritonite import devices
 from tritonite.dispatch import call
 from tritonite.engine.attention import decode
 from tritonite.engine.attention.problem import Problem
+from tritonite.launch import LibEntry
 from tritonite.ops import attention
 from tritonite.tune import attention as table
 from tritonite.tune.attention import Tile
@@ -195,6 +196,18 @@ def test_operators_of_cuda(monkeypatch):
     scores = wide[0] @ wide[1].mT / 4
     torch.testing.assert_close(logsumexp[:, :, :3].double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
     assert logsumexp.shape == (2, 4, 32) and logsumexp[:, :, 3:].eq(math.inf).all()
+
+
+@pytest.mark.parametrize(("share", "expected"), [(2**20, [(False, False)]), (64, [(True, False), (True, True)])])
+def test_only_the_second_launch_is_dependent(monkeypatch, share, expected):
+    """It waits for the first, which begins when what is before it has ended."""
+    launches = []
+    monkeypatch.setattr(devices, "has_dependent_launch", lambda device: True)
+    monkeypatch.setattr(decode.table, "share", lambda *_: share)
+    monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(kwargs))
+    query, key, value = _operands()
+    decode.decode(Problem(query, key, value, None, None, False, 0, "ieee"), torch.empty_like(query), None)
+    assert [(each["FACTS"].dependent, each.get("launch_pdl", False)) for each in launches] == expected
 
 
 @pytest.mark.parametrize("programs", [1, 8, 100, 264, 300, 512, 4000])

@@ -111,6 +111,11 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a launch may begin before the one ends that it waits for: NVIDIA's from sm_90 on."""
+    return device.type == "cuda" and has_tma(device)
+
+
 @functools.lru_cache(maxsize=64)
 def has_float8(device: torch.device) -> bool:
     """Whether Triton converts float8_e4m3fn there: NVIDIA's from sm_89 on, and in the interpreter."""

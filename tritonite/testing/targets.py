@@ -321,11 +321,15 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             label = f"{dtype} of {tokens}x{size} in pages of {page} {cached}"
             calls += [(label, paged, (*given, 30.0, 1000) if page == 48 else given)]
             calls += [(label, write, (query[:, :2], query[:, :2], cache, cache, slots, *scales))]
-    for (label, op, given), (kind, names) in itertools.product(calls, _KINDS.items()):
+    launches = [(kind, names, False) for kind, names in _KINDS.items()] + [("nvidia", ("sm_90", "sm_100"), True)]
+    for (label, op, given), (kind, names, dependent) in itertools.product(calls, launches):
+        if dependent and not full and "bfloat16" not in label:
+            continue
         # Older devices, and AMD's, do not have float8_e4m3fn.
         wanted = [name for name in names if "float8" not in label or name in ("sm_90", "sm_100")]
         record = dataclasses.replace(devices.current, kind=kind)
-        with _noting() as found, mock.patch.object(devices, "current", record):
+        launching = mock.patch.object(devices, "has_dependent_launch", lambda device, dependent=dependent: dependent)
+        with _noting() as found, mock.patch.object(devices, "current", record), launching:
             op(*given)
         for specialization in found if full or kind == "nvidia" else ():
             yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])

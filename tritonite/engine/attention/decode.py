@@ -9,7 +9,7 @@ score and its sum of exponentials, from which those of all keys follow (Milakov 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -35,14 +35,16 @@ class DecodeFacts(Facts):
     """Everything that a kernel is compiled for: `block_m` rows are the queries of `ratio` heads each.
 
     Keys and values lie in pages of `page` rows, or in one tensor if that is 0. With `windowed` a query sees the last
-    keys alone, with `capped` scores have a soft cap. With `split` partial results are written. With `apart` those
-    blocks of keys that all queries see are taken without comparing.
+    keys alone, with `capped` scores have a soft cap. With `split` partial results are written, for a launch that may
+    be `dependent`: its programs begin beside those that it waits for. With `apart` those blocks of keys that all
+    queries see are taken without comparing.
     """
 
     page: int = 0
     windowed: bool = False
     capped: bool = False
     split: bool = False
+    dependent: bool = False
     apart: bool = False
 
     @property
@@ -332,6 +334,8 @@ def attend_to_splits(
     RATIO: tl.constexpr = FACTS.ratio
     EMPTY: tl.constexpr = FACTS.empty
     ELEMENT: tl.constexpr = out.dtype.element_ty
+    if FACTS.dependent:
+        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) % shared
     split = tl.program_id(0) // shared % splits
     block = tl.program_id(0) // shared // splits
@@ -488,6 +492,8 @@ def combine_splits(
     total = tl.zeros((BLOCK_V,), tl.float32)
     largest = tl.full((), float("-inf"), tl.float32)
     denominator = tl.full((), 0.0, tl.float32)
+    if FACTS.dependent:
+        tl.extra.cuda.gdc_wait()
     for begin in range(0, there, _SPLITS):
         i = begin + tl.arange(0, _SPLITS)
         place = row * splits + i
@@ -562,8 +568,9 @@ def _run(
 ) -> None:
     """Launch a call, and where there are several splits what combines them."""
     rows, shared, device = sizes["tokens"] * sizes["shared"] * facts.ratio, sizes["shared"], out.device
-    partial = None
-    if cut.splits > 1:
+    partial, several = None, cut.splits > 1
+    facts = replace(facts, split=several, dependent=several and devices.has_dependent_launch(device))
+    if several:
         values = empty((rows, cut.splits, facts.value_size), torch.float32, device)
         partial = (values, empty((rows, cut.splits, 2), torch.float32, device))
     attend_to_splits[(cut.blocks * cut.splits * shared,)](
@@ -594,6 +601,7 @@ def _run(
             least=cut.least,
             FACTS=facts,
             num_warps=table.COMBINING_WARPS,
+            **({"launch_pdl": True} if facts.dependent else {}),
             **devices.current.options,
             **(ASSERTING if facts.page else {}),
         )
@@ -624,7 +632,7 @@ def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, 
     )
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
     cut = _Cut.of(tile, blocks * batch, shared, _seen(problem), query.device)
-    facts = DecodeFacts(**vars(problem.facts(tile, out, empty=no_keys)), split=cut.splits > 1)
+    facts = DecodeFacts(**vars(problem.facts(tile, out, empty=no_keys)))
     strides = (
         *(query.stride(), key.stride(), value.stride(), out.stride(), problem.bias_strides),
         *((0, 0, 0) if logsumexp is None else logsumexp.stride(), 0, (0, 0)),
@@ -676,7 +684,6 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         page=page,
         windowed=work.window is not None,
         capped=work.softcap is not None,
-        split=cut.splits > 1,
         apart=tile.BLOCK_M >= table.APART,
     )
     ordered = [(own.stride(0), own.stride(2), own.stride(1)) for own in (key, value)]
