@@ -15,7 +15,7 @@ import tritonite
 from tritonite import devices
 from tritonite.engine.attention import forward, hopper
 from tritonite.engine.attention.descriptors import bias_descriptor
-from tritonite.engine.attention.place import place
+from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
 from tritonite.tune.attention import WarpSpecialized
@@ -359,6 +359,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         "LOG2E": hopper.LOG2E.value,
         "_LN2": hopper._LN2.value,
         "_COPYING": hopper._COPYING.value,
+        "_PAIRED_ROUNDS": hopper._PAIRED_ROUNDS.value,
     }
     kernel = hopper.attend_warp_specialized.jit.fn
     steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
@@ -372,9 +373,9 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         "_first_exponentials",
         "_finish",
     )
-    names = ("_in_pairs", "_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
+    names = ("_end", "_balanced", "_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
     helpers = [getattr(hopper, name).fn for name in names]
-    for function in (place.fn, kernel, *helpers):
+    for function in (by_length.fn, kernel, *helpers):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     bias = work.bias
@@ -477,23 +478,35 @@ def test_the_least_numbers_hide_keys():
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("tile", TILES)
-def test_tiles_of_one_program_have_different_blocks(tile, at_once):
-    """Of which more or fewer are masked than of the tile before."""
-    work = problem(S=450, H=4, shared=2)
-    out, logsumexp = run(work, tile, at_once, own_staging=True, programs=5)
+@pytest.mark.parametrize(("programs", "S", "H"), [(5, 450, 4), (1, 600, 2)])
+def test_tiles_of_one_program_have_different_blocks(programs, S, H, tile, at_once):
+    """Of which more or fewer are masked than of the tile before; few tiles, and many in pairs."""
+    work = problem(S=S, H=H, shared=2, B=2 if H == 4 else 1)
+    out, logsumexp = run(work, tile, at_once, own_staging=True, programs=programs)
     expected, logarithms = by_definition(work)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(logsumexp[:, :, :450].double(), logarithms, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logsumexp[:, :, :S].double(), logarithms, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 12, 24])
-def test_tiles_in_pairs_are_all_tiles(programs):
-    """Each once, and of programs that have whole pairs all have as much to do."""
-    tiles = 24
-    taken = [hopper._in_pairs.fn(tile, tiles, programs) for tile in range(tiles)]
-    assert sorted(taken) == list(range(tiles))
-    sums = [sum(taken[program::programs]) for program in range(programs)]
-    assert tiles % (2 * programs) or len(set(sums)) == 1
+@pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 8, 12])
+@pytest.mark.parametrize(("blocks", "heads"), [(1, 12), (3, 4), (4, 3), (5, 5), (7, 9), (8, 12)])
+def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
+    """Each once, and no program has more than a tile above the mean, or of many tiles a pair of them."""
+    tiles, taken, lengths = blocks * heads, [], []
+    here = types.SimpleNamespace(
+        minimum=min, cdiv=lambda x, y: -(-x // y), program_id=lambda _: program, constexpr=None
+    )
+    scope = {"gl": here, "tl": here, "_PAIRED_ROUNDS": table.PAIRED_ROUNDS}
+    for function in (by_length, hopper._balanced, hopper._end):
+        scope[function.fn.__name__] = types.FunctionType(function.fn.__code__, scope)
+    for program in range(programs):
+        end = scope["_end"](tiles, programs, types.SimpleNamespace(causal=True), [2] * 6)
+        own = range(program, end, programs)
+        mine = [scope["_balanced"](tile, blocks, heads, heads, programs) for tile in own]
+        taken += mine
+        lengths.append(sum(blocks - block for block, _ in mine))
+    assert sorted(taken) == [(block, head) for block in range(blocks) for head in range(heads)]
+    assert max(lengths) <= sum(lengths) / programs + blocks + (1 if tiles >= table.PAIRED_ROUNDS * programs else 0)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -562,6 +575,8 @@ def test_tiles_by_how_many_there_are():
     assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
     assert chosen(64, 512, 48).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
     assert chosen(64, 4096, 128).BLOCK_M == 192
+    assert table.warp_specialized(64, 64, 2048, 128, 132, True).BLOCK_M == 128
+    assert table.warp_specialized(64, 64, 4096, 128, 132, True).BLOCK_M == 192
     assert chosen(64, 512, 64).persistent and not chosen(64, 512, 32).persistent and not chosen(128, 512, 64).persistent
 
 
@@ -665,6 +680,15 @@ def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
     """Of so many heads that persistent programs have several tiles."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile._replace(persistent=persistent))
     check(problem(S=450, H=64, shared=32, causal=causal))
+
+
+@on_sm_90
+@pytest.mark.parametrize("tile", [table.WARP_SPECIALIZED[64], table._FINER_TILES[64]])
+@pytest.mark.parametrize(("S", "H"), [(600, 101), (1000, 72)])
+def test_so_many_tiles_that_they_are_in_pairs(S, H, tile, monkeypatch):
+    """Of an even or an odd number, and keys that are copied several blocks ahead."""
+    monkeypatch.setattr(table, "warp_specialized", lambda *_: tile)
+    check(problem(S=S, H=H, shared=H, B=3))
 
 
 @on_sm_90

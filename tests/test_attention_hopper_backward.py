@@ -29,7 +29,7 @@ import tritonite
 from tritonite import devices
 from tritonite.engine.attention import backward, hopper_backward
 from tritonite.engine.attention.forward import attention
-from tritonite.engine.attention.place import place
+from tritonite.engine.attention.place import by_length, place
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
 from tritonite.tune.attention import Ring, WarpSpecializedBackward
@@ -202,7 +202,12 @@ def scope_of(at_once):
     }
     kernels = [getattr(hopper_backward, name) for name in vars(hopper_backward) if name.startswith("attend_to_")]
     helpers = [x for x in vars(hopper_backward).values() if type(x) is type(hopper_backward._halves)]
-    for function in (place.fn, *[kernel.jit.fn for kernel in kernels], *[helper.fn for helper in helpers]):
+    for function in (
+        by_length.fn,
+        place.fn,
+        *[kernel.jit.fn for kernel in kernels],
+        *[helper.fn for helper in helpers],
+    ):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     # Which registers hold an operand is the compiler's matter.
     scope["_halves"] = lambda tile, dtype, total: tile.to(dtype)

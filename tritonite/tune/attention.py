@@ -110,8 +110,9 @@ class WarpSpecialized(NamedTuple):
     """A tile of the warp-specialised forward pass of half types: 64 queries for each group of four warps, of at most 3.
 
     The groups take turns to multiply where they `ping_pong`. A block's products are under the exponentials of the next
-    where they are `overlapped`, and `persistent` programs take tile after tile. So many programs are `resident` in a
-    multiprocessor, whose registers they share.
+    where they are `overlapped`, and `persistent` programs take tile after tile, whose keys are copied as many as
+    `most_stages` blocks ahead where there is room. So many programs are `resident` in a multiprocessor, whose registers
+    they share.
     """
 
     BLOCK_M: int
@@ -121,6 +122,7 @@ class WarpSpecialized(NamedTuple):
     overlapped: bool = True
     persistent: bool = False
     resident: int = 1
+    most_stages: int = 0
 
     @property
     def groups(self) -> int:
@@ -141,12 +143,12 @@ class WarpSpecialized(NamedTuple):
 # enough to have under exponentials, and a tile's beginning and end are a larger part of it: programs have them under
 # another tile's.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(192, 128, 2, ping_pong=False, overlapped=False, persistent=True),
+    64: WarpSpecialized(192, 128, 2, ping_pong=False, overlapped=False, persistent=True, most_stages=4),
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
 # Tiles of fewer queries, which take so much longer for each, and are fewer queries to wait for in the last round.
-_FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True)}
+_FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True, most_stages=4)}
 _FINER_TIME = 1.09
 # Where so few tiles leave multiprocessors idle, of which two have room in one.
 _FEW_TILES = {
@@ -155,19 +157,31 @@ _FEW_TILES = {
 }
 
 
-def warp_specialized(head: int, value: int, queries: int, heads: int, multiprocessors: int) -> WarpSpecialized:
+# From so many tiles for each persistent program on, causal ones are taken in pairs of a long and a short one.
+PAIRED_ROUNDS = 8
+
+
+def warp_specialized(
+    head: int, value: int, queries: int, heads: int, multiprocessors: int, causal: bool = False
+) -> WarpSpecialized:
     """That for heads and values in powers of two, which the larger decides, of so many queries and heads."""
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]
     usual, finer = WARP_SPECIALIZED[size], _FINER_TILES.get(size)
     if finer is not None and multiprocessors:
-        usual_time, finer_time = [
-            -(-(-(-queries // tile.BLOCK_M) * heads) // multiprocessors) * tile.BLOCK_M for tile in (usual, finer)
-        ]
+        usual_time, finer_time = [_time(tile, queries, heads, multiprocessors, causal) for tile in (usual, finer)]
         if finer_time * _FINER_TIME < usual_time:
             return finer
     return usual
+
+
+def _time(tile: WarpSpecialized, queries: int, heads: int, multiprocessors: int, causal: bool) -> int:
+    """What a multiprocessor takes for its tiles, in queries; where it is causal by the keys of a pair of tiles."""
+    blocks = -(-queries // tile.BLOCK_M)
+    if causal:
+        return -(-blocks * heads // (2 * multiprocessors)) * tile.BLOCK_M * (blocks + 1) * tile.BLOCK_M
+    return -(-blocks * heads // multiprocessors) * tile.BLOCK_M
 
 
 class Ring(NamedTuple):

@@ -33,7 +33,7 @@ from tritonite.engine.attention.descriptors import (
     take,
     wait_for_block,
 )
-from tritonite.engine.attention.place import place
+from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
 from tritonite.launch import libentry
@@ -43,23 +43,45 @@ _LN2 = gl.constexpr(0.6931471805599453)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.
 _BARRIERS = 1024
 _COPYING = gl.constexpr(table.COPYING)
+_PAIRED_ROUNDS = gl.constexpr(table.PAIRED_ROUNDS)
 
 
 @gluon.jit
-def _in_pairs(tile, tiles, programs):
-    """Which tile is taken as this one: by turns from the first, which are long, and from the last, which are short.
+def _end(tiles, programs, FACTS: gl.constexpr, ORDER: gl.constexpr):
+    """Where the numbers of a program's tiles end, which are so many `programs` apart."""
+    SLOTS: gl.constexpr = ORDER[5]
+    end = tiles
+    if FACTS.causal and SLOTS > 1:
+        program, pairs = gl.program_id(0), (tiles + 1) // 2
+        turns = gl.cdiv(pairs - program, programs) * 2
+        if (pairs - 1) % programs == program:
+            # Of an odd number of tiles the last is alone.
+            turns -= tiles % 2
+        if tiles >= _PAIRED_ROUNDS * programs:
+            end = turns * programs
+    return end
 
-    Programs that take tile after tile in their order would have the longest of every round, or the shortest. Tiles that
-    are too few for a round of pairs are taken as they come.
+
+@gluon.jit
+def _balanced(tile, blocks, batch_heads, group, programs):
+    """(block, batch and head as one) of a causal tile, so that all programs have as much to do.
+
+    Where tiles are many a program takes a long one of a head and then a short one of the next head, and programs that
+    run at once share the keys of few heads. Few are taken from the longest to the shortest, by the programs forwards in
+    the last round, and backwards and forwards by turns in those before.
     """
-    pairs = tiles // (2 * programs)
-    turn = tile // programs
-    taken = tile - pairs * programs
-    if turn < 2 * pairs:
-        taken = turn // 2 * programs + tile % programs
-        if turn % 2 == 1:
-            taken = tiles - 1 - taken
-    return taken
+    tiles, turn = blocks * batch_heads, tile // programs
+    if tiles >= _PAIRED_ROUNDS * programs:
+        pair = turn // 2 * programs + tile % programs
+        own = gl.minimum(pair // blocks * 2 + turn % 2, batch_heads - 1)
+        block = pair % blocks
+        if turn % 2 == 0:
+            block = blocks - 1 - block
+    else:
+        if ((tiles - 1) // programs - turn) % 2 == 1:
+            tile = (2 * turn + 1) * programs - 1 - tile
+        block, own = by_length(tile, blocks, batch_heads, group)
+    return block, own
 
 
 @gluon.jit
@@ -68,16 +90,17 @@ def _tile(tile, sizes, FACTS: gl.constexpr, ORDER: gl.constexpr):
 
     Blocks of keys are taken from the last to the first, and there is always one.
     """
-    heads, batch_heads, group, blocks, _, keys, diagonal, _, tiles, programs = sizes
+    heads, batch_heads, group, blocks, _, keys, diagonal, _, _, programs = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
     SLOTS: gl.constexpr = ORDER[5]
     if FACTS.causal and SLOTS > 1:
-        tile = _in_pairs(tile, tiles, programs)
-    block, batch, head = place(tile, blocks, heads, batch_heads, group)
+        block, own = _balanced(tile, blocks, batch_heads, group, programs)
+    else:
+        block, own = by_length(tile, blocks, batch_heads, group)
     end = keys
     if FACTS.causal:
         end = gl.minimum(keys, gl.maximum(block * BLOCK_M + diagonal + BLOCK_M, 1))
-    return block * BLOCK_M, batch.to(gl.int32), head.to(gl.int32), gl.cdiv(end, FACTS.block_n)
+    return block * BLOCK_M, own // heads, own % heads, gl.cdiv(end, FACTS.block_n)
 
 
 @gluon.jit
@@ -518,7 +541,7 @@ def attend_warp_specialized(
     operands, buffers = (query, key, value, bias), (qs, ks, vs, biases)
     barriers = q_ready, q_free, k_ready, k_free, v_ready, v_free, turns
     results = out, logsumexp, logarithm_strides, staging
-    tiles = blocks * batch_heads
+    tiles = _end(blocks * batch_heads, programs, FACTS, ORDER)
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
     # The first group has what the others leave.
     REGISTERS: gl.constexpr = ORDER[4]
@@ -566,14 +589,14 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     multiprocessors = devices.multiprocessors(out.device)
     # How many other rows there are must not decide how keys are added up.
     idle = 0 if settings().invariant else multiprocessors
-    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle)
+    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle, problem.causal)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
-    shared = size * (tile.BLOCK_M * (block_d + columns) + tile.num_stages * tile.BLOCK_N * columns)
-    if problem.bias is not None:
-        shared += size * tile.num_stages * tile.BLOCK_N * tile.BLOCK_M
-    persistent = tile.persistent and tile.resident * (shared + _BARRIERS) <= devices.shared_memory(out.device)
+    stage = size * tile.BLOCK_N * (columns + (0 if problem.bias is None else tile.BLOCK_M))
+    beside = size * tile.BLOCK_M * (block_d + columns) + _BARRIERS
+    most = (devices.shared_memory(out.device) // tile.resident - beside) // stage
+    persistent = tile.persistent and most >= tile.num_stages
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     several = programs < tiles
     order = tile.groups, tile.ping_pong, tile.overlapped, several or block_d != block_v, tile.registers, 1 + several
@@ -598,7 +621,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         scale=problem.factor,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         ORDER=order,
-        STAGES=tile.num_stages,
+        STAGES=max(tile.num_stages, min(most, tile.most_stages)) if several else tile.num_stages,
         num_warps=4,
         maxnreg=tile.maxnreg if tile.resident > 1 else None,
     )
