@@ -146,7 +146,7 @@ class Special:
 
     op: str
     label: str
-    operands: Callable[[Make], Sequence[torch.Tensor]]
+    operands: Callable[[Make], Sequence[torch.Tensor] | Sample]
     given: dict[str, Any] = field(default_factory=dict)
     flops: int | None = None
 
@@ -213,8 +213,13 @@ SPECIAL += tuple(
     _several("cat", label, operands, dim=dim)
     for label, dim, operands in (
         ("2 along columns", 1, lambda make: [make(8192, 4096) for _ in range(2)]),
+        ("2 along rows", 0, lambda make: [make(4096, 8192) for _ in range(2)]),
         ("64 along rows", 0, lambda make: [make(128, 8192) for _ in range(64)]),
         ("64 along columns", 1, lambda make: [make(8192, 128) for _ in range(64)]),
+        # Parts of rows that begin at no 16 bytes.
+        ("2 of odd widths", 1, lambda make: [make(8192, width) for width in (4095, 4097)]),
+        ("64 of one odd width", 1, lambda make: [make(8192, 127) for _ in range(64)]),
+        ("64 of odd widths", 1, lambda make: [make(8192, 128 + (-1) ** i) for i in range(64)]),
         ("cache and step", 2, lambda make: [make(16, 8, 4096, 128), make(16, 1, 8, 128).transpose(1, 2)]),
         ("rotary halves", 3, lambda make: make(8, 32, 2048, 128).chunk(2, -1)[::-1]),
     )
@@ -288,7 +293,21 @@ SPECIAL += tuple(
         ("one repeated", indexing.repeated(16_384, 1)),
     )
 )
+# Sums at few places, to each of which many rows or elements are added.
+SPECIAL += tuple(
+    Special(op, f"{label} many repeated", operands)
+    for op, label, operands in (
+        ("index_add", "32000x4096", indexing.added_rows),
+        ("index_put", "32000x4096", indexing.put_rows),
+        ("scatter_add", "4096x4096", indexing.scattered),
+    )
+)
+SPECIAL += tuple(
+    Special(op, "8192x8192", lambda make: (make(8192, 8192),), indexing.given(op, (8192, 8192), torch.float32))
+    for op in ("gather", "index")
+)
 SPECIAL += (
+    Special("masked_select", "8192x8192", lambda make: _alike(representative("masked_select"), (8192, 8192))(make)),
     Special("index_select", "4096x4096 columns", lambda make: (make(4096, 4096),), {"dim": 1, **indexing.COLUMNS}),
     Special("index", "32000x4096 rows", lambda make: (make(32_000, 4096),), indexing.ROWS),
 )
@@ -364,9 +383,8 @@ def cases(
                         yield Case(packet, op.overload, op.family, label, dtype, _alike(op, shape), measure, given)
                 for special in SPECIAL if not interpreted else ():
                     if special.op == packet:
-                        operands, given, flops = special.operands, special.given, special.flops
-                        label = special.label
-                        yield Case(packet, op.overload, op.family, label, dtype, operands, measure, given, flops)
+                        of, given, flops = special.operands, special.given, special.flops
+                        yield Case(packet, op.overload, op.family, special.label, dtype, of, measure, given, flops)
     yield from _fused_cases(quick, measures, ops)
     if "device" in measures and not interpreted:
         for name, (overload, dtype, every) in CLASSICS.items():

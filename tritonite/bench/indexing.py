@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 import tritonite
+from tritonite.testing.samples import Sample
 
 Shape = tuple[int, ...]
 # Of a case's arguments what is made when it runs.
 Given = dict[str, Callable[[], Any]]
 
 _TABLES = ((32_000, 4096), (128_256, 4096))
+# The places that many rows or elements are added to.
+_DIFFERENT = 100
 _SQUARE = ((4096, 4096),)
 SHAPES: dict[str, tuple[Shape, ...]] = dict.fromkeys(
     ("gather", "take", "index", "scatter", "scatter_add", "nonzero", "masked_select", "masked_scatter"), _SQUARE
@@ -97,6 +100,27 @@ def repeated(rows: int, different: int) -> Given:
         "num_weights": lambda: 128_256,
         "padding_idx": lambda: -1,
     }
+
+
+def _addends(make: Callable[..., torch.Tensor], rows: int, added: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros, and ones to add: sums that half types hold, whatever the order."""
+    zeros = make(rows, 4096).zero_()
+    return zeros, _ids(2, added, 4096).to(zeros.dtype)
+
+
+def added_rows(make: Callable[..., torch.Tensor]) -> Sample:
+    x, source = _addends(make, 32_000, 16_384)
+    return Sample("", (x, 0, _ids(_DIFFERENT, 16_384), source), {})
+
+
+def put_rows(make: Callable[..., torch.Tensor]) -> Sample:
+    x, values = _addends(make, 32_000, 16_384)
+    return Sample("", (x, [_ids(_DIFFERENT, 16_384)], values, True), {})
+
+
+def scattered(make: Callable[..., torch.Tensor]) -> Sample:
+    x, source = _addends(make, 4096, 4096)
+    return Sample("", (x, 1, _ids(_DIFFERENT, 4096, 4096), source), {})
 
 
 COLUMNS: Given = {"index": lambda: _ids(4096, 4096)}
