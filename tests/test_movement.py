@@ -128,6 +128,24 @@ def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
     assert identical(serves("cat.default", lambda: torch.cat(xs, 1)), torch.cat(xs, 1))
 
 
+@pytest.mark.parametrize("count", [3, 9])
+def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
+    xs = [torch.randn(5, 16, device=device) for _ in range(count)]
+    assert identical(serves("cat.default", lambda: torch.cat(xs, 0)), torch.cat(xs, 0))
+    assert identical(serves("stack.default", lambda: torch.stack(xs, 0)), torch.stack(xs, 0))
+
+
+@pytest.mark.parametrize("widths", [(7, 7, 7), (31, 33), (129, 3)])
+@pytest.mark.parametrize("shape", [(21,), (2, 9)])
+def test_parts_begin_at_no_16_bytes(widths, shape, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=256))
+    xs = [torch.randn(*shape, width, device=device).half() for width in widths]
+    assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
+    xs = [x.expand(3, *x.shape).transpose(0, -2) for x in xs]
+    assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
+
+
 @pytest.mark.parametrize("count", [8, 9, 17])
 @pytest.mark.parametrize("alike", [True, False])
 def test_long_lists_take_several_tiles_of_each(count, alike, device, monkeypatch):

@@ -21,6 +21,11 @@ _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
 # The pairs of which a program selects its own: as many as there are such groups among the most pairs.
 _GROUP = 8
+# The fewest columns of a tile are a warp's.
+_LEAST_COLUMNS = 32
+# The tiles that a program takes one after the other where an access is of one element: of a tile as large as them all a
+# thread would hold so many addresses that few programs fit a multiprocessor.
+_STEPS = 4
 
 
 @triton.jit
@@ -72,7 +77,7 @@ def _choose(program, first, sources, destinations, ends, sizes, read, written, A
 
 
 @libentry()
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["count"])
 def move_pairs(
     sources,
     destinations,
@@ -80,25 +85,28 @@ def move_pairs(
     sizes,
     read_strides,
     written_strides,
-    pairs,
+    count,
     ALIKE: tl.constexpr,
+    IN_TURNS: tl.constexpr,
     ALIGNED: tl.constexpr,
     INDEX: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A program takes a tile of (ROWS, COLUMNS) of dimensions 1 and 0 of a pair, at one index of the others.
+    """A program takes STEPS tiles of (ROWS, COLUMNS), along dimensions 1 and 0 of a pair, at one index of the others.
 
     `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
-    strides, and programs take the same tile of one after the other, so that what lies side by side is written together.
+    strides. Programs take them IN_TURNS, a tile of each of the `count` pairs, or pair by pair, `count` tiles of each.
     Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0. Numbers in tuples are
     made odd.
 
     A program branches to the GROUP of pairs that has its own, since it would select from all of them for longer than
     it moves a tile.
     """
-    program = tl.program_id(0) % pairs if ALIKE else 2 * tl.program_id(0) + 3
+    number = tl.program_id(0)
+    program = (number % count if IN_TURNS else number // count) if ALIKE else 2 * number + 3
     most: tl.constexpr = min(GROUP, len(sources))
     chosen = _choose(program, 0, sources, destinations, ends, sizes, read_strides, written_strides, ALIKE, most)
     source, destination, begin, shape, read, written = chosen
@@ -114,23 +122,26 @@ def move_pairs(
         source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
     length = aligned_to(shape[0], ALIGNED)
     across = tl.cdiv(length, COLUMNS)
-    tile = tl.program_id(0) // pairs if ALIKE else (program - begin) >> 1
-    column = (tile % across).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tile = (number // count if IN_TURNS else number % count) if ALIKE else (program - begin) >> 1
+    first = (tile % across).to(INDEX) * COLUMNS
+    column = tl.arange(0, COLUMNS)[None, :]
     rest = tile // across
+    begin_row = rest
     if len(shape) > 2:
-        down = tl.cdiv(shape[1], ROWS)
-        row = (rest % down).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+        down = tl.cdiv(shape[1], STEPS * ROWS)
+        begin_row = rest % down
         rest = (rest // down).to(INDEX)
-    else:
-        row = rest.to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
-    from_, to = row * aligned_to(read[0], ALIGNED), row * aligned_to(written[0], ALIGNED)
+    source, destination = source + (first + column), destination + (first + column)
     for d in tl.static_range(2, len(shape)):
         at = rest % shape[d]
-        from_ += at * aligned_to(read[d - 1], ALIGNED)
-        to += at * aligned_to(written[d - 1], ALIGNED)
+        source += at * aligned_to(read[d - 1], ALIGNED)
+        destination += at * aligned_to(written[d - 1], ALIGNED)
         rest = rest // shape[d]
-    mask = (column < length) & (row < shape[1])
-    tl.store(destination + (to + column), tl.load(source + (from_ + column), mask=mask), mask=mask)
+    for step in range(STEPS):
+        row = (begin_row.to(INDEX) * STEPS + step) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (column < length - first) & (row < shape[1])
+        elements = tl.load(source + row * aligned_to(read[0], ALIGNED), mask=mask)
+        tl.store(destination + row * aligned_to(written[0], ALIGNED), elements, mask=mask)
 
 
 def move_each(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
@@ -181,16 +192,23 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         ((*sizes, *[1] * (rank - len(sizes))), *[(*own, *[0] * (rank - 1 - len(own))) for own in strides])
         for sizes, *strides in layouts
     ]
-    elements = device.tile_bytes // max(pairs[0][0].dtype.itemsize, 2) * (1 if len(pairs) <= _GROUP else 2)
-    columns = min(elements, power_of_2(max(sizes[0] for sizes, _, _ in layouts)))
-    rows = max(1, min(elements // columns, power_of_2(max(sizes[1] for sizes, _, _ in layouts))))
-    counts = [-(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]) for sizes, _, _ in layouts]
+    alignment = _alignment(layouts, [x for pair in pairs for x in pair[:2]])
+    most_rows = power_of_2(max(sizes[1] for sizes, _, _ in layouts))
+    steps = 1 if alignment > 1 or most_rows == 1 else _STEPS
+    elements = device.tile_bytes // max(pairs[0][0].dtype.itemsize, 2)
+    elements *= 1 if steps == 1 and len(pairs) <= _GROUP else 2
+    columns = _columns([sizes[0] for sizes, _, _ in layouts], elements // steps)
+    rows = min(elements // steps // columns, most_rows)
+    counts = [
+        -(-sizes[0] // columns) * -(-sizes[1] // (steps * rows)) * math.prod(sizes[2:]) for sizes, _, _ in layouts
+    ]
     ends = list(itertools.accumulate(counts))
     # As many pairs as a power of two, of which few kernels are compiled: no program comes to those that are added.
     missing = power_of_2(len(pairs)) - len(pairs)
     sources = [pair[0] for pair in pairs] + [pairs[-1][0]] * missing
     destinations = [pair[1] for pair in pairs] + [pairs[-1][1]] * missing
     alike = len(set(layouts)) == 1
+    in_turns = alike and _in_turns(layouts[0][0])
     told = layouts[:1] if alike else layouts + [layouts[-1]] * missing
     wide = any(span(x.shape, x.stride()) >= INT32_LIMIT for pair in pairs for x in pair[:2])
     move_pairs[(ends[-1],)](
@@ -198,14 +216,33 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         tuple(destinations),
         _odd((*ends, *[ends[-1]] * missing)),
         *(tuple([_odd(layout[part]) for layout in told]) for part in range(3)),
-        len(pairs),
+        len(pairs) if in_turns else counts[0],
         ALIKE=alike,
-        ALIGNED=_alignment(layouts, [x for pair in pairs for x in pair[:2]]),
+        IN_TURNS=in_turns,
+        ALIGNED=alignment,
         INDEX=tl.int64 if wide else tl.int32,
+        STEPS=steps,
         ROWS=rows,
         COLUMNS=columns,
         GROUP=_GROUP,
     )
+
+
+def _columns(lengths: Sequence[int], most: int) -> int:
+    """Of a tile: fewer where an eighth of the lanes or more would be idle, though not fewer than a warp has."""
+    columns = min(most, power_of_2(max(lengths)))
+    while columns > _LEAST_COLUMNS and 8 * sum(-length % columns for length in lengths) >= sum(lengths):
+        columns //= 2
+    return columns
+
+
+def _in_turns(sizes: Sequence[int]) -> bool:
+    """Whether pairs that are alike are taken in turns, by the sizes of one.
+
+    What lies side by side in a result's rows is written together so. Of pairs that are one run of elements each no two
+    do, and one after the other is moved, which reads and writes fewer pages at a time.
+    """
+    return any(size > 1 for size in sizes[1:])
 
 
 def _alignment(layouts: Sequence[_Layout], tensors: Sequence[torch.Tensor]) -> int:
