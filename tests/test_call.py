@@ -185,6 +185,25 @@ def test_sizes_that_data_decides(device, replays):
         assert len(runs) == replays(4)
 
 
+def test_the_first_elements_of_a_vector_are_as_many_as_data_decides(device, replays):
+    def host(x):
+        counts = call.zeros((1,), torch.int64, x.device)
+        _count[(1,)](x, counts, x.numel(), BLOCK=128)
+        result = call.empty((x.numel(),), torch.int64, x.device)
+        _places[(1,)](x, result, x.numel(), BLOCK=128)
+        (count,) = call.read(counts)
+        return call.first(result, count)
+
+    with standing_in("linalg_eigvals", host) as runs:
+        for n in (7, 0, 100, 31):
+            x = torch.zeros(100, device=device)
+            x[torch.randperm(100)[:n]] = 1
+            found = torch.ops.aten.linalg_eigvals(x)
+            assert found.tolist() == x.cpu().numpy().nonzero()[0].tolist()
+            assert found.stride() == (1,) and not found._is_view()
+        assert len(runs) == replays(4)
+
+
 def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replays):
     def host(x):
         (count,) = call.read(x)

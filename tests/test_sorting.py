@@ -491,7 +491,7 @@ def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 1000])
 def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
     monkeypatch.setattr(runs, "_EQUALS_BLOCK", 128)
-    x = values(dtype, n, device=device) if n > 5 else torch.ones(n, dtype=dtype, device=device)
+    x = values(dtype, n, 2, device=device)[:, 0] if n > 5 else torch.ones(n, dtype=dtype, device=device)
     expected = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
     with tritonite.use_gems(include="unique_consecutive"):
         result = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
@@ -500,7 +500,35 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
     same = identical if device == "cpu" else functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
     assert same(result[0], expected[0]) and same(alone, expected[0])
     assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])
+    # The memory is that of more elements, and it is nobody else's.
+    assert alone.is_contiguous() and not alone._is_view() and not alone.storage_offset()
     assert served("unique_consecutive")
+
+
+@libentry()
+@triton.jit
+def _before(out, words, block, AT_ONCE: tl.constexpr):
+    count, last = runs._runs_before(words, block, tl.full((), 7, tl.int32), tl.full((), 1000, tl.int32), AT_ONCE)
+    tl.store(out, count)
+    tl.store(out + 1, last)
+
+
+@pytest.mark.parametrize("whole", [-1, 0, 5, 8, 13])
+@pytest.mark.parametrize("at_once", [2, 4, 32])
+def test_runs_of_blocks_whose_programs_still_work(whole, at_once, device):
+    """Word of single blocks, as far as one of all blocks up to it, if there is one; several blocks have no run."""
+    words = [count << 32 | (start + 1) << 2 | 1 for count, start in ((2, 9), (0, -1), (0, -1), (4, 13)) * 4][:14]
+    words[0] += 1
+    if whole > 0:
+        words[:whole] = [(1 << 40) | 1] * whole
+        words[whole] = 100 << 32 | 51 << 2 | 2
+    expected = sum(word >> 32 for word in words[max(whole, 0) :])
+    words = torch.tensor([*words, 0], device=device)
+    out = torch.zeros(2, dtype=torch.int32, device=device)
+    _before[(1,)](out, words, 14, AT_ONCE=at_once, num_warps=1)
+    last = max([50] * (whole > 0) + [13 if whole < 13 else 50])
+    assert out.tolist() == [expected, last]
+    assert int(words[14]) == (expected + 7) << 32 | 1001 << 2 | 2
 
 
 def test_bools_of_which_aten_gives_other_results_are_its_on_gpus(monkeypatch, device):

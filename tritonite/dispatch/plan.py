@@ -100,7 +100,8 @@ class Buffer(NamedTuple):
 
 
 # What a call returns: None for what was not asked for, a source with a view's (sizes, strides, dtype) or None for the
-# whole, ("size", number of a size read from data), ("value", a number, a string ...), or ("list", items like these).
+# whole, ("size", number of a size read from data), ("value", a number, a string ...), or ("list", items like these). Of
+# a view's sizes an item is a number, or (number of a size read from data,).
 Returned = Any
 
 
@@ -160,6 +161,7 @@ class Recorder:
         self._slots: dict[tuple[int, int, bool, Limits | None], int] = {}
         self._limited: list[Number] = []
         self._sizes = 0
+        self._shortened: dict[int, tuple[Source, tuple[Any, ...]]] = {}
 
     def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
         """Note a fresh tensor, and its shape and strides where data decides some of them."""
@@ -193,6 +195,10 @@ class Recorder:
             values = numbers.flatten().tolist()
         first, self._sizes = self._sizes, self._sizes + len(values)
         return [Size(value, first + i) for i, value in enumerate(values)]
+
+    def shortened(self, result: torch.Tensor, vector: torch.Tensor, count: Size) -> None:
+        """Note that a result is so many of the elements of a fresh vector."""
+        self._shortened[id(result)] = self._sources[id(vector)], ((count.index,),)
 
     def limited(self, number: Number) -> None:
         """Note that a number of the call keeps its limits, which it has to whether or not a kernel takes it."""
@@ -418,6 +424,9 @@ class Recorder:
             raise Unrecordable("a number of the call that is returned")
         if not isinstance(result, torch.Tensor):
             return "value", result
+        if id(result) in self._shortened:
+            source, sizes = self._shortened[id(result)]
+            return source, (sizes, result.stride(), result.dtype)
         source = self._source(result)
         if self._is_whole(source, result):
             return source, None

@@ -14,7 +14,7 @@ from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.rows.declare import dimensions, outputs
 from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
-from tritonite.engine.sorting.runs import Runs, RunsOfEquals
+from tritonite.engine.sorting.runs import Runs, runs_of_equals
 from tritonite.errors import Decline
 from tritonite.ops.sorting import sort_into
 from tritonite.tune.sorting import slower
@@ -63,7 +63,7 @@ def _inverse(self):
 def _of_runs(self, x, order, inverse, counts):
     """What is left of a vector whose equals are next to each other."""
     places = _inverse(self) if inverse else None
-    values, lengths = RunsOfEquals(x).write(places, order, counts)
+    values, lengths = runs_of_equals(x, places, order, counts)
     return values, _nothing(self) if places is None else places, _nothing(self) if lengths is None else lengths
 
 

@@ -236,6 +236,7 @@ struct Buffer {
 struct Result {
   enum Kind { kAbsent, kWhole, kView, kSize, kValue, kList } kind = kAbsent;
   View view;
+  std::vector<FromData> sizes_from_data;
   size_t size = 0;
   IValue value;
   std::vector<Result> items;
@@ -934,7 +935,12 @@ struct Replay {
     switch (result.kind) {
       case Result::kAbsent: return result.type->kind() == c10::TypeKind::TensorType ? IValue(at::Tensor()) : IValue();
       case Result::kWhole: return base(result.view.source);
-      case Result::kView: return viewed(result.view);
+      case Result::kView: {
+        if (result.sizes_from_data.empty()) return viewed(result.view);
+        View view = result.view;
+        for (const FromData& extent : result.sizes_from_data) view.sizes[extent.place] = sizes[extent.size];
+        return viewed(view);
+      }
       case Result::kValue: return result.value;
       case Result::kSize:
         if (result.type->kind() == c10::TypeKind::BoolType) return sizes[result.size] != 0;
@@ -1147,7 +1153,8 @@ Result result_of(const py::handle& described, const c10::TypePtr& type) {
   result.view.source = source_of(parts[0]);
   if (result.kind == Result::kView) {
     const auto layout = parts[1].cast<py::tuple>();
-    result.view.sizes = integers(layout[0]);
+    size_t after = 0;
+    read_extents(layout[0], result.view.sizes, result.sizes_from_data, after);
     result.view.strides = integers(layout[1]);
     result.view.dtype = dtype_of(layout[2]);
   }

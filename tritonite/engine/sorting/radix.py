@@ -34,11 +34,12 @@ from tritonite.tune.sorting import SORTING
 
 # The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
 # digits would have; those of a thread where several programs share a row, and where they have 64 bits, as many as there
-# are registers for; how many blocks of them a program that counts takes.
+# are registers for; how many blocks of them a program that counts takes, and how many counters it has of a digit.
 _EACH = 4 if devices.current.interpreted else 16
 _BLOCK = 4096
 _SHARED_EACH, _WIDE_EACH = (4, 4) if devices.current.interpreted else (24, 20)
 _COUNTED = 8
+_COPIES = 2 if devices.current.interpreted else 8
 # The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
 _HELD = 32 * 1024
 _DIGITS = tl.constexpr(256)
@@ -254,22 +255,29 @@ def _count_digits(
     blocks,
     PASSES: tl.constexpr,
     COUNTED: tl.constexpr,
+    COPIES: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program counts the digits of COUNTED blocks of its row, for all passes."""
+    """A program counts the digits of COUNTED blocks of its row, for all passes.
+
+    Neighbours among its threads have counters of their own, in other banks of shared memory, so that elements of few
+    different digits do not wait for each other.
+    """
+    COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
     row = (tl.program_id(0) // blocks).to(INDEX)
     begin = (tl.program_id(0) % blocks).to(INDEX) * (THREADS * EACH * COUNTED)
     source = words + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
     # The last is for elements that there are not.
-    own = room(PASSES * _DIGITS + 1, tl.int32)
-    for i in tl.static_range(PASSES):
+    own = room(COUNTERS + 1, tl.int32)
+    for i in tl.static_range(PASSES * COPIES):
         put(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
     tl.debug_barrier()
     one = tl.full((THREADS,), 1, tl.int32)
+    copy = tl.arange(0, THREADS) % COPIES
     for j in range(COUNTED):
         first = begin + j * (THREADS * EACH)
         word = _load(source, first, step, n, THREADS, EACH)
@@ -277,10 +285,12 @@ def _count_digits(
             inside = first + _place(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
                 digit = digit_of(word[k], 8 * i, KEYS) + i * _DIGITS
-                add(own, tl.where(inside, digit, one * _DIGITS * PASSES), one)
+                add(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
-        found = get(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
+        found = tl.zeros((_DIGITS,), tl.int32)
+        for j in tl.static_range(COPIES):
+            found += get(own, (digits + i * _DIGITS) * COPIES + j, found)
         tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, found, mask=found > 0, sem="relaxed")
 
 
@@ -504,6 +514,7 @@ def sort_long_rows(
         *(totals, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
         PASSES=passes,
         COUNTED=_COUNTED,
+        COPIES=min(_COPIES, 32 // passes),
         KEYS=keys,
         INDEX=rows.index,
         **_threads(_BLOCK, _EACH),

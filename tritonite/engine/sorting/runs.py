@@ -6,18 +6,20 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import Size, empty, read
+from tritonite.dispatch.call import Size, empty, first, read, zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.compact import Found, _add_up
-from tritonite.engine.indexing.places import in_row_major
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.indexing.compact import Found
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
+from tritonite.engine.sorting.radix import check_length
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
 _BLOCK = 1024
 _LONGEST_BLOCK = 2048
-_EQUALS_BLOCK = 4096
+_EQUALS_BLOCK, _EQUALS_THREADS = 4096, 256
+# The words that the counter of tickets has for itself, so that it shares no cache line with others.
+_COUNTER = 16
 
 
 @triton.jit
@@ -64,22 +66,57 @@ def _longest_run(
 
 
 @triton.jit
-def _beginnings(x, shape, strides, n, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
-    """(a program's places in row-major order, the elements there, which of them differ from the one before)."""
-    linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    mask = linear < n
-    value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0)
-    earlier = tl.maximum(linear - 1, 0)
-    before = tl.load(x + strided_offset(earlier, shape, strides), mask=mask, other=0)
-    return linear, value, mask & ((linear == 0) | (value.to(COMPUTE) != before.to(COMPUTE)))
+def _word(count, start, kind):
+    """What a program leaves word of: how many runs begin, where the last does (-1 if none), and what that is of.
+
+    1 is its block, 2 all blocks up to it. Where there is no word yet, there is 0.
+    """
+    return (count.to(tl.int64) << 32) | ((start + 1).to(tl.int64) << 2) | kind
 
 
-@libentry()
-@triton.jit(do_not_specialize=["n"])
-def _count_beginnings(counts, x, shape, strides, n, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
-    """A program counts the runs that begin in its block."""
-    _, _, begins = _beginnings(x, shape, strides, n, COMPUTE, INDEX, BLOCK)
-    tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), axis=0).to(tl.int64))
+@triton.jit
+def _runs_before(words, block, count, start, AT_ONCE: tl.constexpr):
+    """(how many runs begin in all blocks before a program's, where the last does), leaving word of its own block's.
+
+    Each thread looks at the word of another block, so that all of them go on or end together.
+    """
+    before = tl.zeros((), tl.int32)
+    last = tl.full((), -1, tl.int32)
+    tl.atomic_xchg(words + block, _word(count, start, tl.where(block == 0, 2, 1)), sem="relaxed")
+    if block > 0:
+        distance = tl.arange(0, AT_ONCE)
+        nearest = block - 1
+        while nearest >= 0:
+            word = tl.load(words + (nearest - distance), mask=distance <= nearest, other=2, volatile=True)
+            kind = (word & 3).to(tl.int32)
+            end = tl.min(tl.where(kind == 1, AT_ONCE * 4, distance * 4 + kind), axis=0)
+            known = (distance * 4 < end) & (kind != 0)
+            before += tl.sum(tl.where(known, (word >> 32).to(tl.int32), 0), axis=0)
+            last = tl.maximum(last, tl.max(tl.where(known, (word & 0xFFFFFFFF).to(tl.int32) // 4 - 1, -1), axis=0))
+            nearest = tl.where((end & 3) == 2, -1, nearest - end // 4)
+        tl.atomic_xchg(words + block, _word(before + count, tl.maximum(last, start), 2), sem="relaxed")
+    return before, last
+
+
+@triton.jit
+def _apart(x):
+    """The elements of every four next to each other, as four vectors."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0] // 4, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _together(x):
+    """The reverse."""
+    return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (4 * x[0].shape[0],))
+
+
+@triton.jit
+def _later(last, before, other_last, other_before):
+    """The largest of all, and of all but the last one."""
+    return tl.maximum(last, other_last), tl.maximum(last, other_before)
 
 
 @libentry()
@@ -88,30 +125,66 @@ def _write_runs(
     values,
     ranks,
     order,
-    starts,
-    before,
+    lengths,
+    total,
+    scratch,
     x,
-    shape,
-    strides,
+    step,
     n,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
+    COUNTER: tl.constexpr,
+    WHOLE: tl.constexpr,
+    THREADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program writes what it knows of the runs that begin in its block: their elements, and where they begin.
+    """A program writes the elements of the runs that begin in its block, and the lengths of those before them.
 
-    For each element it writes the number of its run: at its place, or at that which the order has for it.
+    For each element it writes the number of its run: at its place, or at that which the order has for it. If blocks are
+    WHOLE, n is a multiple of theirs. Programs take tickets, so that those before a program's own have begun. A thread
+    has four elements next to each other at a time, so that it adds up most by itself.
     """
-    linear, value, begins = _beginnings(x, shape, strides, n, COMPUTE, INDEX, BLOCK)
-    rank = tl.load(before + tl.program_id(0)) + tl.cumsum(begins.to(tl.int32), axis=0) - 1
+    block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    inside = place < n
+    if WHOLE:
+        value = tl.load(x + place.to(INDEX) * step)
+    else:
+        value = tl.load(x + place.to(INDEX) * step, mask=inside, other=0)
+    four = block * BLOCK + tl.arange(0, BLOCK // 4) * 4
+    before = tl.load(x + (four - 1).to(INDEX) * step, mask=(four > 0) & (four < n), other=0).to(COMPUTE)
+    element = _apart(value)
+    counts, starts, begun = (), (), ()
+    count, start = tl.zeros((BLOCK // 4,), tl.int32), tl.full((BLOCK // 4,), -1, tl.int32)
+    for k in tl.static_range(4):
+        begins = (four + k < n) & ((four + k == 0) | (element[k].to(COMPUTE) != before))
+        before = element[k].to(COMPUTE)
+        count += begins.to(tl.int32)
+        # Where the run before this element's began, of those in the same four.
+        starts = starts + (start,)
+        start = tl.where(begins, four + k, start)
+        counts, begun = counts + (count,), begun + (begins,)
+    own, latest = tl.sum(count, axis=0), tl.max(start, axis=0)
+    earlier, last = _runs_before(scratch + COUNTER, block, own, latest, THREADS)
+    end = (block + 1) * BLOCK >= n
+    tl.store(total, (earlier + own).to(tl.int64), mask=end)
+    ahead = tl.cumsum(count, axis=0) - count + (earlier - 1)
+    rank = _together((ahead + counts[0], ahead + counts[1], ahead + counts[2], ahead + counts[3]))
+    begins = _together(begun)
     tl.store(values + rank, value, mask=begins)
-    if len(starts) > 0:
-        tl.store(starts[0] + rank, linear.to(tl.int64), mask=begins)
+    if len(lengths) > 0:
+        _, previous = tl.associative_scan((start, tl.full((BLOCK // 4,), -1, tl.int32)), 0, _later)
+        previous = tl.maximum(previous, last)
+        lasts = ()
+        for k in tl.static_range(4):
+            lasts = lasts + (tl.maximum(previous, starts[k]),)
+        tl.store(lengths[0] + (rank - 1), (place - _together(lasts)).to(tl.int64), mask=begins & (place > 0))
+        tl.store(lengths[0] + (earlier + own - 1), (n - tl.maximum(last, latest)).to(tl.int64), mask=end)
     if len(ranks) > 0:
-        place = linear.to(tl.int64)
+        target = place
         if len(order) > 0:
-            place = tl.load(order[0] + linear, mask=linear < n, other=0).to(tl.int64)
-        tl.store(ranks[0] + place, rank, mask=linear < n)
+            target = tl.load(order[0] + place, mask=inside, other=0)
+        tl.store(ranks[0] + target, rank.to(tl.int64), mask=inside)
 
 
 @libentry()
@@ -151,33 +224,35 @@ def _lengths(starts: torch.Tensor, count: Size, n: int) -> torch.Tensor:
     return result
 
 
-class RunsOfEquals:
-    """The runs of equal elements of a tensor in row-major order; `count` is read from the device."""
+def runs_of_equals(
+    x: torch.Tensor, ranks: torch.Tensor | None, order: torch.Tensor | None, measures: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of the runs of equal elements of a vector (their elements, their lengths if it measures).
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self._x = x
-        shape, strides, integer = in_row_major(x)
-        block = min(_EQUALS_BLOCK, max(128, power_of_2(x.numel())))
-        blocks = -(-x.numel() // block)
-        self._grid, self._space = (blocks,), (x, shape, strides, x.numel())
-        self._facts = {"COMPUTE": TRITON_DTYPES[opmath(x.dtype)], "INDEX": integer, "BLOCK": block, "num_warps": 8}
-        counts = empty((blocks,), torch.int64, x.device)
-        # The total comes last.
-        self._before = empty((blocks + 1,), torch.int64, x.device)
-        _count_beginnings[self._grid](counts, *self._space, **self._facts)
-        _add_up[(1,)](self._before, counts, blocks, BLOCK=_BLOCK)
-        (self.count,) = read(self._before[-1:])
-
-    def write(
-        self, ranks: torch.Tensor | None, order: torch.Tensor | None, measures: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(their elements, their lengths if it measures); and to `ranks` the number of each element's, by an order."""
-        x = self._x
-        values = empty((self.count,), x.dtype, x.device)
-        starts = empty((self.count,), torch.int64, x.device) if measures else None
-        optional = [() if tensor is None else (tensor,) for tensor in (ranks, order, starts)]
-        _write_runs[self._grid](values, *optional, self._before, *self._space, **self._facts)
-        return values, None if starts is None else _lengths(starts, self.count, x.numel())
+    To `ranks` it writes the number of each element's, by an order. How many runs there are is known when all has been
+    written: the results keep the memory of as many as there may be, as ATen's do.
+    """
+    n = x.numel()
+    block = min(_EQUALS_BLOCK, max(128, power_of_2(n)))
+    blocks = -(-n // block)
+    if blocks > 1:
+        check_length(n)
+    values = empty((n,), x.dtype, x.device)
+    lengths = empty((n,), torch.int64, x.device) if measures else None
+    total = empty((1,), torch.int64, x.device)
+    optional = [() if tensor is None else (tensor,) for tensor in (ranks, order, lengths)]
+    _write_runs[(blocks,)](
+        *(values, *optional, total, zeros((_COUNTER + blocks,), torch.int64, x.device), x, x.stride(0), n),
+        COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
+        INDEX=tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
+        COUNTER=_COUNTER,
+        WHOLE=n % block == 0,
+        THREADS=_EQUALS_THREADS,
+        BLOCK=block,
+        num_warps=_EQUALS_THREADS // 32,
+    )
+    (count,) = read(total)
+    return first(values, count), None if lengths is None else first(lengths, count)
 
 
 def longest_runs(x: torch.Tensor, places: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
