@@ -9,14 +9,12 @@ class Slower(NamedTuple):
     """What ATen is faster in, as it was measured on one device of a kind and is assumed of the others; else nothing.
 
     `one_long_row`: sorting one row that several programs share. `taken`: more of the largest elements of such rows than
-    this. `wide_ranks`: an element by its rank, of keys of 64 bits in rows that a program holds. `sets`: runs of equals
-    and unique elements, unless their places or counts are asked for, of keys of 32 bits.
+    this. `wide_ranks`: an element by its rank, of keys of 64 bits in rows that a program holds.
     """
 
     one_long_row: bool = False
     taken: int = 2**31
     wide_ranks: bool = False
-    sets: bool = False
 
 
 class Sorting(NamedTuple):
@@ -36,9 +34,8 @@ class Sorting(NamedTuple):
 _NVIDIA = Sorting(network=128, registers=128)
 
 SORTING: dict[str, Sorting] = {
-    # On an H200: 0.55 to 0.93 of ATen's speed for 2,048 of 50,257 and more, 0.54 to 0.98 for unique elements of 2^24,
-    # 0.72 for runs. Medians of int64 in rows of 4,096 have 1.6.
-    "nvidia": _NVIDIA._replace(slower=Slower(taken=1024, sets=True)),
+    # On an H200: 0.55 to 0.93 of ATen's speed for 2,048 of 50,257 and more. Medians of int64 in rows of 4,096 have 1.6.
+    "nvidia": _NVIDIA._replace(slower=Slower(taken=1024)),
     "none": _NVIDIA,
     "interpreter": _NVIDIA,
     # Exchanging elements by their places is in NVIDIA's assembly.
