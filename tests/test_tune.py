@@ -120,6 +120,31 @@ def test_the_model_chooses_what_fits(dtype, monkeypatch):
     assert len(seen) > 10
 
 
+def test_a_program_alone_on_a_multiprocessor_is_faster():
+    config = Config(16, 32, 64, programs=2)
+    tiles, costs = model.records([config]), _table()[2].costs._replace(shared=0.5)
+    problems = [PROBLEM._replace(M=16, N=32 * count, K=4096) for count in (132, 264, 396)]
+    work = [model.work(problem, tiles, 132) for problem in problems]
+    assert [(int(each.rounds[0]), float(each.last[0])) for each in work] == [(1, 0.5), (1, 1.0), (2, 0.5)]
+    busy = costs._replace(launch=0, memory=1e30, l2=1e30, sharpness=1)
+    one, two, three = [float(model.microseconds(each, 1.0, 0.0, busy)[0]) for each in work]
+    assert one == pytest.approx(64 * 1.25 / 1.5) and two == pytest.approx(64) and three == pytest.approx(one + two)
+
+
+def test_operands_in_the_cache_are_there_sooner(monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choose, "table_for", lambda *_: _table()[2])
+    problem = PROBLEM._replace(M=16, N=4096, K=1024)
+    near = choose.microseconds(problem, DEVICE, True)
+    for cache in (choose.microseconds, choose._fastest):
+        cache.cache_clear()
+    monkeypatch.setattr(choose, "CACHED", 0)
+    far = choose.microseconds(problem, DEVICE, True)
+    for cache in (choose.microseconds, choose._fastest):
+        cache.cache_clear()
+    assert 0 < near < far
+
+
 def test_copies_are_made_where_they_take_less_than_they_save(monkeypatch):
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
     for name, answer in answers.items():

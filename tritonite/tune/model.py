@@ -1,8 +1,9 @@
 """What a product takes on a device by a model of few parameters, which a sweep on that device has fitted.
 
 A device takes tiles in rounds of as many as it holds. A tile takes `block` microseconds for each block of K and `tile`
-besides. Meanwhile what is read goes through memory and the L2 cache: of the three the longest counts most. Partial
-products of split-K are written and read once more.
+besides, beside as many others as a multiprocessor holds, and less where the last round leaves it fewer. Meanwhile what
+is read goes through memory and the L2 cache: of the three the longest counts most. Partial products of split-K are
+written and read once more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Costs(NamedTuple):
 
     `launch` is paid by every product, `split` by every product in parts and `part` for each of them. Blocks take so
     much longer, as a share, where rows of the first operand (`a_transposed`) or columns of the second are not along K.
+    `shared` is how much longer a block takes beside all programs that a multiprocessor holds than it would by itself:
+    waiting overlaps, and tensor cores and what is copied to shared memory do not.
     """
 
     launch: float
@@ -40,12 +43,17 @@ class Costs(NamedTuple):
     partials: float
     a_transposed: float
     b_transposed: float
+    shared: float = 0.0
 
 
 class Work(NamedTuple):
-    """What a product costs with each of many tiles, in numbers that know no speed of the device."""
+    """What a product costs with each of many tiles, in numbers that know no speed of the device.
+
+    `last` is what part of the programs that a multiprocessor holds there are in the last of the rounds.
+    """
 
     rounds: Any
+    last: Any
     steps: Any
     splits: Any
     bytes: Any
@@ -79,7 +87,7 @@ class Table:
 
 
 _FIELDS = (
-    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "splits", "programs"),
+    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "num_stages", "splits", "programs"),
     *("transposed", "descriptors", "warp_specialize"),
 )
 _RECORD = np.dtype([(name, np.int64) for name in (*_FIELDS, "number", "b_inner")])
@@ -107,8 +115,11 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     blocks = -(-K // tiles["BLOCK_K"])
     steps = -(-blocks // tiles["splits"])
     splits = -(-blocks // steps)
+    rounds = -(-found * splits // (multiprocessors * tiles["programs"]))
+    beside = -(-found * splits // multiprocessors) - (rounds - 1) * tiles["programs"]
     return Work(
-        rounds=-(-found * splits // (multiprocessors * tiles["programs"])),
+        rounds=rounds,
+        last=beside / tiles["programs"],
         steps=steps,
         splits=splits,
         bytes=size * batches * (M * K + K * N + M * N),
@@ -122,7 +133,8 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
 def microseconds(work: Work, block: Any, tile: Any, costs: Costs) -> Any:
     """What each tile takes; of arrays, or of tensors that record gradients."""
     slower = 1 + costs.a_transposed * work.a_transposed + costs.b_transposed * work.b_transposed
-    busy = work.rounds * (work.steps * block * slower + tile)
+    rounds = work.rounds - 1 + (1 + costs.shared * work.last) / (1 + costs.shared)
+    busy = rounds * work.steps * block * slower + work.rounds * tile
     power = costs.sharpness
     longest = (busy**power + (work.bytes / costs.memory) ** power + (work.l2_bytes / costs.l2) ** power) ** (1 / power)
     parts = (work.splits > 1) * (costs.split + costs.part * work.splits) + work.partial_bytes / costs.partials

@@ -32,8 +32,13 @@ CONFLICTS = 0.032
 # Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
 BLOCK, ADDING = 0.35, 2.5
 # The model was fitted to cold caches, where the second launch of a product in parts waits for its instructions. Between
-# products of no more bytes than this they stay in the L2 cache, and it takes so many microseconds less.
+# products of no more bytes than this they stay in the L2 cache, and it takes so many microseconds less. So do operands,
+# which are taken, without a measurement, to come so many times as fast, and so many microseconds sooner for all stages.
 CACHED, FETCHED = 2**24, 1.2
+FASTER, SOONER = 1.25, 0.2
+# Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this: of more,
+# larger ones fill a device.
+NARROW = 192
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
 COPY, COPIED = 2.5, 3.3e6
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
@@ -146,9 +151,14 @@ def _fastest(
 ) -> tuple[Config, float]:
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem.K)
     work = model.work(problem, tiles, devices.multiprocessors(device))
-    block = table.block[tiles["number"]] + _loads(problem, tiles)
+    block, cached = table.block[tiles["number"]], problem.dtype.itemsize == 2 and work.bytes <= CACHED
+    if cached:
+        # What is added up without tensor cores is loaded into registers, without stages.
+        sooner = np.where(tiles["BLOCK_M"] < FEW, 0, SOONER / (tiles["num_stages"] - 1))
+        work, block = work._replace(bytes=work.bytes / FASTER), np.maximum(block - sooner, block / 2)
+    block = block + _loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
-    if problem.dtype.itemsize == 2 and work.bytes <= CACHED:
+    if cached:
         times -= np.where(work.splits > 1, FETCHED, 0)
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
@@ -208,7 +218,8 @@ def _suits(problem: Problem, tiles: Any) -> Any:
     width = tiles["BLOCK_N"] + tiles["MORE_N"]
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
-    filled &= (problem.M <= PART) | (tiles["BLOCK_N"] >= 64) | (tiles["BLOCK_M"] >= 128)
+    narrow = (np.minimum(tiles["BLOCK_M"], tiles["BLOCK_N"]) < 64) & (tiles["BLOCK_M"] < 128)
+    filled &= (problem.M <= NARROW) | ~narrow
     few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
     few &= (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
     return np.where(tiles["BLOCK_M"] <= FEW, few, filled)
