@@ -84,6 +84,20 @@ def test_several_tiles(small_tiles, dtype, causal):
     _check(*_operands(B=2, H=4, S=70, T=70, D=16, dtype=dtype), causal=causal, far=far)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_of_float32(small_tiles, monkeypatch, causal):
+    """As tensor cores multiply them: of infinity the first alone is one, and of any NaN it is NaN."""
+    monkeypatch.setattr(problem, "products", lambda precision, query: "bf16x6")
+    query, key, value = _operands(S=70, T=70)
+    _check(query, key, value, causal=causal)
+    key[0, 0, 3, 5], query[..., 5] = math.inf, -1
+    value[0, 1].view(torch.int32)[4, 2] = 0x7F800001
+    out = torch.empty_like(query)
+    attention(Problem(query, key, value, None, None, causal, 0, "ieee"), out, None, "0")
+    expected, _ = _by_definition(*[x.double() for x in (query, key, value)], causal=causal)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize(("S", "T", "diagonal"), [(40, 90, 0), (90, 40, 0), (40, 90, 50), (90, 40, -50), (1, 33, 32)])
 def test_causal_of_unequal_lengths(small_tiles, S, T, diagonal):
     """Whatever the diagonal, with rows that see nothing where it is below the first."""

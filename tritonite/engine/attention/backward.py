@@ -24,6 +24,7 @@ from tritonite.engine.attention.forward import (
 )
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
 
 
@@ -42,10 +43,14 @@ def _probabilities(
     scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, FACTS: tl.constexpr
 ):
     """The probabilities that products of queries and keys stand for, and which of them there are."""
+    OF_KEYS: tl.constexpr = FACTS.bias_of_keys
     scores *= factor
     exists = seen(rows, columns, span, FACTS.causal)
     if bias is not None:
-        scores = biased(scores, bias, strides, rows, columns, exists, FACTS.natural)
+        there = exists
+        if OF_KEYS:
+            there = columns < span[1]
+        scores = biased(scores, bias, strides, rows, columns, there, FACTS.natural, OF_KEYS)
     probability = exponential(scores - logarithms, FACTS.natural)
     if MASKED:
         probability = tl.where(exists, probability, 0.0)
@@ -89,7 +94,7 @@ def _take_keys(
     logarithms, delta = of_rows
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
     probability, exists = _probabilities(
         scores,
         logarithms[:, None],
@@ -102,12 +107,13 @@ def _take_keys(
         MASKED,
         FACTS,
     )
-    grad_scores = probability * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    of_shares = multiply(grad, parts(tl.trans(v), PRECISION), None, PRECISION)
+    grad_scores = probability * (of_shares - delta[:, None])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
     if grad_bias is not None:
         _store_scores(grad_bias, grad_scores, strides[8], rows, columns, span)
-    return tl.dot(grad_scores.to(k.dtype), k, total, input_precision=PRECISION)
+    return multiply(parts(grad_scores.to(k.dtype), PRECISION), parts(k, PRECISION), total, PRECISION)
 
 
 @libentry()
@@ -148,6 +154,7 @@ def attend_to_queries(
     BLOCK_V: tl.constexpr = FACTS.block_v
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
+    PRECISION: tl.constexpr = FACTS.precision
     block, batch, head = place(tl.program_id(0), blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
     queries, keys, diagonal, first, first_key = sequence(
@@ -174,6 +181,7 @@ def attend_to_queries(
     result = load_rows(out, rows, strides[5][2], queries, VALUE, BLOCK_V, True)
     products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + rows, products, mask=rows < queries)
+    q, grad = parts(q, PRECISION), parts(grad, PRECISION)
     logarithms = _logarithms(logsumexp, rows, strides[6][2], queries, FACTS.natural)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, FACTS.natural)
@@ -260,7 +268,7 @@ def _take_queries(
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
     logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
     products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
     probability, exists = _probabilities(
         scores,
         logarithms[None, :],
@@ -273,11 +281,13 @@ def _take_queries(
         MASKED,
         FACTS,
     )
-    of_value = tl.dot(probability.to(grad.dtype), grad, of_value, input_precision=PRECISION)
-    grad_scores = probability * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - products[None, :])
+    shares = parts(probability.to(grad.dtype), PRECISION)
+    of_value = multiply(shares, parts(grad, PRECISION), of_value, PRECISION)
+    of_shares = multiply(v, parts(tl.trans(grad), PRECISION), None, PRECISION)
+    grad_scores = probability * (of_shares - products[None, :])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
-    return tl.dot(grad_scores.to(q.dtype), q, of_key, input_precision=PRECISION), of_value
+    return multiply(parts(grad_scores.to(q.dtype), PRECISION), parts(q, PRECISION), of_key, PRECISION), of_value
 
 
 @libentry()
@@ -315,6 +325,7 @@ def attend_to_keys(
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
     RATIO: tl.constexpr = FACTS.ratio
+    PRECISION: tl.constexpr = FACTS.precision
     block = tl.program_id(0) % blocks
     batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
     shared = (tl.program_id(0) // blocks % heads).to(tl.int64)
@@ -329,8 +340,8 @@ def attend_to_keys(
     if query_starts is not None:
         # A block beyond a sequence that is shorter than the longest.
         queries = tl.where(block * BLOCK_N < keys, queries, 0)
-    k = load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True)
-    v = load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True)
+    k = parts(load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True), PRECISION)
+    v = parts(load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True), PRECISION)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, FACTS.natural)
     # Queries from `whole` on see all keys. Masked are blocks before that, and the last where it is not full.

@@ -672,6 +672,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         last=True,
         natural=False,
         empty="inf",
+        bias_of_keys=False,
         precision=products(work.precision, query),
         index=tl.int64 if wide else tl.int32,
         ratio=ratio,

@@ -9,6 +9,7 @@ import triton.language as tl
 from tritonite.engine.attention import hopper
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
 
 # Exponentials are powers of two, which devices have an instruction for.
@@ -99,9 +100,15 @@ def key_range(block, keys, diagonal, FACTS: tl.constexpr):
 
 
 @triton.jit
-def biased(scores, bias, strides, rows, columns, exists, NATURAL: tl.constexpr):
-    """Scores with a bias added to them; of a mask those are -inf for which it is false."""
-    added = tl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
+def biased(scores, bias, strides, rows, columns, exists, NATURAL: tl.constexpr, OF_KEYS: tl.constexpr = False):
+    """Scores with a bias added to them; of a mask those are -inf for which it is false.
+
+    One of keys alone is loaded once for all queries, where a key `exists`.
+    """
+    pointers = bias + columns * strides[3]
+    if not OF_KEYS:
+        pointers += rows * strides[2]
+    added = tl.load(pointers, mask=exists, other=0)
     if bias.dtype.element_ty == tl.int1:
         scores = tl.where(added != 0, scores, float("-inf"))
     elif NATURAL:
@@ -123,14 +130,18 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
     NATURAL: tl.constexpr = FACTS.natural
+    OF_KEYS: tl.constexpr = FACTS.bias_of_keys
     total, largest, denominator = state
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
     if MASKED or bias is not None:
         scores *= factor
         exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
         if bias is not None:
-            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], exists, NATURAL)
+            there = exists
+            if OF_KEYS:
+                there = columns[None, :] < span[1]
+            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], there, NATURAL, OF_KEYS)
         if MASKED:
             scores = tl.where(exists, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
@@ -143,7 +154,8 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
     kept = exponential(largest - base, NATURAL)
     denominator = denominator * kept + tl.sum(exponentials, 1)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
-    total = tl.dot(exponentials.to(v.dtype), v, total * kept[:, None], input_precision=PRECISION)
+    shares = parts(exponentials.to(v.dtype), PRECISION)
+    total = multiply(shares, parts(v, PRECISION), total * kept[:, None], PRECISION)
     return total, most, denominator
 
 
@@ -184,6 +196,7 @@ def attend(
     VALUE: tl.constexpr = FACTS.value_size
     EMPTY: tl.constexpr = FACTS.empty
     NATURAL: tl.constexpr = FACTS.natural
+    PRECISION: tl.constexpr = FACTS.precision
     block, batch, head = place(tl.program_id(0), blocks, heads, batch_heads, group)
     shared = head // FACTS.ratio
     queries, keys, diagonal, first, first_key = sequence(
@@ -202,7 +215,7 @@ def attend(
     q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
     # What is largest is so after scaling by a positive number.
     number = tl.full((), scale, tl.float64)
-    q = tl.where(number < 0, -q, q)
+    q = parts(tl.where(number < 0, -q, q), PRECISION)
     factor = score_factor(tl.abs(number), NATURAL)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)

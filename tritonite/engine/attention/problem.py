@@ -27,7 +27,7 @@ class Facts:
     theirs, and `block_d` and `block_v` the powers of two that hold these. `block_m` queries and `block_n` keys are
     taken at a time. Exponentials are `natural` in float32, where the logarithm of e would cost an error of its own, and
     otherwise powers of two. `empty` is the logarithm of the sum over no keys, "0" or "inf". With `last` the last query
-    of a sequence sees all of its keys.
+    of a sequence sees all of its keys. A `bias_of_keys` is the same for all queries.
     """
 
     causal: bool
@@ -43,6 +43,7 @@ class Facts:
     block_m: int
     block_n: int
     empty: str
+    bias_of_keys: bool
 
 
 class Packed(NamedTuple):
@@ -166,6 +167,7 @@ class Problem(NamedTuple):
             block_m=tile.BLOCK_M,
             block_n=tile.BLOCK_N,
             empty=empty,
+            bias_of_keys=self.bias is not None and self.bias.stride(2) == 0,
         )
 
     @property
