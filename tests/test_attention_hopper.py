@@ -129,6 +129,35 @@ def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
     assert described.base.data_ptr() == work.bias.data_ptr()
 
 
+# What a user gives `scaled_dot_product_attention`, of (batch, heads, queries, keys).
+MASKS = {
+    "of keys": lambda shape: drawn(shape[0], 1, 1, shape[3]),
+    "of keys, expanded": lambda shape: drawn(shape[0], 1, 1, shape[3]).expand(shape),
+    "of one sequence": lambda shape: drawn(*shape[2:]),
+    "of heads": lambda shape: drawn(1, *shape[1:]),
+    "of a longer one": lambda shape: drawn(shape[0], 1, shape[2], 56)[..., : shape[3]],
+    "transposed": lambda shape: drawn(1, 1, shape[3], shape[2]).mT,
+}
+
+
+@pytest.mark.parametrize("keys", [24, 21])
+@pytest.mark.parametrize("as_bool", [False, True])
+@pytest.mark.parametrize("given", MASKS)
+def test_takes_masks_as_aten_prepares_them(of_hopper, monkeypatch, given, as_bool, keys):
+    """For efficient attention: numbers for bools, rows of a multiple of 8 elements, and expanded to all scores."""
+    asked = []
+    monkeypatch.setattr(hopper, "attention", lambda *given: asked.append(given))
+    query, key = drawn(2, 4, 20, 128), drawn(2, 4, keys, 128)
+    mask = MASKS[given]((2, 4, 20, keys))
+    if as_bool:
+        mask = torch.where(mask > 0, 0.0, torch.tensor(-math.inf, dtype=mask.dtype, device=mask.device))
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        mask = torch.nn.functional.pad(mask, (0, 8 - keys % 8))[..., :keys]
+    op = tritonite.overloads()["_scaled_dot_product_efficient_attention"]
+    op(query, key, key, mask.expand(2, 4, 20, keys), False)
+    assert len(asked) == 1
+
+
 def test_the_host_function_asks(of_hopper, monkeypatch):
     called = []
     monkeypatch.setattr(hopper, "attention", lambda *given: called.append(given))
@@ -594,10 +623,12 @@ def test_shared_memory_has_room_for_a_bias(D):
 def test_who_is_faster_with_a_bias(monkeypatch):
     """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
     passes = "forward", "warp specialised", "backward", "backward of a bias"
-    slower = lambda size, head: [table.aten_is_faster(each, size, head, True) for each in passes]
+    slower = lambda size, head, keys=512: [table.aten_is_faster(each, size, head, True, keys) for each in passes]
+    assert slower(2, 64) == slower(2, 32, 4096) == slower(2, 256) == [True] * 4
+    assert slower(2, 64, 1500) == slower(2, 48, 1500) == slower(2, 128) == slower(2, 80) == [True, False, True, True]
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
     assert slower(2, 64) == slower(2, 128) == [True] * 4
-    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": (0, 256), "backward": (64, 128)})
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": {64: 0, 128: 0, 256: 0}, "backward": {128: 0}})
     assert slower(2, 64) == [True, False, True, True]
     assert slower(2, 128) == [True, False, False, True]
     assert slower(2, 256) == [True, False, True, True]

@@ -82,7 +82,7 @@ def _decline_if_slower(problem, *done_by):
     size, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
     measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
     unmeasured = devices.current.aten_measured and not measured
-    slower = measured and any([table.aten_is_faster(each, size, head, biased) for each in done_by])
+    slower = measured and any([table.aten_is_faster(each, size, head, biased, problem.keys) for each in done_by])
     decline_if_slower(unmeasured or slower)
 
 

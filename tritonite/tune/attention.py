@@ -78,14 +78,15 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
     return found
 
 
-# The heads of half types, above one size and up to another, for which a warp-specialised pass is faster with a bias
-# than ATen's, that of CUTLASS: 1.22 to 1.49 times on an H200, and 3.4 times where it is causal, too. Heads of 64 have
-# 1.2 to 1.46 over 1,500 keys and more, and 0.80 to 0.90 over 512. Larger heads and gradients have not been measured.
-FASTER_WITH_BIAS: dict[str, tuple[int, int]] = {"warp specialised": (64, 128)}
+# The least keys over which a pass of half types with a bias is faster than ATen's, that of CUTLASS, by the power of two
+# that holds a head. On an H200 the warp-specialised one has 1.22 to 1.49 of its speed for heads of 128, and 3.4 where
+# attention is causal, too; for heads of 64 it has 1.2 to 1.46 from 1,500 keys on, and 0.80 to 0.90 over 512. Other
+# heads and gradients have not been measured.
+FASTER_WITH_BIAS: dict[str, dict[int, int]] = {"warp specialised": {64: 1500, 128: 0}}
 
 
-def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
-    """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head`.
+def aten_is_faster(done_by: str, size: int, head: int, biased: bool, keys: int) -> bool:
+    """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head` over so many keys.
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward", which
     may be "backward of a bias". On an H200 the warp-specialised one has 0.94 to 1.10 of cuDNN's speed for heads of 128
@@ -97,8 +98,8 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool) -> bool:
     if done_by == "decoding":
         return False
     if biased and (size == 2 or done_by != "forward"):
-        above, most = FASTER_WITH_BIAS.get(done_by, (0, 0))
-        return size != 2 or not above < head <= most
+        least = FASTER_WITH_BIAS.get(done_by, {}).get(1 << max(0, head - 1).bit_length())
+        return size != 2 or least is None or keys < least
     return size == 2 and (done_by == "forward" or head <= 64)
 
 

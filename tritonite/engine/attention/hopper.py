@@ -593,7 +593,8 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
-    stage = size * tile.BLOCK_N * (columns + (0 if problem.bias is None else tile.BLOCK_M))
+    of_bias = 0 if problem.bias is None else tile.BLOCK_M if problem.bias.stride(2) else 1
+    stage = size * tile.BLOCK_N * (columns + of_bias)
     beside = size * tile.BLOCK_M * (block_d + columns) + _BARRIERS
     most = (devices.shared_memory(out.device) // tile.resident - beside) // stage
     persistent = tile.persistent and most >= tile.num_stages
