@@ -67,6 +67,16 @@ class Space(NamedTuple):
         return most if self.aligned == 1 else max(1, min(self.aligned, most))
 
     @property
+    def scattered(self) -> bool:
+        """Whether rows stand upright and a thread loads what is next to each other across them in less than 16 bytes."""
+        if self.inner:
+            return False
+        first = self.kinds.index(BOTH)
+        across, along = self.kept[0][first], self.reduced[0][first]
+        steps = (self.n_kept, *self.shapes[0][: len(across) - 1], *across[1:], *along)
+        return across[0] != 1 or any(step * self.itemsize % 16 for step in steps)
+
+    @property
     def strides(self) -> tuple[Any, ...]:
         """As the kernels take them."""
         return (self.kept[0], self.reduced[0], self.kept[1], self.reduced[1], self.kept[2], self.index_strides)
@@ -293,7 +303,9 @@ def for_states(space: Space) -> Blocks:
     tile, splits = devices.current.row_elements, power_of_2(space.n_reduced)
     rows = min(power_of_2(space.n_kept), max(8, min(32, tile // splits)))
     columns = min(splits, max(1, tile // rows))
-    return Blocks(rows, columns, 4, -(-space.n_kept // rows), -(-space.n_reduced // columns))
+    # Few programs, which nothing else fills the device beside: a thread has eight splits.
+    warps = max(4, rows * columns // 256)
+    return Blocks(rows, columns, warps, -(-space.n_kept // rows), -(-space.n_reduced // columns))
 
 
 def for_transform(space: Space, traits: Traits) -> Blocks:
@@ -307,7 +319,9 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
         return _long_rows(space, traits)
     columns = power_of_2(space.n_reduced)
     short = int(regimes.short.tiles * tile)
-    if space.full_operands == 1 and tile == device.row_elements and columns <= short:
+    # Where a program would have less than that, it has fewer elements, so that more of the device works.
+    each = power_of_2(space.n_kept * space.n_reduced // device.programs)
+    if space.full_operands == 1 and each >= device.row_elements and columns <= short:
         # Half types want two rows.
         return cut(
             space,
@@ -315,10 +329,7 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
             columns,
             regimes.short.warps,
         )
-    if space.full_operands > 1:
-        # A thread has elements of all of them: there may be fewer of each, so that more of the device works.
-        each = power_of_2(space.n_kept * space.n_reduced // device.programs)
-        tile = max(device.row_elements // 4, min(tile, each))
+    tile = max(device.row_elements // 4, min(tile, each))
     rows = min(power_of_2(space.n_kept), max(1, tile // columns))
     blocks = tiled(space, rows, columns)
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:

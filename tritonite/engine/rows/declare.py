@@ -191,6 +191,7 @@ class Reduction:
             aligned=space.aligned or int(not space.inner),
             part=space.part,
             upright=not space.inner and not invariant,
+            ahead=space.scattered,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,

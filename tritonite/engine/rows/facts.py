@@ -48,8 +48,10 @@ class Facts:
     # `Space.aligned`, what divides the length of rows' parts, and the integers that offsets are computed in.
     aligned: int = 1
     part: int = 1
-    # Whether rows stand upright, and their elements may be combined in the order of a block's layout.
+    # Whether rows stand upright, and their elements may be combined in the order of a block's layout; and whether the
+    # next block of them is loaded before one is combined.
     upright: bool = False
+    ahead: bool = False
     # Whether stages group elements that are next to each other.
     consecutive: bool = True
     index: Any = tl.int32

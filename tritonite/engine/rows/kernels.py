@@ -304,21 +304,33 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     """`fold_blocks` of rows that stand upright, whose elements' states are combined place by place, at no barrier.
 
     So a block is loaded when it is wanted, by many programs at a time, and all whole ones without a mask: of a column
-    that there is not nothing is written.
+    that there is not nothing is written. With elements that are loaded one by one the next block is loaded first: the
+    assembler would have two of a thread's 16 loads on their way at a time.
     """
     start, steps, n_reduced = span
     COLUMNS: tl.constexpr = FACTS.block[1]
     FOLDED: tl.constexpr = FACTS.folded
+    AHEAD: tl.constexpr = FACTS.ahead
     every = inside(rows[0], n_reduced, True)[:, None]
     places = tl.arange(0, COLUMNS)
     mask = inside(start + places, n_reduced, FACTS.whole[1])
     values = load(inputs, rows, start + places, mask, FACTS, 0, FOLDED, EVICTION, "")
-    states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
     whole = steps if FACTS.whole[1] else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
+    if AHEAD:
+        reduced = start + COLUMNS + places
+        coming_mask = inside(reduced, n_reduced, FACTS.whole[1]) & (steps > 1)
+        coming = load(inputs, rows, reduced, coming_mask, FACTS, 0, FOLDED, EVICTION, "")
+    states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
     for step in range(1, whole):
         reduced = start + step * COLUMNS + places
         all_places = inside(reduced, n_reduced, True)
-        values = load(inputs, rows, reduced, all_places, FACTS, 0, FOLDED, EVICTION, "")
+        if AHEAD:
+            values = coming
+            later = reduced + COLUMNS
+            later_mask = inside(later, n_reduced, FACTS.whole[1]) & (step + 1 < steps)
+            coming = load(inputs, rows, later, later_mask, FACTS, 0, FOLDED, EVICTION, "")
+        else:
+            values = load(inputs, rows, reduced, all_places, FACTS, 0, FOLDED, EVICTION, "")
         more = leaves(values, rows, reduced, every & all_places[None, :], numbers, FACTS)
         states = combine_states(states, more, FACTS.follow, FACTS)
     if not FACTS.whole[1]:
@@ -326,7 +338,10 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
         for step in range(whole, steps):
             reduced = start + step * COLUMNS + places
             mask = reduced < n_reduced
-            values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+            if AHEAD:
+                values = coming
+            else:
+                values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
             more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
             states = combine_states(states, more, FACTS.follow, FACTS)
     return fold(states, FACTS.combine), values
