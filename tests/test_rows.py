@@ -10,11 +10,16 @@ import threading
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton.runtime import interpreter
 
 import tritonite
 from tritonite import devices, launch, tune
+from tritonite.devices import nvidia
 from tritonite.engine.rows import blocks, cooperative, declare, facts
+from tritonite.language.places import quotient
+from tritonite.launch import libentry
 from tritonite.testing.judge import assert_close
 from tritonite.tune.rows import Cooperative
 
@@ -439,6 +444,46 @@ def test_weights_of_parts_leave_elements_in_vectors():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
     space = blocks.Space.of((x, weight), (2, 3), (x,), (), False)
     assert space.aligned == 8 and space.word == 8 and space.part == 1 and space.full_operands == 2
+
+
+@pytest.mark.parametrize("width", [16, 17, 40])
+def test_columns_of_many_blocks(width, device, monkeypatch):
+    """By loads of 16 bytes or of an element, which come a block ahead; with a last block that is whole, and one not."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=256, programs=1))
+    for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
+        assert blocks.Space.of((x,), (0,), (), (), True).scattered == (width == 17)
+        expected = x.min(0), x.sum(0), x.logsumexp(0)
+        with tritonite.use_gems():
+            torch.testing.assert_close((x.min(0), x.sum(0), x.logsumexp(0)), expected)
+    assert served("min.dim") and served("sum.dim_IntList") and served("logsumexp")
+
+
+def test_few_short_rows_are_for_more_threads(monkeypatch):
+    monkeypatch.setattr(devices, "current", nvidia.RECORD)
+    traits = blocks.Traits(2, True, 1, torch.float32)
+    found = []
+    for count in (300, 18_727, 2**20):
+        x = torch.empty(count, 17, dtype=torch.float16, device="meta")
+        cut = blocks.for_transform(blocks.Space.of((x,), (1,), (x,), (), False), traits)
+        found.append(cut.rows * cut.columns // cut.warps)
+    assert found == [256, 256, 1024]
+
+
+@libentry()
+@triton.jit
+def _divide(x, out, sizes, COUNT: tl.constexpr):
+    places = tl.arange(0, COUNT)
+    tl.store(out + places, quotient(tl.load(x + places), sizes[0]))
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 7, 8, 167, 4097, 65_535, 2**20 + 1, 2**30, 2**30 + 1, 2**31 - 1])
+def test_quotients_by_a_product(divisor, device):
+    near = [n * divisor + d for n in (0, 1, 2, 3, 1000, 2**31 // divisor) for d in (-1, 0, 1)]
+    near = [n for n in near if 0 <= n < 2**31]
+    x = torch.cat([torch.tensor(near, dtype=torch.int32), torch.randint(2**31 - 1, (64 - len(near),)).int()]).to(device)
+    out = torch.empty_like(x)
+    _divide[(1,)](x, out, (divisor,), COUNT=64)
+    assert torch.equal(out, x // divisor)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,22 @@ def aligned_to(x, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def quotient(x, divisor):
+    """x // divisor of what is not negative; of blocks of 32 bits by a product: Granlund and Montgomery 1994.
+
+    What depends on the divisor alone is computed once, and the rest takes a quarter of a division's instructions.
+    """
+    if x.dtype == tl.int32:
+        shift = ((divisor - 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022
+        factor = ((((tl.full((), 1, tl.int64) << shift) - divisor) << 32) // divisor + 1).to(tl.uint32)
+        dividend = x.to(tl.uint32)
+        found = ((tl.umulhi(dividend, factor) + dividend) >> shift.to(tl.uint32)).to(tl.int32)
+    else:
+        found = x // divisor
+    return found
+
+
+@triton.jit
 def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1, REPEATED: tl.constexpr = False):
     """Where element `linear` of a space is, fastest dimension first; `shape` leaves out the slowest.
 
@@ -25,9 +41,12 @@ def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1, REPEATED: 
     rest = linear
     for d in tl.static_range(len(strides) - 1):
         size = aligned_to(shape[d], ALIGNED if d == 0 else 1)
+        # What is not in vectors needs no hints either, which a product would hide.
+        following = quotient(rest, size) if ALIGNED == 0 else rest // size
         if d > 0 or not REPEATED:
-            offset += (rest % size) * aligned_to(strides[d], 1 if d == 0 else WORD)
-        rest = rest // size
+            place = rest - following * size if ALIGNED == 0 else rest % size
+            offset += place * aligned_to(strides[d], 1 if d == 0 else WORD)
+        rest = following
     last: tl.constexpr = len(strides) - 1
     return offset + rest * aligned_to(strides[last], 1 if last == 0 else WORD)
 

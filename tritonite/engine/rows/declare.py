@@ -188,7 +188,7 @@ class Reduction:
             kinds=space.kinds,
             dtypes=tuple([TRITON_DTYPES[dtype] for dtype in read]),
             folded=len(space.kinds),
-            aligned=space.aligned or int(not space.inner),
+            aligned=space.aligned,
             part=space.part,
             upright=not space.inner and not invariant,
             ahead=space.scattered,
