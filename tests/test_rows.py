@@ -458,6 +458,20 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
     assert served("min.dim") and served("sum.dim_IntList") and served("logsumexp")
 
 
+def test_split_columns_of_a_gradient_that_is_one_number(device, monkeypatch):
+    """The first operand is the same for all, and there are fewer states than operands."""
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
+    monkeypatch.setattr(devices, "current", tiny)
+    x, weight = torch.randn(70, 5, device=device), torch.randn(5, device=device)
+    _, mean, rstd = torch.native_layer_norm(x, (5,), weight, None, 1e-5)
+    grad = torch.ones((), device=device).expand(70, 5)
+    arguments = (grad, x, (5,), mean, rstd, weight, None, (False, True, False))
+    expected = torch.ops.aten.native_layer_norm_backward(*arguments)[1]
+    with tritonite.use_gems():
+        torch.testing.assert_close(torch.ops.aten.native_layer_norm_backward(*arguments)[1], expected)
+    assert served("native_layer_norm_backward")
+
+
 def test_few_short_rows_are_for_more_threads(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     traits = blocks.Traits(2, True, 1, torch.float32)

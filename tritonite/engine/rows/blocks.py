@@ -206,7 +206,10 @@ class Blocks(NamedTuple):
         whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
         once = self.steps <= 1
         held = once and self.splits == self.sharing == 1 and 2 * space.n_reduced > self.columns
-        return {"block": self[:2], "whole": whole, "once": once, "held": held, "sharing": self.sharing}
+        # Where a thread has more elements, there are registers for none besides.
+        ahead = space.scattered and self.rows * self.columns <= 16 * 32 * self.warps
+        found = {"block": self[:2], "whole": whole, "once": once, "held": held, "ahead": ahead}
+        return found | {"sharing": self.sharing}
 
 
 def fusion() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tritonite.engine.iteration import common_device, may_overlap, never_overlap
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
 from tritonite.engine.rows.blocks import Blocks, Space, Traits
-from tritonite.engine.rows.facts import Facts
+from tritonite.engine.rows.facts import BOTH, Facts
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.errors import Decline
 from tritonite.launch import ASSERTING
@@ -117,6 +117,7 @@ class Reduction:
             shapes=(space.shapes[0], ()),
             kept=(strides[0], (), space.kept[2]),
             reduced=(strides[1], ()),
+            kinds=(BOTH,) * len(partial),
             index_strides=(),
         )
         last = choice.for_states(of_states)
@@ -191,7 +192,6 @@ class Reduction:
             aligned=space.aligned,
             part=space.part,
             upright=not space.inner and not invariant,
-            ahead=space.scattered,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,
