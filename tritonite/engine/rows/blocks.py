@@ -68,7 +68,7 @@ class Space(NamedTuple):
 
     @property
     def scattered(self) -> bool:
-        """Whether rows stand upright and a thread loads what is next to each other across them in less than 16 bytes."""
+        """Whether rows stand upright, and what is next to each other across them comes by less than 16 bytes."""
         if self.inner:
             return False
         first = self.kinds.index(BOTH)
