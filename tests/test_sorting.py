@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import unittest.mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
 from tritonite.errors import Decline
 from tritonite.launch import libentry
-from tritonite.ops import sets
+from tritonite.ops import sets, sorting
 from tritonite.testing.samples import DRAWN
 from tritonite.tune.sorting import Slower
 
@@ -138,14 +139,54 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     assert served("topk")
 
 
+@pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
+    """Of which one program sorts no more than there are, half as many, and some that differ in their places alone."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
+    monkeypatch.setattr(radix, "_HELD", 128 * max(4, dtype.itemsize))
+    monkeypatch.setattr(select, "_BLOCK", 64)
+    monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
+    taken = unittest.mock.Mock(wraps=sorting.write_few_smallest)
+    monkeypatch.setattr(sorting, "write_few_smallest", taken)
+    x = _KINDS[kind](300).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
+    x = x[:1, None].expand(1, 2, 300)
+    for k, largest in ((60, True), (128, False)):
+        expected = torch.sort(x, dim=2, descending=largest, stable=True)
+        indices = torch.empty(k, 2, 1, dtype=torch.int64, device=device).permute(2, 1, 0)
+        into = torch.empty_like(x[..., :k]), indices
+        with tritonite.use_gems(include="topk*", faster_only=False):
+            torch.topk(x, k, 2, largest, out=into)
+        assert torch.equal(into[1], expected.indices[..., :k])
+        assert identical(into[0], x.gather(2, into[1]))
+    assert taken.call_count == 2 or device == "cuda"
+    assert served("topk.values")
+
+
+@pytest.mark.parametrize("n", [1000, 9000])
+def test_rows_of_one_memory_into_another_layout(n, device):
+    """Their order in memory says nothing of the order in which the results are written."""
+    x = torch.randn(3, 1, n, device=device).expand(3, 2, n)
+    for operands in (x, x.transpose(0, 1)):
+        expected = torch.topk(operands, 20)
+        shape = (operands.shape[1], operands.shape[0], 20)
+        into = [torch.empty(shape, dtype=dtype, device=device).transpose(0, 1) for dtype in (x.dtype, torch.int64)]
+        with tritonite.use_gems(include="topk*"):
+            torch.topk(operands, 20, out=tuple(into))
+        assert all(torch.equal(a, b) for a, b in zip(into, expected, strict=True))
+    assert served("topk.values")
+
+
 @libentry()
 @triton.jit
 def _move_by_digit(x, places, shift, valid, KEYS: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
     word, place = (), ()
     for k in tl.static_range(EACH):
-        place = place + (radix._place(k, THREADS, EACH),)
+        place = place + (radix.place_of(k, THREADS, EACH),)
         word = word + (tl.load(x + place[k]),)
-    moved, from_place = radix._sort_by_one_digit(word, place, shift, valid, KEYS)
+    digits = radix._digits_of(word, shift, valid, KEYS)
+    moved, from_place = radix._sort_by_one_digit(radix._own_room(word), word, place, digits)
     for k in tl.static_range(EACH):
         tl.store(x + place[k], moved[k])
         tl.store(places + place[k], from_place[k])

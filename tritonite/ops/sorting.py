@@ -20,7 +20,7 @@ from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import route, sort_along
 from tritonite.engine.sorting.runs import longest_runs
-from tritonite.engine.sorting.select import select, take_smallest
+from tritonite.engine.sorting.select import select, sorts_few, take_smallest, write_few_smallest
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension
 from tritonite.tune.sorting import slower
@@ -30,6 +30,8 @@ _SORTED = (*ALL, *UNSIGNED)
 _FREQUENT = ALL
 # So many of the largest elements of a row that a program holds take longer than all of it in order.
 _MANY = 256
+# More of a longer row are found by their digits.
+_MANY_OF_LONG = 1024
 
 
 def with_dimension(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,8 +83,11 @@ def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
     values, indices = (with_dimension(out) for out in outs)
     keys, n = Keys.of(self.dtype, descending=largest), x.shape[dim]
     way = route(n, keys)
-    decline_if_slower(way == "long" and k > slower(devices.current.kind).taken)
-    if selection.serves(n, k, keys) and not (way == "held" and k > _MANY):
+    few = way == "long" and _MANY_OF_LONG < k <= n // 2 and sorts_few(k, keys)
+    decline_if_slower(way == "long" and not few and k > slower(devices.current.kind).taken)
+    if few:
+        write_few_smallest(x, dim, k, keys, values, indices)
+    elif selection.serves(n, k, keys) and not (way == "held" and k > _MANY):
         selection.write_smallest(x, dim, k, keys, values, indices)
     elif way != "long" or k * 2 > n:
         sort_along(x, dim, keys, values, indices)

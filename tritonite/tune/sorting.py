@@ -9,7 +9,8 @@ class Slower(NamedTuple):
     """What ATen is faster in, as it was measured on one device of a kind and is assumed of the others; else nothing.
 
     `one_long_row`: sorting one row that several programs share. `taken`: more of the largest elements of such rows than
-    this. `wide_ranks`: an element by its rank, of keys of 64 bits in rows that a program holds.
+    this, where no program puts them in order by itself. `wide_ranks`: an element by its rank, of keys of 64 bits in
+    rows that a program holds.
     """
 
     one_long_row: bool = False
@@ -34,7 +35,7 @@ class Sorting(NamedTuple):
 _NVIDIA = Sorting(network=128, registers=128)
 
 SORTING: dict[str, Sorting] = {
-    # On an H200: 0.55 to 0.93 of ATen's speed for 2,048 of 50,257 and more. Medians of int64 in rows of 4,096 have 1.6.
+    # On an H200 medians of int64 in rows of 4,096 have 1.6 of ATen's speed.
     "nvidia": _NVIDIA._replace(slower=Slower(taken=1024)),
     "none": _NVIDIA,
     "interpreter": _NVIDIA,

@@ -97,21 +97,29 @@ def with_sign(digits, KEYS: tl.constexpr):
 
 
 @triton.jit
-def digit_of(word, shift, KEYS: tl.constexpr):
-    """The 8 bits from bit `shift` on of a word's key, as an int32 from 0 to 255.
+def unsigned_key(word, KEYS: tl.constexpr):
+    """Another key than `ordered` gives, in the same order and of fewer instructions: an unsigned integer of its bits.
 
-    The key is another one than `ordered` gives, in the same order and of fewer instructions: floats are those of their
-    size with a sign, moved up to count from 0, and all nan are at the end of what unsigned integers have.
+    Floats are those of their size with a sign, moved up to count from 0, and all nan are at the end of what unsigned
+    integers have.
     """
     LOWEST: tl.constexpr = -(2 ** (KEYS.bits - 1))
+    UNSIGNED: tl.constexpr = tl.uint64 if KEYS.bits == 64 else tl.uint32
     key = word if KEYS.bits == 64 else word.to(tl.int32)
     if KEYS.infinity > 0:
-        key = tl.where(key < 0, LOWEST - key, key) + KEYS.infinity
-        key = tl.minimum(key.to(tl.uint64 if KEYS.bits == 64 else tl.uint32, bitcast=True), 2 * KEYS.infinity + 1)
-    elif KEYS.signed:
-        key = key ^ LOWEST
-    digit = ((key >> shift) & 255).to(tl.int32)
-    return digit ^ 255 if KEYS.descending else digit
+        key = (tl.where(key < 0, LOWEST - key, key) + KEYS.infinity).to(UNSIGNED, bitcast=True)
+        key = tl.minimum(key, 2 * KEYS.infinity + 1)
+    else:
+        key = (key ^ LOWEST if KEYS.signed else key).to(UNSIGNED, bitcast=True)
+        if KEYS.bits < 32:
+            key = key & (2**KEYS.bits - 1)
+    return key ^ (2**KEYS.bits - 1) if KEYS.descending else key
+
+
+@triton.jit
+def digit_of(word, shift, KEYS: tl.constexpr):
+    """The 8 bits from bit `shift` on of a word's unsigned key, as an int32 from 0 to 255."""
+    return ((unsigned_key(word, KEYS) >> shift) & 255).to(tl.int32)
 
 
 class Rows:

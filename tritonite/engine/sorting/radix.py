@@ -22,7 +22,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import empty, zeros
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
@@ -43,6 +43,8 @@ _COPIES = 2 if devices.current.interpreted else 8
 # The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
 _HELD = 32 * 1024
 _DIGITS = tl.constexpr(256)
+# Places, in order.
+_PLACES = Keys(bits=32, infinity=0, signed=False, descending=False)
 # The words that the counter of tickets has for itself, so that it shares no cache line with counts.
 _COUNTER = 32
 # Counts have two bits of a word for what they are of: nothing yet, a block, or all blocks up to one.
@@ -99,7 +101,7 @@ def counted_before(counts, block, own):
 
 
 @triton.jit
-def _place(k, THREADS: tl.constexpr, EACH: tl.constexpr):
+def place_of(k, THREADS: tl.constexpr, EACH: tl.constexpr):
     """The places of the threads' k-th elements in a block: each warp has a part of it, and lanes' are neighbours."""
     LANES: tl.constexpr = min(32, THREADS)
     thread = tl.arange(0, THREADS)
@@ -107,11 +109,11 @@ def _place(k, THREADS: tl.constexpr, EACH: tl.constexpr):
 
 
 @triton.jit
-def _load(source, begin, step, n, THREADS: tl.constexpr, EACH: tl.constexpr):
+def load_each(source, begin, step, n, THREADS: tl.constexpr, EACH: tl.constexpr):
     """A program's elements of a row from `begin` on, as int64 where they have 64 bits and else as int32."""
     found = ()
     for k in tl.static_range(EACH):
-        place = begin + _place(k, THREADS, EACH)
+        place = begin + place_of(k, THREADS, EACH)
         word = tl.load(source + place * step, mask=place < n, other=0)
         found = found + (word if word.dtype.primitive_bitwidth == 64 else word.to(tl.int32),)
     return found
@@ -128,7 +130,7 @@ def _digits_of(words, shift, valid, KEYS: tl.constexpr):
     found = ()
     for k in tl.static_range(EACH):
         digit = digit_of(words[k], shift, KEYS)
-        found = found + (tl.where(_place(k, THREADS, EACH) < valid, digit, 255),)
+        found = found + (tl.where(place_of(k, THREADS, EACH) < valid, digit, 255),)
     return found
 
 
@@ -189,50 +191,64 @@ def _exchange(buffer, elements, positions):
     tl.debug_barrier()
     found = ()
     for k in tl.static_range(EACH):
-        found = found + (get(buffer, _place(k, THREADS, EACH), elements[k]),)
+        found = found + (get(buffer, place_of(k, THREADS, EACH), elements[k]),)
     return found
 
 
 @triton.jit
-def _sort_by_one_digit(words, numbers, shift, valid, KEYS: tl.constexpr):
-    """A program's elements, and numbers beside them, in order of 8 bits of their keys."""
-    own = _own_room(words)
-    positions, _ = positions_by_digit(own, _digits_of(words, shift, valid, KEYS))
+def _sort_by_one_digit(own, words, numbers, digits):
+    """A program's elements, and numbers beside them, in order of a digit that it has of each, by its `own` room."""
+    positions, _ = positions_by_digit(own, digits)
     return _exchange(own, words, positions), _exchange(own, numbers, positions)
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "limit", "passes"])
+@triton.jit(do_not_specialize=["n", "limit", "passes", "shift", "given_passes"])
 def _sort_held(
     values,
     indices,
     words,
     given,
+    counts,
     shape,
     strides,
     steps,
     n,
     limit,
     passes,
+    shift,
+    given_passes,
+    PLACES: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program sorts its row and writes the first `limit` elements, and the places or numbers `given` of them."""
+    """A program sorts its row and writes the first `limit` elements, and the places or numbers `given` of them.
+
+    Where a row has as many elements as `counts` tell, equal ones are put in order of what is given of them first, from
+    bit `shift` on.
+    """
     row = tl.program_id(0).to(INDEX)
+    if len(counts) > 0:
+        n = tl.load(counts[0] + row)
     begin = tl.zeros((), INDEX)
-    word = _load(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
+    word = load_each(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
     beside = ()
     if len(given) > 0:
-        beside = _load(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, THREADS, EACH)
+        beside = load_each(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, THREADS, EACH)
     elif len(indices) > 0:
         for k in tl.static_range(EACH):
-            beside = beside + (_place(k, THREADS, EACH),)
+            beside = beside + (place_of(k, THREADS, EACH),)
+    own = _own_room(word)
+    if len(counts) > 0:
+        for i in range(given_passes):
+            digits = _digits_of(beside, shift + 8 * i, n, PLACES)
+            word, beside = _sort_by_one_digit(own, word, beside, digits)
     for i in range(passes):
-        word, beside = _sort_by_one_digit(word, beside, 8 * i, n, KEYS)
+        word, beside = _sort_by_one_digit(own, word, beside, _digits_of(word, 8 * i, n, KEYS))
     for k in tl.static_range(EACH):
-        place = begin + _place(k, THREADS, EACH)
+        place = begin + place_of(k, THREADS, EACH)
         mask = place < limit
         if len(values) > 0:
             pointers = values[0] + strided_offset(row, shape, strides[1]) + place * steps[1]
@@ -280,9 +296,9 @@ def _count_digits(
     copy = tl.arange(0, THREADS) % COPIES
     for j in range(COUNTED):
         first = begin + j * (THREADS * EACH)
-        word = _load(source, first, step, n, THREADS, EACH)
+        word = load_each(source, first, step, n, THREADS, EACH)
         for k in tl.static_range(EACH):
-            inside = first + _place(k, THREADS, EACH) < n
+            inside = first + place_of(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
                 digit = digit_of(word[k], 8 * i, KEYS) + i * _DIGITS
                 add(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
@@ -373,7 +389,7 @@ def _sort_by_digit(
         # The buffers change roles: what one pass wrote the next one reads.
         source = tl.where(first, words + strided_offset(row, shape, strides[0]), buffers + own_row + (apart - other))
         step = tl.where(first, steps[0], 1)
-        word = _load(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+        word = load_each(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
         exchanged = _own_room(word)
         positions, own = positions_by_digit(exchanged, _digits_of(word, shift, valid, KEYS))
         counts = scratch + COUNTER + row.to(tl.int64) * blocks * _DIGITS
@@ -386,10 +402,10 @@ def _sort_by_digit(
             if len(given) > 0:
                 source = tl.where(first, given[0] + strided_offset(row, shape, strides[3]), source)
                 step = tl.where(first, steps[3], 1)
-                beside = _load(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+                beside = load_each(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
             else:
                 for k in tl.static_range(EACH):
-                    place = begin + _place(k, THREADS, EACH)
+                    place = begin + place_of(k, THREADS, EACH)
                     mask = (place < n) & (first == 0)
                     beside = beside + (tl.load(source + place, mask=mask, other=place),)
             beside = _exchange(exchanged, beside, positions)
@@ -407,7 +423,7 @@ def _sort_by_digit(
             inside = final == 0
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
-            place = _place(k, THREADS, EACH)
+            place = place_of(k, THREADS, EACH)
             moved = place + get(table, digit_of(word[k], shift, KEYS), place)
             mask = (place < valid) & (moved < most)
             tl.store(target + moved.to(INDEX) * step, word[k].to(words.dtype.element_ty), mask=mask & inside)
@@ -451,19 +467,62 @@ def sort_held_rows(
         () if indices is None else (indices,),
         words(x),
         () if given is None or indices is None else (given,),
-        *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.passes),
+        (),
+        *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.passes, 0, 0),
+        PLACES=_PLACES,
         KEYS=keys,
         INDEX=rows.index,
         **_threads(length, min(_EACH, max(1, length // 32))),
     )
 
 
+def sort_taken_rows(
+    taken: torch.Tensor,
+    places: torch.Tensor,
+    counts: torch.Tensor,
+    rows: Rows,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    keys: Keys,
+    limit: int,
+    ordered_bits: int,
+    bits: int,
+) -> None:
+    """Sort words taken of rows, which a program holds, by their keys and then their places, and write `limit` of each.
+
+    Of each of the `rows`, of which values and indices are the second and third tensors, there are as many as `counts`
+    tell. Places have so many `bits`, of which those that differ in the last ones alone are in order.
+    """
+    n_rows, slots = taken.shape
+    strides = [slots]
+    for size in rows.shape:
+        strides.append(strides[-1] * size)
+    own, length = tuple(strides), power_of_2(slots)
+    _sort_held[(n_rows,)](
+        (words(values),),
+        (indices,),
+        taken,
+        (places,),
+        (counts,),
+        *(rows.shape, (own, *rows.strides[1:], own), (1, *rows.steps[1:], 1), slots, limit, keys.passes),
+        *(ordered_bits, -(-max(0, bits - ordered_bits) // 8)),
+        PLACES=_PLACES,
+        KEYS=keys,
+        INDEX=tl.int64 if n_rows * slots >= INT32_LIMIT else rows.index,
+        **_threads(length, min(_EACH, max(1, length // 32))),
+    )
+
+
+def holds(n: int, keys: Keys) -> bool:
+    """Whether a program sorts rows of a length by their digits."""
+    return n <= longest_held(keys) and (devices.current.ptx or devices.current.interpreted)
+
+
 def route(n: int, keys: Keys) -> str:
     """What sorts rows of a length: a "network" in registers, one program that holds a row, or several."""
-    device = devices.current
-    if n <= min(block.LONGEST, SORTING[device.kind].network):
+    if n <= min(block.LONGEST, SORTING[devices.current.kind].network):
         return "network"
-    return "held" if n <= longest_held(keys) and (device.ptx or device.interpreted) else "long"
+    return "held" if holds(n, keys) else "long"
 
 
 def sort_along(

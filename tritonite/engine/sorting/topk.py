@@ -336,10 +336,8 @@ def _pairs(count: int, n: int, keys: Keys, device: torch.device) -> tuple[torch.
     return empty((count,), torch.int32 if narrow else torch.int64, device), ()
 
 
-def _take_held(x: torch.Tensor, dim: int, k: int, keys: Keys) -> tuple[_Taken, int]:
+def _take_held(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) -> tuple[_Taken, int]:
     """(what is taken of rows that a program holds, how many elements to sort at a time)."""
-    n = x.shape[dim]
-    rows = Rows((x,), dim)
     columns = max(16, power_of_2(n))
     groups = max(128, power_of_2(4 * k))
     if groups * 2 > columns or groups > n:
@@ -361,10 +359,8 @@ def _take_held(x: torch.Tensor, dim: int, k: int, keys: Keys) -> tuple[_Taken, i
     return taken, width
 
 
-def _take_streamed(x: torch.Tensor, dim: int, k: int, keys: Keys) -> tuple[_Taken, int]:
+def _take_streamed(x: torch.Tensor, rows: Rows, n: int, k: int, keys: Keys) -> tuple[_Taken, int]:
     """The same of longer rows."""
-    n = x.shape[dim]
-    rows = Rows((x,), dim)
     groups = min(_MOST_GROUPS, max(_LEAST_GROUPS, power_of_2(4 * k)))
     # As many programs as fill the device: across the groups first, whose least elements need no comparison then.
     stripes = -(-n // groups)
@@ -432,9 +428,10 @@ def write_smallest(
 ) -> None:
     """The smallest elements of each row in order, from that of the rank `first` to the k-th, where `serves` is true."""
     n = x.shape[dim]
-    taken, width = (_take_held if held(n, keys) else _take_streamed)(x, dim, k, keys)
-    width = max(width, 16)
+    # One order of rows for what is read, taken and written.
     rows = Rows((x, values, values if indices is None else indices), dim)
+    taken, width = (_take_held if held(n, keys) else _take_streamed)(x, rows, n, k, keys)
+    width = max(width, 16)
     each = min(max(1, 512 // width), power_of_2(rows.n_rows))
     _sort_taken[(-(-rows.n_rows // each),)](
         words(values),
