@@ -164,6 +164,19 @@ def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
     assert served("topk.values")
 
 
+def test_many_of_a_long_row_of_equals(monkeypatch, device):
+    """Of which all that a program takes at a time is taken."""
+    monkeypatch.setattr(radix, "_HELD", 4 * 512)
+    monkeypatch.setattr(select, "_EACH", 16)
+    monkeypatch.setattr(sorting, "_MANY_OF_LONG", 4)
+    x = torch.ones(2, 1100, device=device)
+    with tritonite.use_gems(include="topk*", faster_only=False):
+        values, indices = torch.topk(x, 400)
+    assert torch.equal(values, x[:, :400])
+    assert torch.equal(indices.sort(1).values, torch.arange(400, device=device).expand(2, 400))
+    assert served("topk")
+
+
 @pytest.mark.parametrize("n", [1000, 9000])
 def test_rows_of_one_memory_into_another_layout(n, device):
     """Their order in memory says nothing of the order in which the results are written."""

@@ -370,15 +370,15 @@ def _take_few(
             smaller, equal = key < last.to(key.dtype), (key == last.to(key.dtype)) & (place <= last_place)
             chosen = chosen + ((place < n) & (smaller | equal),)  # type: ignore[assignment]
         # Of four elements of each lane the sums are parts of one word: there are no more lanes than it has room for.
-        count = 0
+        some = 0
         for i in tl.static_range(0, EACH, 4):
             four = tl.zeros((LANES,), tl.int32)
             for m in tl.static_range(4):
                 four += chosen[i + m].to(tl.int32) << 8 * m
             before = before + (tl.cumsum(four, axis=0),)  # type: ignore[assignment]
             counts_of = counts_of + (tl.sum(four, axis=0),)  # type: ignore[assignment]
-            count += counts_of[i // 4]
-        if count > 0:
+            some |= counts_of[i // 4]
+        if some != 0:
             taken_of = 0
             for i in tl.static_range(EACH):
                 taken_of += (counts_of[i // 4] >> 8 * (i % 4)) & 255
