@@ -451,7 +451,6 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
     """By loads of 16 bytes or of an element, which come a block ahead; with a last block that is whole, and one not."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=256, programs=1))
     for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
-        assert blocks.Space.of((x,), (0,), (), (), True).scattered == (width == 17)
         expected = x.min(0), x.sum(0), x.logsumexp(0)
         with tritonite.use_gems():
             torch.testing.assert_close((x.min(0), x.sum(0), x.logsumexp(0)), expected)

@@ -25,7 +25,7 @@ _GROUP = 8
 _LEAST_COLUMNS = 32
 # The tiles that a program takes one after the other where an access is of one element: of a tile as large as them all a
 # thread would hold so many addresses that few programs fit a multiprocessor.
-_STEPS = 4
+_STEPS = 8
 
 
 @triton.jit

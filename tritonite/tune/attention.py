@@ -144,13 +144,15 @@ class WarpSpecialized(NamedTuple):
 # enough to have under exponentials, and a tile's beginning and end are a larger part of it: programs have them under
 # another tile's.
 WARP_SPECIALIZED = {
-    64: WarpSpecialized(192, 128, 2, ping_pong=False, overlapped=False, persistent=True, most_stages=4),
+    64: WarpSpecialized(192, 128, 2, ping_pong=False, overlapped=False, persistent=True),
     128: WarpSpecialized(128, 128, 2),
     256: WarpSpecialized(128, 64, 2, ping_pong=False),
 }
 # Tiles of fewer queries, which take so much longer for each, and are fewer queries to wait for in the last round.
-_FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True, most_stages=4)}
+_FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=True)}
 _FINER_TIME = 1.09
+# Causal tiles, whose keys are few: less of them is beyond the diagonal.
+_CAUSAL_TILES = {64: WarpSpecialized(128, 128, 2, persistent=True, most_stages=4)}
 # Where so few tiles leave multiprocessors idle, of which two have room in one.
 _FEW_TILES = {
     64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
@@ -169,20 +171,16 @@ def warp_specialized(
     size = max(head, value)
     if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
         return _FEW_TILES[size]
+    if causal and size in _CAUSAL_TILES:
+        return _CAUSAL_TILES[size]
     usual, finer = WARP_SPECIALIZED[size], _FINER_TILES.get(size)
     if finer is not None and multiprocessors:
-        usual_time, finer_time = [_time(tile, queries, heads, multiprocessors, causal) for tile in (usual, finer)]
+        usual_time, finer_time = [
+            -(-(-(-queries // tile.BLOCK_M) * heads) // multiprocessors) * tile.BLOCK_M for tile in (usual, finer)
+        ]
         if finer_time * _FINER_TIME < usual_time:
             return finer
     return usual
-
-
-def _time(tile: WarpSpecialized, queries: int, heads: int, multiprocessors: int, causal: bool) -> int:
-    """What a multiprocessor takes for its tiles, in queries; where it is causal by the keys of a pair of tiles."""
-    blocks = -(-queries // tile.BLOCK_M)
-    if causal:
-        return -(-blocks * heads // (2 * multiprocessors)) * tile.BLOCK_M * (blocks + 1) * tile.BLOCK_M
-    return -(-blocks * heads // multiprocessors) * tile.BLOCK_M
 
 
 class Ring(NamedTuple):

@@ -25,14 +25,16 @@ class Sorting(NamedTuple):
       comparisons to it, and none to a sort by digits, of which there are as many for rows of any length.
     `registers`: how many a thread may have, so that a multiprocessor has several programs, of which others work while
       one waits, and threads keep what they rank.
+    `registers_alone`: the same where it has keys of 32 bits at most, without places.
     """
 
     network: int
     registers: int
+    registers_alone: int
     slower: Slower = Slower()
 
 
-_NVIDIA = Sorting(network=128, registers=128)
+_NVIDIA = Sorting(network=128, registers=128, registers_alone=80)
 
 SORTING: dict[str, Sorting] = {
     # On an H200 medians of int64 in rows of 4,096 have 1.6 of ATen's speed.

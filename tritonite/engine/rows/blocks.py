@@ -67,16 +67,6 @@ class Space(NamedTuple):
         return most if self.aligned == 1 else max(1, min(self.aligned, most))
 
     @property
-    def scattered(self) -> bool:
-        """Whether rows stand upright, and what is next to each other across them comes by less than 16 bytes."""
-        if self.inner:
-            return False
-        first = self.kinds.index(BOTH)
-        across, along = self.kept[0][first], self.reduced[0][first]
-        steps = (self.n_kept, *self.shapes[0][: len(across) - 1], *across[1:], *along)
-        return across[0] != 1 or any(step * self.itemsize % 16 for step in steps)
-
-    @property
     def strides(self) -> tuple[Any, ...]:
         """As the kernels take them."""
         return (self.kept[0], self.reduced[0], self.kept[1], self.reduced[1], self.kept[2], self.index_strides)
@@ -207,7 +197,7 @@ class Blocks(NamedTuple):
         once = self.steps <= 1
         held = once and self.splits == self.sharing == 1 and 2 * space.n_reduced > self.columns
         # Where a thread has more elements, there are registers for none besides.
-        ahead = space.scattered and self.rows * self.columns <= 16 * 32 * self.warps
+        ahead = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
         found = {"block": self[:2], "whole": whole, "once": once, "held": held, "ahead": ahead}
         return found | {"sharing": self.sharing}
 

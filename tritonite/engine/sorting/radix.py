@@ -33,11 +33,12 @@ from tritonite.launch import libentry
 from tritonite.tune.sorting import SORTING
 
 # The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
-# digits would have; those of a thread where several programs share a row, and where they have 64 bits, as many as there
-# are registers for; how many blocks of them a program that counts takes, and how many counters it has of a digit.
+# digits would have; those of a thread where several programs share a row, where they have 64 bits, and of keys alone,
+# as many as there are registers for; how many blocks of them a program that counts takes, and how many counters it has
+# of a digit.
 _EACH = 4 if devices.current.interpreted else 16
 _BLOCK = 4096
-_SHARED_EACH, _WIDE_EACH = (4, 4) if devices.current.interpreted else (24, 20)
+_SHARED_EACH, _WIDE_EACH, _ALONE_EACH = (4, 4, 4) if devices.current.interpreted else (24, 20, 16)
 _COUNTED = 8
 _COPIES = 2 if devices.current.interpreted else 8
 # The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
@@ -433,11 +434,15 @@ def _sort_by_digit(
                 tl.store(pointers, beside[k].to(indices[0].dtype.element_ty), mask=mask & final)
 
 
-def _threads(elements: int, each: int) -> dict[str, int]:
-    """The threads that have so many elements of a row, and how many each has, no more than it can rank."""
+def _threads(elements: int, each: int, alone: bool = False) -> dict[str, int]:
+    """The threads that have so many elements of a row, and how many each has, no more than it can rank.
+
+    `alone` if they are keys of 32 bits at most, without places.
+    """
     device = devices.current
     threads = max(1 if device.interpreted else 32, elements // each)
-    options = {"maxnreg": SORTING[device.kind].registers} if device.ptx else {}
+    chosen = SORTING[device.kind]
+    options = {"maxnreg": chosen.registers_alone if alone else chosen.registers} if device.ptx else {}
     return {"THREADS": threads, "EACH": each, "num_warps": max(1, threads // 32), **options}
 
 
@@ -557,8 +562,9 @@ def sort_long_rows(
     check_length(n)
     any_target = values if values is not None else indices
     assert any_target is not None
-    each = _WIDE_EACH if keys.bits == 64 else _SHARED_EACH
-    facts = _threads(_BLOCK // _EACH * each, each)
+    alone = indices is None and keys.bits <= 32
+    each = _WIDE_EACH if keys.bits == 64 else _ALONE_EACH if alone else _SHARED_EACH
+    facts = _threads(_BLOCK // _EACH * each, each, alone)
     blocks = -(-n // (facts["THREADS"] * facts["EACH"]))
     passes = keys.passes if passes is None else passes
     apart = _COUNTER + n_rows * blocks * _DIGITS.value
