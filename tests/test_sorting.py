@@ -281,7 +281,7 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatc
 
 def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
     own = radix.SORTING[devices.current.kind]
-    slow = Slower(one_long_row=True, taken=10, wide_ranks=True)
+    slow = Slower(one_long_row=True, taken=10, wide_ranks=True, sets=True)
     monkeypatch.setitem(radix.SORTING, devices.current.kind, own._replace(slower=slow))
     monkeypatch.setattr(radix, "_HELD", 400)
     monkeypatch.setattr(topk, "_HELD", 1024)
@@ -290,11 +290,15 @@ def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
         ("sort", (x,)),
         ("topk", (x, 20)),
         ("median.dim", (x[:100].double(), 0)),
+        ("_unique2", (x,)),
+        ("_unique2", (x.long(), True, True)),
+        ("unique_consecutive", (x,)),
     )
     others = (
         ("sort", (x.view(2, 100),)),
         ("topk", (x, 5)),
         ("median.dim", (x[:100], 0)),
+        ("_unique2", (x, True, True)),
     )
     with call.under(call.settings_of()._replace(faster_only=True)):
         for name, arguments in slower:

@@ -9,7 +9,7 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import empty, empty_strided
+from tritonite.dispatch.call import decline_if_slower, empty, empty_strided
 from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.rows.declare import dimensions, outputs
@@ -17,6 +17,7 @@ from tritonite.engine.sorting.lexicographic import differences, order_of, take_r
 from tritonite.engine.sorting.runs import Runs, runs_of_equals
 from tritonite.errors import Decline
 from tritonite.ops.sorting import sort_into
+from tritonite.tune.sorting import slower
 
 _ON_CPU = devices.current.type == "cpu"
 
@@ -35,12 +36,17 @@ def _unique(self, inverse, counts):
         raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
     if not self.numel():
         return _of_nothing(self, inverse)
+    _decline_if_slower(not (inverse or counts) or self.dtype.itemsize == 8)
     x = self.reshape(-1)
     ordered = empty(x.shape, x.dtype, x.device)
     # Rows as long as int32 has no numbers for are not sorted.
     order = empty(x.shape, torch.int32, x.device) if inverse else None
     sort_into(x, 0, False, ordered, order)
     return _of_runs(self, ordered, order, inverse, counts)
+
+
+def _decline_if_slower(where):
+    decline_if_slower(where and slower(devices.current.kind).sets)
 
 
 def _of_nothing(self, inverse):
@@ -130,4 +136,5 @@ def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None
     outputs((self,), [], [], ())
     if not self.numel():
         return _of_nothing(self, return_inverse)
+    _decline_if_slower(True)
     return _of_runs(self, self.reshape(-1), None, return_inverse, return_counts)
