@@ -604,15 +604,18 @@ def test_tiles_by_how_many_there_are():
     assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
     assert chosen(64, 512, 48).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
     assert chosen(64, 4096, 128).BLOCK_M == 192
-    assert table.warp_specialized(64, 64, 2048, 128, 132, True).BLOCK_M == 128
-    assert table.warp_specialized(64, 64, 4096, 128, 132, True).BLOCK_M == 192
+    assert table.warp_specialized(64, 64, 4096, 128, 132, True).BLOCK_M == 128
+    assert table.warp_specialized(64, 64, 512, 32, 132, True).BLOCK_M == 64
     assert chosen(64, 512, 64).persistent and not chosen(64, 512, 32).persistent and not chosen(128, 512, 64).persistent
+
+
+_TABLES = table.WARP_SPECIALIZED, table._FINER_TILES, table._CAUSAL_TILES, table._FEW_TILES
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
     """By every tile, of 227 KiB; results of another size than keys have their own."""
-    tiles = [tiles[D] for tiles in (table.WARP_SPECIALIZED, table._FINER_TILES, table._FEW_TILES) if D in tiles]
+    tiles = [tiles[D] for tiles in _TABLES if D in tiles]
     assert all(_has_room_for_a_bias(tile, D, V) for tile, V in itertools.product(tiles, (D, D // 2)))
     if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
         queries, keys = table.warp_specialized_backward(D, D, True)
@@ -624,8 +627,8 @@ def test_who_is_faster_with_a_bias(monkeypatch):
     """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
     passes = "forward", "warp specialised", "backward", "backward of a bias"
     slower = lambda size, head, keys=512: [table.aten_is_faster(each, size, head, True, keys) for each in passes]
-    assert slower(2, 64) == slower(2, 32, 4096) == slower(2, 256) == [True] * 4
-    assert slower(2, 64, 1500) == slower(2, 48, 1500) == slower(2, 128) == slower(2, 80) == [True, False, True, True]
+    assert slower(2, 64, 511) == slower(2, 32, 4096) == slower(2, 256) == [True] * 4
+    assert slower(2, 64, 512) == slower(2, 48, 1500) == slower(2, 128) == slower(2, 80) == [True, False, True, True]
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
     assert slower(2, 64) == slower(2, 128) == [True] * 4
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": {64: 0, 128: 0, 256: 0}, "backward": {128: 0}})

@@ -60,6 +60,7 @@ def test_losses_decline_what_aten_refuses_or_resizes():
         "mse_loss": [(x, y.double(), MEAN), (x, y, 3)],
         "smooth_l1_loss": [(x, y, MEAN, -1.0)],
         "huber_loss": [(x, y, MEAN, 0.0)],
+        "huber_loss_backward": [(x, x, y, NONE, 0.0)],
         "soft_margin_loss": [(x[0], y, NONE), (x[0], y, MEAN)],
         "binary_cross_entropy": [(x, y[:1], None, NONE), (x, y, x.double(), MEAN)],
         "binary_cross_entropy_with_logits": [(x, y[0], None, None, MEAN), (x[0], y, None, y, SUM)],

@@ -236,6 +236,22 @@ def test_tensors_put_together_along_rows_and_then_along_columns(device):
         assert torch.equal(found, torch.cat(tensors, dim))
 
 
+@pytest.mark.parametrize("k", [-4, 0, 1, 2, 3])
+def test_turns_of_a_permuted_image_lie_as_atens(k, device):
+    x = torch.randn(2, 4, 5, 3, device=device).permute(0, 3, 1, 2)
+    expected = torch.rot90(x, k, [-4, -2])
+    with tritonite.use_gems(include="rot90"):
+        actual = torch.rot90(x, k, [-4, -2])
+    assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+
+
+def test_a_complex_number_beside_unsigned_integers(device):
+    """Which promote with none, and are not asked to."""
+    x, out = torch.ones(2, dtype=torch.uint16, device=device)
+    with tritonite.use_gems(include="copy*"):
+        assert torch.ops.aten.copy.out(x, 0j, False, out=out) == 0
+
+
 def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
     x, out = torch.ones(6, 10, device=device).char(), torch.empty(0, dtype=torch.bfloat16, device=device)
     with tritonite.use_gems(), pytest.raises(RuntimeError, match="dtype"):

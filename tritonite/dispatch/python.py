@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,9 +81,11 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
             # Beside a tensor with dimensions any number is of its dtype. With another 0-d tensor it does not promote.
             tensor = tensor if other.dim() or type(number) is complex else tensor.to(other.dtype)
             continue
-        as_number = torch.result_type(other, number)
-        if as_number != torch.result_type(other, tensor):
-            tensor = tensor.to(as_number)
+        # The wider unsigned integers promote with few dtypes: an operator that needs to says so itself.
+        with contextlib.suppress(RuntimeError):
+            as_number = torch.result_type(other, number)
+            if as_number != torch.result_type(other, tensor):
+                tensor = tensor.to(as_number)
     return tensor
 
 

@@ -289,6 +289,12 @@ def _not_negative(number):
     return number
 
 
+def _positive(number):
+    if _not_negative(number) == 0:
+        raise Decline("a threshold of 0, whose zeros have signs of their own on each kind of device")
+    return number
+
+
 def _of_one_layout(grad_output, self, target, reduction):
     if not (self.is_contiguous() and target.is_contiguous()) or (grad_output.dim() and not grad_output.is_contiguous()):
         raise Decline("operands that are not contiguous, whose layout each of ATen's steps decides anew")
@@ -334,7 +340,7 @@ def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
     one_dtype=True,
     contiguous=True,
     prepare=lambda grad_output, self, target, reduction, delta: _with_factor(
-        grad_output, self, target, reduction, _not_negative(delta)
+        grad_output, self, target, reduction, _positive(delta)
     ),
     pin=("delta",),
 )

@@ -108,7 +108,7 @@ def roll(self, shifts, dims, outs=()):
 
 @operator("rot90", accepts=_USUAL)
 def rot90(self, k, dims, outs=()):
-    """A flip, a transposition or both; flips lie as ATen's do."""
+    """A flip, a transposition or both; flips lie as ATen's do, and what does not turn is contiguous."""
     rank = self.dim()
     if rank < 2 or len(dims) != 2 or any(not -rank <= d < rank for d in dims) or (dims[0] - dims[1]) % rank == 0:
         raise Decline("no such dimensions")
@@ -117,6 +117,10 @@ def rot90(self, k, dims, outs=()):
         raise Decline("output has another shape or dtype")
     first, second = dims[0] % rank, dims[1] % rank
     k %= 4
+    if k == 0 and not outs:
+        copied = result((self,), self.shape, self.dtype)
+        move(self, copied)
+        return (copied,)
     turned = {0: (), 1: (second,), 2: (first, second), 3: (first,)}[k]
     (copied,) = flip(self, turned) if not outs else flip(self, turned, (_turned(outs[0], k, first, second),))
     return outs or (_turned(copied, k, first, second),)

@@ -37,19 +37,25 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
 
 
 @facts.drawn("sort", "msort", "argsort", "topk", "kthvalue")
-def _without_signs_of_nan(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first."""
+def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first.
+
+    Unless they are stable, zeros of both signs come in any order.
+    """
     x = arguments["self"]
-    if devices.current.type == "cpu" or x.dtype not in dtypes.FLOATS or not (x.isnan() & x.signbit()).any():
+    if devices.current.type == "cpu" or x.dtype not in dtypes.FLOATS:
         return arguments
-    return arguments | {"self": x.masked_fill(x.isnan(), float("nan"))}
+    nans, zeros = x.isnan() & x.signbit(), (x == 0) & x.signbit() & (arguments.get("stable") is not True)
+    if not (nans | zeros).any():
+        return arguments
+    return arguments | {"self": x.masked_fill(nans, float("nan")).masked_fill(zeros, 0.0)}
 
 
 @facts.drawn("median", "nanmedian")
 def _apart(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen's kernel for CPUs gives other elements of a tensor that repeats along the dimension."""
     x = arguments["self"]
-    return _without_signs_of_nan(arguments | {"self": x.contiguous()} if 0 in x.stride() else arguments)
+    return _without_signs(arguments | {"self": x.contiguous()} if 0 in x.stride() else arguments)
 
 
 @facts.chosen("kthvalue")
