@@ -90,10 +90,10 @@ def aten_is_faster(done_by: str, size: int, head: int, biased: bool, keys: int) 
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward", which
     may be "backward of a bias". On an H200 the warp-specialised one has 0.94 to 1.10 of cuDNN's speed for heads of 128
-    and 256, and for those of 64 1.04, causal 0.91, and 0.80 to 0.85 over 512 and 1,024 keys; gradients of half types
-    have 0.87 to 0.98 for heads of 128, 1.20 for those of 256, and 0.81 to 0.94 for those of 64; half types with a bias
-    have 0.38 to 0.75 by the kernels for all devices. In float32 the forward pass has 1.12 to 1.25 of ATen's speed,
-    gradients 0.99 to 2.3, and with a bias 0.60 to 0.92. Decoding has 0.79 to 1.0, the least of one short sequence.
+    and 256, and for those of 64 1.04, causal 0.88 to 0.96, and 0.84 over 512 keys; gradients of half types have 0.87 to
+    0.98 for heads of 128, 1.20 for those of 256, and 0.81 to 0.94 for those of 64; half types with a bias have 0.38 to
+    0.75 by the kernels for all devices. In float32 the forward pass has 1.27 to 1.44 of ATen's speed, gradients 0.67 to
+    1.26, the least for heads of 128, and with a bias 0.60 to 0.92. Decoding has 0.94 to 1.36.
     """
     if done_by == "decoding":
         return False

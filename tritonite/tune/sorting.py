@@ -39,7 +39,7 @@ class Sorting(NamedTuple):
 _NVIDIA = Sorting(network=128, registers=128, registers_alone=80)
 
 SORTING: dict[str, Sorting] = {
-    # On an H200: 0.55 to 0.81 of ATen's speed for unique elements of 2^24, 0.78 to 0.96 for runs.
+    # On an H200: 0.60 to 1.14 of ATen's speed for unique elements of 2^24, 0.76 to 1.06 for runs.
     # Medians of int64 in rows of 4,096 have 1.6.
     "nvidia": _NVIDIA._replace(slower=Slower(taken=1024, sets=True)),
     "none": _NVIDIA,
