@@ -304,8 +304,8 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     """`fold_blocks` of rows that stand upright, whose elements' states are combined place by place, at no barrier.
 
     So a block is loaded when it is wanted, by many programs at a time, and all whole ones without a mask: of a column
-    that there is not nothing is written. With elements that are loaded one by one the next block is loaded first: the
-    assembler would have two of a thread's 16 loads on their way at a time.
+    that there is not nothing is written. Where a thread has registers for it the next block is loaded before one is
+    combined: of elements that are loaded one by one the assembler has two on their way at a time otherwise.
     """
     start, steps, n_reduced = span
     COLUMNS: tl.constexpr = FACTS.block[1]

@@ -77,18 +77,8 @@ def ordered(word, KEYS: tl.constexpr):
 
 
 @triton.jit
-def from_zero(key, KEYS: tl.constexpr):
-    """A key as an int64 without a sign: its digits, of 8 bits each, count from 0."""
-    if KEYS.bits == 64:
-        result = key ^ (-(2**63))
-    else:
-        result = key.to(tl.int64) + 2 ** (KEYS.bits - 1)
-    return result
-
-
-@triton.jit
 def with_sign(digits, KEYS: tl.constexpr):
-    """The reverse: the key, as an int64."""
+    """A key, as an int64, of what it is where keys count from 0."""
     if KEYS.bits == 64:
         result = digits ^ (-(2**63))
     else:

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import Size, empty, first, read, zeros
+from tritonite.dispatch.call import empty, first, read, zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
@@ -213,15 +213,10 @@ class Runs:
 
     def lengths(self, starts: torch.Tensor) -> torch.Tensor:
         """How long they are."""
-        return _lengths(starts, self.count, self.n)
-
-
-def _lengths(starts: torch.Tensor, count: Size, n: int) -> torch.Tensor:
-    """How long runs are that begin at so many places of n."""
-    result = empty((count,), torch.int64, starts.device)
-    if n:
-        _measure[(count.blocks(_BLOCK),)](result, starts, count, n, BLOCK=_BLOCK)
-    return result
+        result = empty((self.count,), torch.int64, self._device)
+        if self.n:
+            _measure[(self.count.blocks(_BLOCK),)](result, starts, self.count, self.n, BLOCK=_BLOCK)
+        return result
 
 
 def runs_of_equals(
