@@ -210,7 +210,7 @@ def test_what_is_no_provider_is_refused(text):
 
 
 def fragile():
-    """Cases of which one ends its process, one raises, one has too little memory, and two are as they should be."""
+    """Cases of which one ends its process, one raises, two have too little memory, and two are as they should be."""
 
     def end(make):
         os._exit(3)
@@ -221,13 +221,16 @@ def fragile():
     def exhaust(make):
         raise torch.OutOfMemoryError
 
-    operands = [None, end, refuse, exhaust, None]
+    def launch(make):
+        raise RuntimeError("CUDA error: out of memory")
+
+    operands = [None, end, refuse, exhaust, None, launch]
     return [chosen("exp") if made is None else dataclasses.replace(chosen("exp"), operands=made) for made in operands]
 
 
 def test_a_case_that_ends_its_process_fails_alone():
-    found = dict(workers.checks(fragile, 5, (), 2))
-    assert sorted(found) == list(range(5))
+    found = dict(workers.checks(fragile, 6, (), 2))
+    assert sorted(found) == list(range(6)) and found[5] is None
     assert found[0] == found[4] == run.check(chosen("exp"), [timing.TRITONITE]) and not found[0].failure
     assert "exit code 3" in found[1].failure and found[2].failure == "ValueError: no" and found[3] is None
     assert not multiprocessing.active_children()

@@ -54,6 +54,13 @@ def test_losses_of_several_blocks(reduction, tiny_blocks):
         same("binary_cross_entropy_with_logits", x, target, weight, pos_weight, reduction)
 
 
+def test_equal_terms_of_logits_leave_nothing():
+    """A weight of 0 for positive targets makes both terms the same product, whose roundoff is no loss."""
+    x = torch.full((7,), -66.25825925885117, dtype=torch.float64, device=tritonite.device)
+    target, nothing = torch.full_like(x, 2.5), torch.zeros_like(x)
+    assert not same("binary_cross_entropy_with_logits", x, target, -7 * torch.ones_like(x), nothing, NONE).any()
+
+
 def test_losses_decline_what_aten_refuses_or_resizes():
     x, y = normal(4, 3), normal(4, 3)
     refused = {

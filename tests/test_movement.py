@@ -309,3 +309,18 @@ def test_windows_are_put_together(kernel, stride, device, path):
         result = torch.nn.functional.fold(columns, (14, 13), kernel, padding=1, stride=stride)
     torch.testing.assert_close(result, expected)
     assert tritonite.stats()["col2im"].launched == 1
+
+
+def test_a_number_among_matrices_counts_for_less(device):
+    matrix, number = torch.ones(2, 3, dtype=torch.bfloat16, device=device), torch.tensor(0.5).double().to(device)
+    for tensors in ((matrix, number), (number, matrix), (number, number)):
+        expected = torch.block_diag(*tensors)
+        with tritonite.use_gems(include=["block_diag"]):
+            result = torch.block_diag(*tensors)
+        assert result.dtype is expected.dtype and torch.equal(result, expected)
+
+
+def test_chunks_are_not_put_into_integers(device):
+    x, out = torch.ones(3, device=device), torch.zeros(2, 2, dtype=torch.int64, device=device)
+    with tritonite.use_gems(include=["_chunk_cat"]), pytest.raises(TypeError, match="can't be cast"):
+        torch.ops.aten._chunk_cat.out([x[:1].expand(3)], 0, 2, out=out)

@@ -21,7 +21,7 @@ from tritonite.engine.pointwise import Pointwise
 from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import true_divide
+from tritonite.language.math import multiply_add, true_divide
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -217,7 +217,8 @@ def _logits_cross_entropy(self, target, weight, pos_weight):
     log_sigmoid = tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
     if pos_weight is not None:
         log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
-    loss = (1.0 - target) * self - log_sigmoid
+    # Rounded before the difference, as ATen's steps are: what two equal terms leave of each other is 0.
+    loss = multiply_add(1.0 - target, self, tl.zeros_like(self)) - log_sigmoid
     if weight is not None:
         loss = loss * weight
     return loss

@@ -403,6 +403,8 @@ def block_diag(tensors, outs=()):
     if not tensors or any(x.dim() > 2 for x in tensors):
         raise Decline("no matrices")
     dtype = _promoted(tensors)
+    if any(not x.dim() for x in tensors) and any(x.dtype is not dtype for x in tensors):
+        raise Decline("numbers of another dtype, which counts for less than a matrix's")
     matrices = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
     for x in tensors:
         check_conversion(x.dtype, dtype)
@@ -426,6 +428,8 @@ def _chunk_cat(tensors, dim, num_chunks, outs=()):
     if outs and outs[0].device.type != "cpu" and not outs[0].is_contiguous():
         raise Decline("an output that is not contiguous, which ATen's kernel for GPUs writes as if it were")
     dtype = outs[0].dtype if outs else tensors[0].dtype
+    if not torch.can_cast(tensors[0].dtype, dtype):
+        raise Decline(f"an output of {dtype}, which ATen refuses")
     check_conversion(tensors[0].dtype, dtype)
     widths = [-(-x.shape[dim] // num_chunks) * math.prod(x.shape[dim + 1 :]) for x in tensors]
     out = result(tensors, (*tensors[0].shape[:dim], num_chunks, sum(widths)), dtype, outs)

@@ -177,25 +177,28 @@ def scatter_gradients_in_order(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program writes BLOCK of all n elements, side by side, of ROWS rows at most: in vectors, wherever rows begin."""
+    """A program writes BLOCK of all n elements, side by side: zeros, then the gradients of the at most ROWS rows there.
+
+    Zeros are in vectors, wherever rows begin, and wait for no class.
+    """
     start = tl.program_id(0).to(INDEX) * BLOCK
     place = tl.arange(0, BLOCK)
-    block = tl.zeros((BLOCK,), gradient.dtype.element_ty)
-    for k in tl.static_range(ROWS):
-        row = start // n_classes + k + tl.arange(0, 1)
-        mask = row < n_rows
-        wanted = tl.load(target + row * target_stride, mask=mask, other=0).to(tl.int64)
-        pointers = grad_output + row * grad_output_stride
-        value, exists = _gradient_of(
-            pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
-        )
-        own = row.to(tl.int64) * n_classes + wanted - start
-        own = tl.where(exists & (own >= 0) & (own < BLOCK), own, -1).to(tl.int32)
-        block = tl.where(place == own, value.to(block.dtype), block)
+    zeros = tl.zeros((BLOCK,), gradient.dtype.element_ty)
     if start + BLOCK <= n:
-        tl.store(gradient + start + place, block)
+        tl.store(gradient + start + place, zeros)
     else:
-        tl.store(gradient + start + place, block, mask=start + place < n)
+        tl.store(gradient + start + place, zeros, mask=start + place < n)
+    row = start // n_classes + tl.arange(0, ROWS)
+    mask = row < n_rows
+    wanted = tl.load(target + row * target_stride, mask=mask, other=0).to(tl.int64)
+    pointers = grad_output + row * grad_output_stride
+    value, exists = _gradient_of(
+        pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
+    )
+    own = row.to(tl.int64) * n_classes + wanted
+    # All threads' zeros are written.
+    tl.debug_barrier()
+    tl.store(gradient + own, value.to(zeros.dtype), mask=exists & (own >= start) & (own < start + BLOCK))
 
 
 @triton.jit
@@ -293,11 +296,11 @@ def _backward(grad_output, self, target, weight, reduction, ignore_index, total_
     }
     n = n_rows * n_classes
     block = tile if n > 64 * tile else tile // 4
-    if gradient.dim() == dim + 1 and 8 * n_classes >= block:
+    if gradient.dim() == dim + 1:
         scatter_gradients_in_order[(-(-n // block),)](
             *(gradient, grad_output, target, weight, total_weight, strides[1][0], strides[2][0]),
             *(weight.stride(0) if weight is not None else 0, n_rows, n_classes, n, ignore_index),
-            ROWS=2 + (block - 2) // n_classes,
+            ROWS=power_of_2(2 + (block - 2) // n_classes),
             BLOCK=block,
             **facts,
             **ASSERTING,
