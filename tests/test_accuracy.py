@@ -1,5 +1,7 @@
 """Every overload and every function with OpInfo samples, against ATen and float64."""
 
+import math
+
 import pytest
 import torch
 from conftest import FULL
@@ -95,6 +97,22 @@ def test_quotients_by_one_number(divisor, device):
         ordinary = (expected.abs() > 1e-30) & (expected.abs() < 1e38) & (x.abs() > 1e-30)
         assert torch.equal(quotient[ordinary], expected[ordinary])
         torch.testing.assert_close(quotient, expected, rtol=2e-7, atol=3e-45, equal_nan=True)
+
+
+@pytest.mark.parametrize("divisor", [0.1, -0.3, 7.0, 1e-3, 1e-38, float("inf")])
+def test_remainders_are_exact(divisor, device):
+    """Of numbers beside its multiples, too, whose quotients round to integers; blocks of large quotients and small."""
+    y = torch.tensor(divisor, dtype=torch.float32, device=device)
+    multiples = torch.arange(-2000, 2000, device=device).float() * (y if y.isfinite() else 1.0)
+    x = torch.cat([multiples, *[torch.nextafter(multiples, torch.full_like(y, end)) for end in (-9.0, 9.0)]])
+    exact = torch.tensor([math.fmod(value, y.item()) for value in x.tolist()], dtype=torch.float64, device=device)
+    with tritonite.use_gems(include=["fmod", "remainder", "floor_divide"]):
+        rest, floored, quotient = x.fmod(y), x.remainder(y), x.floor_divide(y)
+    assert torch.equal(rest.double(), exact) and torch.equal(rest.signbit(), x.signbit())
+    moved = exact.sign() * y.sign() < 0
+    assert torch.equal(floored, torch.where(moved, exact.float() + y, exact.float()))
+    if divisor > 1e-30 and y.isfinite():
+        assert torch.equal(quotient.double(), ((x.double() - exact) / y.double()).round() - moved.double())
 
 
 def test_large_powers_of_what_is_near_1_keep_their_digits(device):

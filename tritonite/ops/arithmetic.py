@@ -12,7 +12,16 @@ from tritonite.dispatch.call import Limits, limit, number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
+from tritonite.language.math import (
+    divide,
+    float_remainder,
+    inverse,
+    maximum_nan,
+    minimum_nan,
+    multiply_add,
+    real_power,
+    true_divide,
+)
 from tritonite.launch import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
@@ -78,7 +87,7 @@ def div(self, other):
 def _floor_divide(x, y):
     """Python's floor division. For floats by way of fmod, as CPython does, so that x == y * (x // y) + x % y holds."""
     if x.dtype.is_floating():
-        remainder = libdevice.fmod(x, y)
+        remainder = float_remainder(x, y)
         quotient = true_divide(x - remainder, y)
         quotient = tl.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)
         floor = libdevice.floor(quotient)
@@ -150,7 +159,7 @@ def remainder(self, other):
     """Python's %: the result has the sign of the divisor."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
-        rest = libdevice.fmod(x, y)
+        rest = float_remainder(x, y)
     else:
         rest = x % y
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
@@ -161,7 +170,7 @@ def fmod(self, other):
     """C's %: the result has the sign of the dividend."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
-        rest = libdevice.fmod(x, y)
+        rest = float_remainder(x, y)
     else:
         rest = x % y
     return rest
