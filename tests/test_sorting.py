@@ -422,6 +422,19 @@ def test_elements_are_among_others(dtype, tests, invert, way, device):
     assert served("isin.Tensor_Tensor") and served("isin.Scalar_Tensor") and served("isin.Tensor_Scalar")
 
 
+@pytest.mark.parametrize("count", [8, 300])
+def test_a_number_counts_for_less_than_few_elements_alone(count, device):
+    """ATen sorts a number with many elements, in float64, and compares it with few in theirs."""
+    tests = torch.rand(count, device=device)
+    tests[2] = 0.1
+    for number in (0.1, 0.5, torch.tensor(0.1, dtype=torch.float64, device=device)):
+        expected = torch.isin(number, tests)
+        with tritonite.use_gems(include="isin*", faster_only=False):
+            assert torch.isin(number, tests) == expected
+    with tritonite.use_gems(include="isin*", faster_only=False):
+        assert torch.isin(0.1, tests).item() == (count == 8)
+
+
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_data_decides_again_each_time(path, device):
     """Recorded and replayed calls, and one in between whose data ATen refuses."""

@@ -72,12 +72,19 @@ def bucketize(self, boundaries, out_int32=False, right=False, outs=()):
     return _searched(boundaries, self, out_int32, right, None, None, outs)
 
 
-def _refused(elements, tests):
-    """Whether ATen compares all with all, for which it views tests as a vector that they may not be."""
+def _sorted(elements, tests):
+    """Whether ATen sorts both together, and does not compare all with all."""
     count = elements.numel() if isinstance(elements, torch.Tensor) else 1
-    if not tests.numel() or tests.numel() >= int(10 * count**0.145):
-        return False
-    return len(row_major(tests.shape, [tests.stride()])[0]) > 1
+    return isinstance(tests, torch.Tensor) and tests.numel() >= int(10 * count**0.145)
+
+
+def _compared(elements, tests):
+    """The dtype that elements are compared in; where they are sorted a number counts for as much as a vector."""
+    if not _sorted(elements, tests):
+        return promoted(elements, tests)
+    if isinstance(elements, torch.Tensor):
+        return torch.promote_types(elements.dtype, tests.dtype)
+    return torch.promote_types(torch.float64 if number_type(elements) is float else torch.int64, tests.dtype)
 
 
 def _isin(elements, tests, invert, outs):
@@ -85,11 +92,12 @@ def _isin(elements, tests, invert, outs):
     given = [value for value in (elements, tests) if isinstance(value, torch.Tensor)]
     shape = elements.shape if isinstance(elements, torch.Tensor) else ()
     outs = outputs(given, [shape], [torch.bool], outs, accepts=NUMBERS)
-    if isinstance(tests, torch.Tensor) and _refused(elements, tests):
+    if any(number_type(value) in (bool, complex) for value in (elements, tests)):
+        raise Decline("a bool, which ATen refuses, or a complex number")
+    few = isinstance(tests, torch.Tensor) and tests.numel() and not _sorted(elements, tests)
+    if few and len(row_major(tests.shape, [tests.stride()])[0]) > 1:
         raise Decline("a few tests that are no vector unless copied, for which ATen raises")
-    if any(number_type(value) is bool for value in (elements, tests)):
-        raise Decline("a bool, which ATen refuses")
-    dtype = promoted(elements, tests)
+    dtype = _compared(elements, tests)
     device = given[0].device
     (x, others) = (
         value if isinstance(value, torch.Tensor) else as_tensor(value, dtype, device) for value in (elements, tests)

@@ -346,7 +346,9 @@ class Drawer:
                 outs[name] = []
                 continue
             shape, dtype = tuple(self.shape), self.dtype
-            if i < len(results) and results[i] is not None and self._chance(0.8):
+            # A number may ask for more elements than there is memory for.
+            known = i < len(results) and results[i] is not None and results[i].numel() <= 2**24
+            if known and self._chance(0.8):
                 shape, dtype = tuple(results[i].shape), results[i].dtype
             dtype = dtype if self.unchecked or self._chance(0.75) else self._any_dtype()
             way = self.random.random()
