@@ -324,3 +324,23 @@ def test_chunks_are_not_put_into_integers(device):
     x, out = torch.ones(3, device=device), torch.zeros(2, 2, dtype=torch.int64, device=device)
     with tritonite.use_gems(include=["_chunk_cat"]), pytest.raises(TypeError, match="can't be cast"):
         torch.ops.aten._chunk_cat.out([x[:1].expand(3)], 0, 2, out=out)
+
+
+def test_pads_of_negative_zero_keep_its_sign(device, path):
+    x = torch.ones(2, dtype=torch.complex128, device=device)
+    with tritonite.use_gems(include=["constant_pad_nd"]):
+        for value in (0.0, -0.0):
+            padded = torch.view_as_real(torch.nn.functional.pad(x, [1, 0], value=value))
+            assert bool(padded[0, 0].signbit()) == (str(value) == "-0.0")
+
+
+def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
+    memory = torch.zeros(12, device=device)
+    with tritonite.use_gems(include=["view_as_complex_copy"]):
+        for offset, rows in itertools.product((0, 2, 1), (0, 3)):
+            x = memory[offset : offset + 2 * rows].view(rows, 2)
+            if offset % 2:
+                with pytest.raises(RuntimeError, match="storage_offset"):
+                    torch.view_as_complex_copy(x)
+            else:
+                assert torch.equal(torch.view_as_complex_copy(x), torch.view_as_complex(x))

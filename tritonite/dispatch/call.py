@@ -268,6 +268,12 @@ def zero_or_one(value: Any) -> int | None:
     return 0 if value == 0 else 1 if value == 1 else None
 
 
+def is_negative_zero(value: Any) -> bool:
+    """Whether a number is -0.0, of one whose declaration says `pin_zero_or_one`."""
+    value = value_of(value)
+    return value == 0 and isinstance(value, float) and math.copysign(1.0, value) < 0
+
+
 def limit(value: Any, limits: Limits) -> None:
     """Have a number of the call keep limits. Raises Decline where it does not."""
     if isinstance(value, Number):

@@ -244,9 +244,15 @@ for _packet, _view in {
 }.items():
     operator(_packet, accepts=MOVED)(_copy_of_view(_view))
 
-operator("view_as_complex_copy", accepts=(torch.float16, torch.float32, torch.float64))(
-    _copy_of_view(lambda self: torch.view_as_complex(self))
-)
+_complex_copied = _copy_of_view(lambda self: torch.view_as_complex(self))
+
+
+@operator("view_as_complex_copy", accepts=(torch.float16, torch.float32, torch.float64))
+def view_as_complex_copy(self, outs=()):
+    if not self.numel() or self.data_ptr() % 16:
+        raise Decline("memory that may begin between two parts, for which ATen raises")
+    return _complex_copied(self, outs=outs)
+
 
 for _packet, _view in {
     "split_copy": lambda self, split_size, dim: torch.ops.aten.split.Tensor(self, split_size, dim),

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from tritonite import devices
 from tritonite.catalog import operator as any_operator
 from tritonite.catalog import scalar_kernel
-from tritonite.dispatch.call import zero_or_one
+from tritonite.dispatch.call import is_negative_zero, zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
 from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
@@ -169,7 +169,7 @@ def constant_pad_nd(self, pad, value, outs=()):
     numbers = tuple([before[d] for d in dims]), tuple([self.shape[d] for d in dims])
     if self.dtype in ALL:
         _padded.run((Placed(self, dims), *numbers, dims, value), (out,))
-    elif zero_or_one(value) == 0:
+    elif zero_or_one(value) == 0 and not is_negative_zero(value):
         _padded.run((Placed(words(self), dims), *numbers, dims, 0), (words(out),))
     else:
         raise Decline(f"dtype {self.dtype}")

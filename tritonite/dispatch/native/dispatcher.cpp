@@ -386,10 +386,10 @@ Number number_of(const at::Tensor& tensor) {
   }
 }
 
-// What a key says of a slot's value.
+// What a key says of a slot's value; zeros of either sign are told apart.
 uint64_t zero_or_one(const Number& number) {
   const double value = number.as_real();
-  return value == 0 ? 1 : value == 1 ? 2 : 3;
+  return value == 0 ? (std::signbit(value) ? 4 : 1) : value == 1 ? 2 : 3;
 }
 
 // The kind of device that an operator's kernels run on.
