@@ -292,19 +292,19 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("tiles", TILES[:-1])
 @pytest.mark.parametrize("broadcast", BROADCASTS)
 @pytest.mark.parametrize(
     ("S", "T", "causal", "diagonal", "scale"),
     [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)],
 )
-def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, broadcast, tiles, at_once):
+def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, broadcast, tiles):
     """Which has blocks of -inf alone, and rows that see nothing."""
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
     out, logarithms, expected = by_definition(work, grad)
-    for empty in (0.0, math.inf):
+    # The order in which groups run knows nothing of what stands for rows that see nothing.
+    for empty, at_once in ((0.0, False), (math.inf, True)):
         grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
         sums = logarithms.float().masked_fill(logarithms.isneginf(), empty)
         run(work, tiles, grad, out.half(), sums, grads, at_once)

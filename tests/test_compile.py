@@ -7,13 +7,20 @@ import sys
 import pytest
 from conftest import FULL
 
-PARTS = 4
+PARTS = 6
+
+
+@pytest.fixture
+def cache(tmp_path_factory):
+    """A folder for all parts, wherever they run: what several launch is compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_kernel_compiles(part, tmp_path):
+def test_every_kernel_compiles(part, cache):
     command = [sys.executable, "-W", "ignore", "-m", "tritonite.testing.targets", "--part", f"{part}/{PARTS}"]
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         command + (["--full"] if FULL else []), env=environment, capture_output=True, text=True, check=False
     )

@@ -323,7 +323,8 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
             calls += [(label, write, (query[:, :2], query[:, :2], cache, cache, slots, *scales))]
     launches = [(kind, names, False) for kind, names in _KINDS.items()] + [("nvidia", ("sm_90", "sm_100"), True)]
     for (label, op, given), (kind, names, dependent) in itertools.product(calls, launches):
-        if dependent and not full and "bfloat16" not in label:
+        # Half dtypes are alike to compilers: without `full` bfloat16 alone waits for the launch before its own.
+        if not full and (kind != "nvidia" or dependent != ("bfloat16" in label)):
             continue
         # Older devices, and AMD's, do not have float8_e4m3fn.
         wanted = [name for name in names if "float8" not in label or name in ("sm_90", "sm_100")]
@@ -331,7 +332,7 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
         launching = mock.patch.object(devices, "has_dependent_launch", lambda device, dependent=dependent: dependent)
         with _noting() as found, mock.patch.object(devices, "current", record), launching:
             op(*given)
-        for specialization in found if full or kind == "nvidia" else ():
+        for specialization in found:
             yield f"{op.overload} {label}", specialization, tuple(wanted if full else wanted[:1])
 
 
@@ -352,7 +353,8 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
         bias = key.new_empty(batch, 1, 200, 608)[..., :keys]
         for kind, given in (("", None), (" with a bias", bias), (" with a bias of keys", bias[:, :, :1])):
             if given is not None:
-                if causal and full:
+                # Without `full` one size has a bias in the loops over several tiles.
+                if causal if full else batch > 1 and (head, keys) != (128, 600):
                     continue
                 problem = problem._replace(bias=given.expand(batch, 4, 200, keys))
             with _noting() as found:
@@ -443,22 +445,29 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
     index, parts = part
     chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
     met: set[Any] = set()
-    for declaration in chosen[index::parts]:
+    # Neighbours, which have kernels in common.
+    for declaration in chosen[len(chosen) * index // parts : len(chosen) * (index + 1) // parts]:
         for label, specialization in _variants(declaration, full):
-            everywhere = bool(names) or specialization.kernel not in met
+            alike = _alike(label)
+            everywhere = bool(names) or (specialization.kernel, alike) not in met
             targets = _targets(declaration, label, specialization, everywhere, full)
-            if len(targets) > len(_KINDS):
-                met.add(specialization.kernel)
+            if len(targets) > (1 if alike else len(_KINDS)):
+                met.add((specialization.kernel, alike))
             yield label, specialization, targets
     for name, work in _GROUPS.items():
         if not names or name in names:
             yield from itertools.islice(work(full), index, None, parts)
 
 
+def _alike(label: str) -> str | None:
+    """What of a launch is alike to all targets of a compiler: loops, and sizes of 1."""
+    return next((each for each in ("tiny", "zero_dim") if each in label), None)
+
+
 def _targets(
     declaration: catalog.Declaration, label: str, specialization: Specialization, everywhere: bool, full: bool
 ) -> tuple[str, ...]:
-    """Those that a kernel is for; loops and sizes of 1 are the same to every target of a compiler, as are endings.
+    """Those that a kernel is for; what is alike to a compiler's targets is for one, and so are products.
 
     Unless it is tried `everywhere`, one of NVIDIA's and one of AMD's, by turns of operators.
     """
@@ -471,15 +480,15 @@ def _targets(
     if _has_assembly(label, specialization):
         # Of which that for bfloat16 is sm_90's.
         names = ("sm_80", "sm_90", "sm_100") if specialization.kernel in _IN_ASSEMBLY else ("sm_90", "sm_100")
-    alike = "tiny" in label or "zero_dim" in label or declaration.family == "matmul"
+    alike = _alike(label) is not None or declaration.family == "matmul"
     if full or (everywhere and not alike):
         return names
     kinds = [[name for name in names if name in kind] for kind in _KINDS.values()]
     turn = zlib.crc32(f"{declaration.packets[0]} {specialization.kernel.__name__}".encode())
     if not alike:
         return tuple([kind[turn % len(kind)] for kind in kinds if kind])
-    # AMD's compiler tries tiny blocks, and sizes of 1, of every other operator.
-    chosen = ("sm_90", "gfx942") if everywhere or declaration.family == "matmul" or turn % 2 else ("sm_90",)
+    # AMD's compiler tries tiny blocks, and sizes of 1, where a kernel first has them.
+    chosen = ("sm_90", "gfx942") if everywhere or declaration.family == "matmul" else ("sm_90",)
     return tuple([name for name in names if name in chosen])
 
 
