@@ -92,6 +92,8 @@ def _draws(problem, dropout_p):
     """Whether there is dropout. Decline probabilities that ATen refuses, or of which its kernels make 0 or 1."""
     if zero_or_one(dropout_p) == 0:
         return False
+    if devices.current.kind == "amd":
+        raise Decline("dropout by random numbers of other kernels")
     limit(dropout_p, _DROPPED)
     if not problem.batch * problem.query.shape[1] * problem.queries * problem.keys:
         raise Decline("dropout of nothing")

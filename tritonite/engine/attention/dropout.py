@@ -61,7 +61,7 @@ def drawn_for(seed, offset, memory, p, head, queries, keys, FACTS: tl.constexpr)
         seed, offset = tl.load(memory), tl.load(memory + 1)
     if FACTS.dropout == "lanes":
         begin = offset + head * _LANES
-        threshold = tl.floor(_share_kept(p) * 255.0).to(tl.uint32)
+        threshold = tl.floor(_share_kept(p) * 255.0).to(tl.uint8)
     else:
         begin = offset + head * queries * keys
         threshold = tl.full((), p, tl.float64).to(tl.float32)
@@ -95,14 +95,14 @@ def _by_lanes(drawn, first_row, first_column, M: tl.constexpr, N: tl.constexpr):
     # Behind the draws: which sixteen and which eight of the block's columns, which eight of its rows, which column.
     tile = tl.reshape(
         _join4(
-            _bytes_kept(a, b, c, d, 0, threshold),
-            _bytes_kept(a, b, c, d, 8, threshold),
-            _bytes_kept(a, b, c, d, 16, threshold),
-            _bytes_kept(a, b, c, d, 24, threshold),
+            _bytes(a, b, c, d, 0),
+            _bytes(a, b, c, d, 8),
+            _bytes(a, b, c, d, 16),
+            _bytes(a, b, c, d, 24),
         ),
         (BLOCKS_N, BLOCKS_M, 8, 4, 2, 2, 2, 2),
     )
-    return tl.reshape(tl.permute(tile, (1, 6, 2, 0, 4, 5, 3, 7)), (M, N))
+    return tl.reshape(tl.permute(tile, (1, 6, 2, 0, 4, 5, 3, 7)), (M, N)) <= threshold
 
 
 @triton.jit
@@ -112,13 +112,10 @@ def _join4(a, b, c, d):
 
 
 @triton.jit
-def _bytes_kept(a, b, c, d, SHIFT: tl.constexpr, threshold):
-    """Which of four words' bytes, of the one at SHIFT, keep their elements."""
+def _bytes(a, b, c, d, SHIFT: tl.constexpr):
+    """The bytes at SHIFT of four words."""
     return _join4(
-        ((a >> SHIFT) & 255) <= threshold,
-        ((b >> SHIFT) & 255) <= threshold,
-        ((c >> SHIFT) & 255) <= threshold,
-        ((d >> SHIFT) & 255) <= threshold,
+        (a >> SHIFT).to(tl.uint8), (b >> SHIFT).to(tl.uint8), (c >> SHIFT).to(tl.uint8), (d >> SHIFT).to(tl.uint8)
     )
 
 
