@@ -510,12 +510,12 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for
-    attention of few queries over many keys, "dropped" for attention with dropout, "sorted" for long rows in order,
-    "tiles" for products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for
-    their longest rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
-    Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for one of each
-    compiler's, by turns.
+    "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
+    of few queries over many keys, "dropped" for attention with dropout, "sorted" for long rows in order, "tiles" for
+    products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest
+    rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is
+    compiled for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and
+    elsewhere for one of each compiler's, by turns.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
