@@ -77,10 +77,8 @@ def _expanded(bias, query, key, dtypes, shapes):
     return bias.expand((*query.shape[:3], key.shape[2]))
 
 
-def _problem(query, key, value, bias, is_causal, scale, diagonal=0, packed=None, dropout=None):
-    return Problem(
-        query, key, value, bias, scale, bool(is_causal), diagonal, precision_of(query.dtype), packed, dropout
-    )
+def _problem(query, key, value, bias, is_causal, scale, diagonal=0, packed=None):
+    return Problem(query, key, value, bias, scale, bool(is_causal), diagonal, precision_of(query.dtype), packed)
 
 
 def _without_dropout(dropout_p, reason):
