@@ -228,6 +228,25 @@ def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replay
         assert len(runs) == replays(2)
 
 
+def test_results_that_hold_what_was_drawn(device, replays):
+    """On the CPU, as efficient attention has the seed and the offset of its dropout, which its gradient takes."""
+
+    def host(x, *_):
+        seed, offset = call.random_state(x.device, 4)
+        kept = call.empty((1,), torch.int64, x.device)
+        _fill_with_count[(1,)](kept, seed, BLOCK=1)
+        return kept, call.held(seed), call.held(offset)
+
+    with standing_in("_unique2", host) as runs:
+        seen = []
+        for _ in range(3):
+            kept, seed, offset = torch.ops.aten._unique2(torch.zeros(4, device=device))
+            assert (seed.shape, seed.dtype, seed.device.type, offset.device.type) == ((), torch.int64, "cpu", "cpu")
+            assert seed.item() == kept.item()
+            seen.append((seed.item(), offset.item()))
+        assert len(set(seen)) == 3 and len(runs) == replays(3)
+
+
 def test_zeros_copies_and_views_of_another_dtype(device, replays):
     def host(x, diagonal):
         zeroed = call.zeros(x.shape, x.dtype, x.device)

@@ -354,6 +354,24 @@ def read(numbers: torch.Tensor) -> list[Size]:
     return sizes
 
 
+def number_in(tensor: torch.Tensor) -> Any:
+    """The number that a 0-d CPU tensor among the call's arguments holds, for kernels to take."""
+    if _local.recorder is not None:
+        return _local.recorder.number(tensor)
+    with _disable_current_modes():
+        return tensor.item()
+
+
+def held(number: int | Drawn) -> torch.Tensor:
+    """A 0-d int64 tensor on the CPU that holds a seed or an offset: a result, not for kernels to take."""
+    with _disable_current_modes():
+        result = torch.empty((), dtype=torch.int64)
+    ctypes.c_int64.from_address(result.data_ptr()).value = value_of(number)
+    if _local.recorder is not None:
+        _local.recorder.held(result, number)
+    return result
+
+
 def first(vector: torch.Tensor, count: Size) -> torch.Tensor:
     """So many of the elements of a vector that `empty` made, in its memory: a result, not for kernels to take."""
     with _disable_current_modes():

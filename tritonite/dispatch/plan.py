@@ -100,8 +100,9 @@ class Buffer(NamedTuple):
 
 
 # What a call returns: None for what was not asked for, a source with a view's (sizes, strides, dtype) or None for the
-# whole, ("size", number of a size read from data), ("value", a number, a string ...), or ("list", items like these). Of
-# a view's sizes an item is a number, or (number of a size read from data,).
+# whole, ("size", number of a size read from data), ("drawn", number of a draw, 0 for its seed or 1 for its offset) in a
+# tensor on the CPU, ("value", a number, a string ...), or ("list", items like these). Of a view's sizes an item is a
+# number, or (number of a size read from data,).
 Returned = Any
 
 
@@ -162,6 +163,7 @@ class Recorder:
         self._limited: list[Number] = []
         self._sizes = 0
         self._shortened: dict[int, tuple[Source, tuple[Any, ...]]] = {}
+        self._held: dict[int, Drawn] = {}
 
     def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
         """Note a fresh tensor, and its shape and strides where data decides some of them."""
@@ -199,6 +201,10 @@ class Recorder:
     def shortened(self, result: torch.Tensor, vector: torch.Tensor, count: Size) -> None:
         """Note that a result is so many of the elements of a fresh vector."""
         self._shortened[id(result)] = self._sources[id(vector)], ((count.index,),)
+
+    def held(self, result: torch.Tensor, number: Drawn) -> None:
+        """Note that a result holds a seed or an offset."""
+        self._held[id(result)] = number
 
     def limited(self, number: Number) -> None:
         """Note that a number of the call keeps its limits, which it has to whether or not a kernel takes it."""
@@ -424,6 +430,9 @@ class Recorder:
             raise Unrecordable("a number of the call that is returned")
         if not isinstance(result, torch.Tensor):
             return "value", result
+        if id(result) in self._held:
+            number = self._held[id(result)]
+            return "drawn", number.draw, number.which
         if id(result) in self._shortened:
             source, sizes = self._shortened[id(result)]
             return source, (sizes, result.stride(), result.dtype)

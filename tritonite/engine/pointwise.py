@@ -520,9 +520,9 @@ class Pointwise:
     @staticmethod
     def _with_numbers(values: Sequence[Any], items: tuple[int, ...]) -> Sequence[Any]:
         """The values, with a number for each tensor among them that serves as one."""
-        recorder, found = call.recorder(), list(values)
+        found = list(values)
         for i in items:
-            found[i] = found[i].item() if recorder is None else recorder.number(found[i])
+            found[i] = call.number_in(found[i])
         return found
 
     @staticmethod

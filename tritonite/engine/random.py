@@ -22,7 +22,7 @@ from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.errors import Decline
 from tritonite.language.places import aligned_to
-from tritonite.language.random import words
+from tritonite.language.random import interleave4, words
 from tritonite.launch import ASSERTING, libentry
 
 # ATen's block, and how far a draw moves a generator on.
@@ -62,21 +62,16 @@ class Order(NamedTuple):
 
 
 @triton.jit
-def _interleave4(a, b, c, d):
-    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-
-
-@triton.jit
 def _side_by_side(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thread):
     """The values of each thread's vector, those of one thread after those of another."""
     a, b, c, d = SAMPLE(seed, counter, thread)
     if VECTOR == 2:
         values = tl.interleave(a, b)
     elif VECTOR == 4:
-        values = _interleave4(a, b, c, d)
+        values = interleave4(a, b, c, d)
     else:
         e, f, g, h = SAMPLE(seed, counter + 1, thread)
-        values = tl.interleave(_interleave4(a, c, e, g), _interleave4(b, d, f, h))
+        values = tl.interleave(interleave4(a, c, e, g), interleave4(b, d, f, h))
     return values
 
 
@@ -89,7 +84,7 @@ def _of_neighbours(SAMPLE: tl.constexpr, VALUES: tl.constexpr, BESIDE: tl.conste
         fourth = SAMPLE(seed, counter, first + 3)
         found = ()
         for i in tl.static_range(VALUES):
-            found = found + (_interleave4(values[i], second[i], third[i], fourth[i]),)
+            found = found + (interleave4(values[i], second[i], third[i], fourth[i]),)
         values = found
     elif BESIDE == 2:
         second = SAMPLE(seed, counter, first + 1)

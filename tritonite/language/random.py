@@ -29,7 +29,13 @@ def _halves(x):
 
 
 @triton.jit
-def words(seed, counter, thread):
+def interleave4(a, b, c, d):
+    """Elements of four tensors by turns."""
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+
+@triton.jit
+def words(seed, counter, thread, ROUNDS: tl.constexpr = _ROUNDS):
     """curand4: four words of 32 bits.
 
     A product of 64 bits gives both halves, which are two multiplications if asked for one by one.
@@ -38,7 +44,7 @@ def words(seed, counter, thread):
     high, low = _halves(counter.to(tl.uint64))
     a, b = tl.broadcast_to(low, thread.shape), tl.broadcast_to(high, thread.shape)
     second_key, first_key = _halves(seed.to(tl.uint64))
-    for _ in tl.static_range(_ROUNDS):
+    for _ in tl.static_range(ROUNDS):
         high_of_a, low_of_a = _halves(a.to(tl.uint64) * _TIMES_A)
         high_of_c, low_of_c = _halves(c.to(tl.uint64) * _TIMES_C)
         a, b, c, d = high_of_c ^ b ^ first_key, low_of_c, high_of_a ^ d ^ second_key, low_of_a

@@ -1,20 +1,37 @@
 """Scaled dot product attention: the operators that `scaled_dot_product_attention` chooses among, and their gradients.
 
-All compute the same by the engine, and differ in what they take and in how their results lie. Dropout is ATen's.
+All compute the same by the engine, and differ in what they take and in how their results lie. Dropout draws ATen's own
+numbers, so that either's gradient may follow the other's result; cuDNN's, whose mapping is its own, is left to it.
 """
 
 import torch
 
 from tritonite import devices
 from tritonite.catalog import operator
-from tritonite.dispatch.call import decline_if_slower, empty, empty_strided, zero_or_one
+from tritonite.dispatch.call import (
+    Limits,
+    decline_if_slower,
+    empty,
+    empty_strided,
+    held,
+    limit,
+    number_in,
+    zero_or_one,
+)
 from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention import hopper
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
+from tritonite.engine.attention.dropout import LANES, Dropout
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.engine.iteration import broadcast_shape, common_device, contiguous_strides, strides_after_conversion
+from tritonite.engine.iteration import (
+    INT32_LIMIT,
+    broadcast_shape,
+    common_device,
+    contiguous_strides,
+    strides_after_conversion,
+)
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
 from tritonite.tune import attention as table
@@ -23,13 +40,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
 # ATen pads the logarithms of efficient attention to a multiple of so many.
 _PADDED = 32
+# Probabilities that are not 0 or 1 in float32 either.
+_DROPPED = Limits(1, 0, 1 - 2.0**-24, True, 2.0**-149)
 
 
-def _check(query, key, value, dropout_p, multiple, accepts, one_size):
+def _check(query, key, value, multiple, accepts, one_size):
     """Decline what no kernel takes: `multiple` divides the elements of a head, which are of `one_size` or two."""
     tensors = query, key, value
-    if zero_or_one(dropout_p) != 0:
-        raise Decline("dropout")
     if query.dtype not in accepts or any(tensor.dtype is not query.dtype for tensor in tensors):
         raise Decline("operands of other dtypes, or of several")
     if any(tensor.dim() != 4 for tensor in tensors):
@@ -64,6 +81,23 @@ def _problem(query, key, value, bias, is_causal, scale, diagonal=0, packed=None)
     return Problem(query, key, value, bias, scale, bool(is_causal), diagonal, precision_of(query.dtype), packed)
 
 
+def _without_dropout(dropout_p, reason):
+    if zero_or_one(dropout_p) != 0:
+        raise Decline(reason)
+
+
+def _draws(problem, dropout_p):
+    """Whether there is dropout. Decline probabilities that ATen refuses, or of which its kernels make 0 or 1."""
+    if zero_or_one(dropout_p) == 0:
+        return False
+    if devices.current.kind == "amd":
+        raise Decline("dropout by random numbers of other kernels")
+    limit(dropout_p, _DROPPED)
+    if not problem.batch * problem.query.shape[1] * problem.queries * problem.keys:
+        raise Decline("dropout of nothing")
+    return True
+
+
 def _by_position(shape):
     """The strides of (batch, heads, rows, elements) where the heads of a position lie next to each other."""
     return contiguous_strides(shape, (3, 1, 2, 0))
@@ -82,12 +116,17 @@ def _decline_if_slower(problem, *done_by):
     size, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
     measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
     unmeasured = devices.current.aten_measured and not measured
-    slower = measured and any([table.aten_is_faster(each, size, head, biased, problem.keys) for each in done_by])
+    # Nobody has timed dropout.
+    slower = (
+        measured
+        and problem.dropout is None
+        and any([table.aten_is_faster(each, size, head, biased, problem.keys) for each in done_by])
+    )
     decline_if_slower(unmeasured or slower)
 
 
 def _attended(problem, out, logsumexp, empty_rows):
-    """The result; `logsumexp` is written too.
+    """Write the result and `logsumexp`. Returns the seed and the offset that dropout drew.
 
     Who serves a pass that leaves logarithms serves the gradient that they are for.
     """
@@ -95,10 +134,9 @@ def _attended(problem, out, logsumexp, empty_rows):
     if decodes(problem):
         _decline_if_slower(problem, "decoding", *gradient)
         decode(problem, out, logsumexp, empty_rows)
-    else:
-        _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
-        attention(problem, out, logsumexp, empty_rows)
-    return out
+        return None
+    _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
+    return attention(problem, out, logsumexp, empty_rows)
 
 
 def _check_results(problem, grad_out, out, logsumexp):
@@ -129,7 +167,8 @@ def _gradients(problem, grad_out, out, logsumexp, grads, grad_bias=None):
 
 def _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale):
     """What both passes of ATen's kernel for CPUs take."""
-    _check(query, key, value, dropout_p, 1, SINGLE_FLOATS, one_size=True)
+    _without_dropout(dropout_p, "dropout, which ATen refuses")
+    _check(query, key, value, 1, SINGLE_FLOATS, one_size=True)
     shape = (*query.shape[:3], key.shape[2])
     bias = _expanded(
         *(attn_mask, query, key, (query.dtype, torch.float32)),
@@ -144,7 +183,9 @@ def _for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, outs=())
     problem = _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)
     batch, heads, queries, _ = query.shape
     logsumexp = empty((batch, queries, heads), torch.float32, query.device).transpose(1, 2)
-    return _attended(problem, _like(query), logsumexp, "0"), logsumexp
+    out = _like(query)
+    _attended(problem, out, logsumexp, "0")
+    return out, logsumexp
 
 
 @operator("_scaled_dot_product_flash_attention_for_cpu_backward", accepts=SINGLE_FLOATS, pin_zero_or_one=("dropout_p",))
@@ -179,38 +220,50 @@ def _heads_first(tensor):
     return tensor.transpose(1, 2) if tensor.dim() == 4 else tensor.transpose(0, 1).unsqueeze(0)
 
 
-def _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale):
-    """Flash attention of (batch, rows, heads, elements), or of packed sequences. The last query sees all keys."""
+def _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale, state):
+    """Flash attention of (batch, rows, heads, elements), or of packed sequences. The last query sees all keys.
+
+    `state` is where dropout has the seed and the offset: two integers of 64 bits.
+    """
     tensors = query, key, value
     if (starts[0] is None) != (starts[1] is None):
         raise Decline("queries that are packed, or keys, and not both")
     if any(tensor.dim() != (4 if starts[0] is None else 3) for tensor in tensors):
         raise Decline("operands of another number of dimensions")
     query, key, value = map(_heads_first, tensors)
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=True)
+    _check(query, key, value, 8, _HALVES, one_size=True)
     if starts[0] is None:
-        return _problem(query, key, value, None, is_causal, scale, key.shape[2] - query.shape[2])
-    _starts(*starts, query)
-    return _problem(query, key, value, None, is_causal, scale, packed=Packed(*starts, *lengths, True, True))
+        problem = _problem(query, key, value, None, is_causal, scale, key.shape[2] - query.shape[2])
+    else:
+        _starts(*starts, query)
+        problem = _problem(query, key, value, None, is_causal, scale, packed=Packed(*starts, *lengths, True, True))
+    if not _draws(problem, dropout_p):
+        return problem
+    of_64_bits = state.dtype in (torch.uint64, torch.int64)
+    if not (of_64_bits and tuple(state.shape) == (2,) and state.is_contiguous()) or state.device != query.device:
+        raise Decline("a generator's state of another form than ATen's")
+    advanced = problem.batch * query.shape[1] * LANES
+    return problem._replace(dropout=Dropout(dropout_p, True, advanced, state.view(torch.int64)))
 
 
 def _flash_forward(query, key, value, starts, lengths, dropout_p, is_causal, debug, scale):
     """(result, logarithms, state of the generator, unused, mask) as `_flash_attention_forward` gives them."""
-    problem, device = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale), query.device
     if debug:
         raise Decline("a debug mask")
+    device = query.device
+    # What ATen keeps of its generator with dropout, and has room for without.
+    state, unused = empty((2,), torch.uint64, device), empty((), torch.uint64, device)
+    problem = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale, state)
     out = _like(query)
     batch, heads, rows, _ = problem.query.shape
     logsumexp = empty((heads, rows) if problem.packed else (batch, heads, rows), torch.float32, device)
     _attended(problem, _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
-    # What ATen keeps of its generator with dropout, and has room for without.
-    state, unused = empty((2,), torch.uint64, device), empty((), torch.uint64, device)
     return out, logsumexp, state, unused, empty((0,), query.dtype, device)
 
 
-def _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, scale):
+def _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, state, scale):
     """The gradients, in the layouts of the operands."""
-    problem = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale)
+    problem = _flash(query, key, value, starts, lengths, dropout_p, is_causal, scale, state)
     logsumexp = logsumexp.unsqueeze(0) if problem.packed else logsumexp
     seen = _heads_first(grad_out), _heads_first(out), logsumexp
     _check_results(problem, *seen)
@@ -256,7 +309,8 @@ def _flash_attention_backward(
     _rows(query, key)
     grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out, query, key, value, out)]
     grads = _flash_backward(
-        *(grad_out, query, key, value, out, logsumexp, _DENSE, (max_q, max_k), dropout_p, is_causal, scale)
+        *(grad_out, query, key, value, out, logsumexp, _DENSE, (max_q, max_k), dropout_p, is_causal, philox_seed),
+        scale,
     )
     return tuple([grad.transpose(1, 2) for grad in grads])
 
@@ -325,7 +379,9 @@ def _flash_attention_of_rows_backward(
     """Probabilities computed again, as in Dao 2023, of packed sequences too."""
     _without_options(window_size_left, window_size_right)
     starts, lengths = (cum_seq_q, cum_seq_k), (max_q, max_k)
-    return _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, scale)
+    return _flash_backward(
+        *(grad_out, query, key, value, out, logsumexp, starts, lengths, dropout_p, is_causal, rng_state, scale)
+    )
 
 
 # Which keys efficient attention shows its queries: all, or those before them, counted from the first or the last.
@@ -340,13 +396,13 @@ def _aligned(tensor, every, dims):
         raise Decline("rows that ATen's loads do not take")
 
 
-def _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale):
+def _efficient(query, key, value, bias, starts, lengths, mask, scale):
     """Efficient attention of (batch, rows, heads, elements), or of packed sequences in a batch of 1."""
     tensors = query, key, value
     if any(tensor.dim() != 4 for tensor in tensors):
         raise Decline("operands that are not of four dimensions")
     query, key, value = [tensor.transpose(1, 2) for tensor in tensors]
-    _check(query, key, value, dropout_p, 8, SINGLE_FLOATS, one_size=False)
+    _check(query, key, value, 8, SINGLE_FLOATS, one_size=False)
     if query.shape[1] != key.shape[1]:
         raise Decline("another number of heads of the query than of the key")
     if query.shape[0] > _LARGEST_BATCH:
@@ -377,20 +433,29 @@ def _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
     return _problem(query, key, value, None, mask != _ALL, scale, packed=Packed(*starts, *lengths, False, False))
 
 
+def _dropping(problem, dropout_p, state=(0, 0)):
+    """Efficient attention with dropout, whose gradient has a seed and an offset."""
+    if not _draws(problem, dropout_p):
+        return problem
+    if problem.packed is not None:
+        raise Decline("dropout of packed sequences, in whose gradients ATen draws other numbers than in results")
+    elements = problem.batch * problem.query.shape[1] * problem.queries * problem.keys
+    if elements >= INT32_LIMIT:
+        raise Decline("dropout of more elements than ATen counts in 32 bits")
+    return problem._replace(dropout=Dropout(dropout_p, False, -(-elements // 4) * 4, state=state))
+
+
 def _efficient_forward(query, key, value, bias, starts, lengths, dropout_p, mask, logarithms, scale):
-    """(result, logarithms) as `_efficient_attention_forward` gives them."""
-    problem = _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
+    """(result, logarithms, seed, offset) as `_efficient_attention_forward` gives them."""
+    problem = _dropping(_efficient(query, key, value, bias, starts, lengths, mask, scale), dropout_p)
     batch, rows, heads, _ = query.shape
     out = empty((batch, rows, heads, value.shape[3]), query.dtype, query.device)
     padded = -(-problem.queries // _PADDED) * _PADDED if logarithms else 0
     logsumexp = empty((problem.batch, heads, padded), torch.float32, query.device)
-    _attended(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
-    return out, logsumexp
-
-
-def _undrawn():
-    """The state of a generator that nothing was drawn from, which ATen has on the CPU."""
-    return [empty((), torch.int64, torch.device("cpu")) for _ in range(2)]
+    drawn = _attended(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
+    # ATen has the state of its generator on the CPU, also if nothing was drawn.
+    state = map(held, drawn) if drawn else [empty((), torch.int64, torch.device("cpu")) for _ in range(2)]
+    return out, logsumexp, *state
 
 
 def _bias_gradient(bias):
@@ -400,10 +465,14 @@ def _bias_gradient(bias):
 
 
 def _efficient_backward(
-    grad_out, query, key, value, bias, out, starts, lengths, logsumexp, dropout_p, mask, of_bias, shared, scale
+    grad_out, query, key, value, bias, out, starts, lengths, logsumexp, dropout_p, state, mask, of_bias, shared, scale
 ):
     """The gradients, of (batch, rows, heads, elements), and that of the bias."""
-    problem = _efficient(query, key, value, bias, starts, lengths, dropout_p, mask, scale)
+    problem = _efficient(query, key, value, bias, starts, lengths, mask, scale)
+    if zero_or_one(dropout_p) != 0:
+        if any(each.dim() or each.dtype is not torch.int64 or each.device.type != "cpu" for each in state):
+            raise Decline("a generator's state in a device's memory, as of a captured graph")
+        problem = _dropping(problem, dropout_p, [number_in(each) for each in state])
     if grad_out.dim() != 4 or out.dim() != 4:
         raise Decline("results and their gradients of other shapes than ATen's")
     _aligned(value, 4, (1, 2))
@@ -435,10 +504,10 @@ def _efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropo
     lengths = _rows(query, key)
     rows_first = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     mask = _FROM_FIRST if is_causal else _ALL
-    out, logsumexp = _efficient_forward(
+    out, *others = _efficient_forward(
         *(*rows_first, attn_bias, _DENSE, lengths, dropout_p, mask, compute_log_sumexp, scale)
     )
-    return out.transpose(1, 2), logsumexp, *_undrawn()
+    return out.transpose(1, 2), *others
 
 
 @_of_cuda("_scaled_dot_product_efficient_attention_backward", SINGLE_FLOATS)
@@ -463,8 +532,8 @@ def _efficient_attention_backward(
     grad_out, query, key, value, out = [x.transpose(1, 2) for x in (grad_out_, query, key, value, out)]
     mask = _FROM_FIRST if is_causal else _ALL
     grads = _efficient_backward(
-        *(grad_out, query, key, value, attn_bias, out, _DENSE, lengths, logsumexp, dropout_p, mask),
-        *(grad_input_mask[3], False, scale),
+        *(grad_out, query, key, value, attn_bias, out, _DENSE, lengths, logsumexp, dropout_p),
+        *((philox_seed, philox_offset), mask, grad_input_mask[3], False, scale),
     )
     return *[grad.transpose(1, 2) for grad in grads[:3]], grads[3]
 
@@ -493,12 +562,12 @@ def _efficient_attention_of_rows(
     if cu_seqlens_q is not None and max_seqlen_q is None:
         raise Decline("packed sequences without the longest one's length")
     starts, lengths = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    out, logsumexp = _efficient_forward(
+    results = _efficient_forward(
         *(query, key, value, bias, starts, lengths, dropout_p, custom_mask_type, compute_log_sumexp, scale)
     )
     # Of packed keys ATen says 0 where it was not told.
     longest = (query.shape[1], key.shape[1]) if cu_seqlens_q is None else (max_seqlen_q, 0)
-    return out, logsumexp, *_undrawn(), longest[0], longest[1] if max_seqlen_k is None else max_seqlen_k
+    return *results, longest[0], longest[1] if max_seqlen_k is None else max_seqlen_k
 
 
 @_of_cuda("_efficient_attention_backward", SINGLE_FLOATS)
@@ -532,7 +601,8 @@ def _efficient_attention_of_rows_backward(
         raise Decline("longest sequences that there are not")
     return _efficient_backward(
         *(grad_out_, query, key, value, bias, out, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)),
-        *(logsumexp, dropout_p, custom_mask_type, bias_requires_grad, shared_storage_dqdkdv, scale),
+        *(logsumexp, dropout_p, (philox_seed, philox_offset), custom_mask_type, bias_requires_grad),
+        *(shared_storage_dqdkdv, scale),
     )
 
 
@@ -545,7 +615,8 @@ def _laid_like(query, shape):
 
 def _cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale):
     """Attention as cuDNN's."""
-    _check(query, key, value, dropout_p, 8, _HALVES, one_size=False)
+    _without_dropout(dropout_p, "dropout by cuDNN's random numbers, whose mapping to elements is its own")
+    _check(query, key, value, 8, _HALVES, one_size=False)
     shape = (*query.shape[:3], key.shape[2])
 
     bias = _expanded(

@@ -29,6 +29,9 @@ from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
 from tritonite.engine import histogram, pointwise
 from tritonite.engine.attention import hopper, hopper_backward
+from tritonite.engine.attention.backward import attention_backward
+from tritonite.engine.attention.dropout import Dropout
+from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
@@ -366,6 +369,26 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
                 yield label, specialization, ("sm_90",)
 
 
+def dropped(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Attention with dropout, by both mappings of elements to random numbers, of rows that begin in words of a draw."""
+    sizes, state = (64, 128, 256) if full else (64,), torch.empty(2, dtype=torch.int64)
+    for dtype, size, keys in itertools.product((torch.bfloat16, torch.float32)[: 1 + full], sizes, (300, 301)):
+        query, key = torch.empty(1, 4, 200, size, dtype=dtype), torch.empty(1, 4, keys, size, dtype=dtype)
+        for lanes in (True, False):
+            if (lanes and (dtype is torch.float32 or keys == 301)) or not (full or lanes or keys == 301):
+                continue
+            problem = Problem(query, key, key, None, None, not lanes, 0, "ieee")
+            problem = problem._replace(dropout=Dropout(0.5, lanes, 4, state if lanes else None))
+            for kind, names in _KINDS.items() if full else [("nvidia", ("sm_90",))]:
+                record = dataclasses.replace(devices.current, kind=kind)
+                with _noting() as found, mock.patch.object(devices, "current", record):
+                    attention(problem, query, query.new_empty(query.shape[:3]))
+                    attention_backward(problem, query, query, query.new_empty(query.shape[:3]), (query, key, key))
+                for specialization in found:
+                    label = f"{'lanes' if lanes else 'elements'} of {dtype} {size} over {keys}"
+                    yield label, specialization, names
+
+
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
     met: set[Any] = set()
@@ -430,6 +453,7 @@ _GROUPS = {
     "attention": warp_specialized_attention,
     "shared": counted_in_shared_memory,
     "decoding": decoding,
+    "dropped": dropped,
     "sorted": sorted_rows,
     "tiles": tiles,
     "copies": copies,
@@ -495,12 +519,12 @@ def _targets(
 def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
-    "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for
-    attention of few queries over many keys, "sorted" for long rows in order, "tiles" for products by all tables of
-    tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for rows
-    whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled for one of them.
-    Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for one of each
-    compiler's, by turns.
+    "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
+    of few queries over many keys, "dropped" for attention with dropout, "sorted" for long rows in order, "tiles" for
+    products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest
+    rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is
+    compiled for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and
+    elsewhere for one of each compiler's, by turns.
     """
     for label, specialization, chosen in _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

@@ -65,14 +65,17 @@ _TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _IN
 _LARGE = 220 * 1024
 
 
-def tiles(kind: str, size: int, head: int, shared: int, biased: bool) -> Tiles:
+def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: bool = False) -> Tiles:
     """Those for elements of `size` bytes and heads of at most `head` elements, a power of two to 256.
 
     `shared` are the bytes of shared memory that a program may have. A bias has registers of its own, which the forward
-    pass of half types takes from half of the keys.
+    pass of half types takes from half of the keys. So have random numbers: beside them the gradients of keys of short
+    heads have the tile of longer ones.
     """
     table = _SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind]
     found = table[size][min(most for most in table[size] if head <= most)]
+    if dropped and table is _NVIDIA and size == 2 and head <= 64:
+        found = found._replace(key=table[2][128].key)
     if biased and table is _NVIDIA and size == 2:
         return found._replace(forward=found.forward._replace(BLOCK_N=found.forward.BLOCK_N // 2))
     return found

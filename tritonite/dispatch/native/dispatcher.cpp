@@ -234,10 +234,11 @@ struct Buffer {
 };
 
 struct Result {
-  enum Kind { kAbsent, kWhole, kView, kSize, kValue, kList } kind = kAbsent;
+  enum Kind { kAbsent, kWhole, kView, kSize, kDrawn, kValue, kList } kind = kAbsent;
   View view;
   std::vector<FromData> sizes_from_data;
-  size_t size = 0;
+  // Of a size read from data, or of a drawn number.
+  size_t index = 0;
   IValue value;
   std::vector<Result> items;
   c10::TypePtr type;
@@ -943,8 +944,13 @@ struct Replay {
       }
       case Result::kValue: return result.value;
       case Result::kSize:
-        if (result.type->kind() == c10::TypeKind::BoolType) return sizes[result.size] != 0;
-        return sizes[result.size];
+        if (result.type->kind() == c10::TypeKind::BoolType) return sizes[result.index] != 0;
+        return sizes[result.index];
+      case Result::kDrawn: {
+        at::Tensor holder = at::detail::empty_cpu({}, c10::kLong);
+        *holder.mutable_data_ptr<int64_t>() = static_cast<int64_t>(drawn[result.index]);
+        return holder;
+      }
       case Result::kList: break;
     }
     c10::List<at::Tensor> tensors;
@@ -1142,7 +1148,10 @@ Result result_of(const py::handle& described, const c10::TypePtr& type) {
       for (const py::handle item : parts[1]) result.items.push_back(result_of(item, c10::TensorType::get()));
     } else if (kind == "size") {
       result.kind = Result::kSize;
-      result.size = parts[1].cast<size_t>();
+      result.index = parts[1].cast<size_t>();
+    } else if (kind == "drawn") {
+      result.kind = Result::kDrawn;
+      result.index = 2 * parts[1].cast<size_t>() + parts[2].cast<size_t>();
     } else {
       result.kind = Result::kValue;
       result.value = torch::jit::toIValue(parts[1], type);

@@ -5,12 +5,15 @@ One launch is of queries, another of keys, each of which adds up its own sums in
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import empty
 from tritonite.engine.attention import hopper_backward
+from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.forward import (
     LOG2E,
     biased,
@@ -73,10 +76,12 @@ def _take_keys(
     value,
     bias,
     grad_bias,
+    drawn,
     of_rows,
     strides,
     rows,
     columns,
+    corner,
     span,
     factor,
     MASKED: tl.constexpr,
@@ -84,7 +89,7 @@ def _take_keys(
 ):
     """The gradient of queries and what a block of keys adds to it, and its scores' own where a bias' is asked for.
 
-    `of_rows` are the logarithms and `delta`.
+    `of_rows` are the logarithms and `delta`, `corner` is the tile's first row and column.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -108,6 +113,8 @@ def _take_keys(
         FACTS,
     )
     of_shares = multiply(grad, parts(tl.trans(v), PRECISION), None, PRECISION)
+    if drawn is not None:
+        of_shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), of_shares * drawn[3], 0.0)
     grad_scores = probability * (of_shares - delta[:, None])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
@@ -117,7 +124,9 @@ def _take_keys(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+@triton.jit(
+    do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "seed", "offset"]
+)
 def attend_to_queries(
     query,
     key,
@@ -131,6 +140,7 @@ def attend_to_queries(
     delta,
     query_starts,
     key_starts,
+    memory,
     strides,
     heads,
     batch_heads,
@@ -140,6 +150,9 @@ def attend_to_queries(
     keys,
     diagonal,
     scale: tl.float64,
+    seed: tl.int64,
+    offset: tl.int64,
+    p: tl.float64,
     FACTS: tl.constexpr,
 ):
     """A program computes the gradient of a block of a head's queries, and leaves the products of rows in `delta`.
@@ -160,6 +173,9 @@ def attend_to_queries(
     queries, keys, diagonal, first, first_key = sequence(
         query_starts, key_starts, batch, queries, keys, diagonal, FACTS
     )
+    drawn = None
+    if FACTS.dropout != "":
+        drawn = drawn_for(seed, offset, memory, p, batch * heads + head, queries, keys, FACTS)
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
     query += batch * strides[0][0] + head * strides[0][1] + first * strides[0][2]
     key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
@@ -199,10 +215,12 @@ def attend_to_queries(
             value,
             bias,
             grad_bias,
+            drawn,
             of_rows,
             strides,
             rows,
             start + lanes,
+            (block * BLOCK_M, start),
             span,
             factor,
             False,
@@ -217,10 +235,12 @@ def attend_to_queries(
             value,
             bias,
             grad_bias,
+            drawn,
             of_rows,
             strides,
             rows,
             start + lanes,
+            (block * BLOCK_M, start),
             span,
             factor,
             True,
@@ -244,9 +264,11 @@ def _take_queries(
     grad_out,
     logsumexp,
     delta,
+    drawn,
     strides,
     rows,
     columns,
+    corner,
     span,
     factor,
     MASKED: tl.constexpr,
@@ -254,7 +276,7 @@ def _take_queries(
 ):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
 
-    The head's bias is `shift` from the first one's.
+    The head's bias is `shift` from the first one's. `corner` is the tile's first query and key.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -281,9 +303,15 @@ def _take_queries(
         MASKED,
         FACTS,
     )
-    shares = parts(probability.to(grad.dtype), PRECISION)
+    shares = probability
+    if drawn is not None:
+        keeps = tl.trans(kept_tile(drawn, corner[0], corner[1], span[1], FACTS))
+        shares = tl.where(keeps, shares, 0.0)
+    shares = parts(shares.to(grad.dtype), PRECISION)
     of_value = multiply(shares, parts(grad, PRECISION), of_value, PRECISION)
     of_shares = multiply(v, parts(tl.trans(grad), PRECISION), None, PRECISION)
+    if drawn is not None:
+        of_shares = tl.where(keeps, of_shares * drawn[3], 0.0)
     grad_scores = probability * (of_shares - products[None, :])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
@@ -291,7 +319,7 @@ def _take_queries(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal"])
+@triton.jit(do_not_specialize=["heads", "blocks", "queries", "keys", "diagonal", "seed", "offset"])
 def attend_to_keys(
     query,
     key,
@@ -304,6 +332,7 @@ def attend_to_keys(
     grad_value,
     query_starts,
     key_starts,
+    memory,
     strides,
     heads,
     blocks,
@@ -311,6 +340,9 @@ def attend_to_keys(
     keys,
     diagonal,
     scale: tl.float64,
+    seed: tl.int64,
+    offset: tl.int64,
+    p: tl.float64,
     FACTS: tl.constexpr,
 ):
     """A program computes the gradients of a block of a head's keys and values, over all queries that see them.
@@ -363,8 +395,11 @@ def attend_to_keys(
         own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
         own = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
         sums = delta + batch * strides[8][0] + head * strides[8][1] + first_query
+        drawn = None
+        if FACTS.dropout != "":
+            drawn = drawn_for(seed, offset, memory, p, (batch * heads) * RATIO + head, queries, keys, FACTS)
         for i in range(0, edges + tl.cdiv(queries - last, BLOCK_M)):
-            rows = tl.where(i < edges, first + i * BLOCK_M, last) + lanes
+            start = tl.where(i < edges, first + i * BLOCK_M, last)
             totals = (of_key, of_value)
             of_key, of_value = _take_queries(
                 totals,
@@ -376,16 +411,17 @@ def attend_to_keys(
                 own_grad,
                 own,
                 sums,
+                drawn,
                 strides,
-                rows,
+                start + lanes,
                 columns,
+                (start, block * BLOCK_N),
                 span,
                 factor,
                 True,
                 FACTS,
             )
         for start in range(whole, last, BLOCK_M):
-            rows = start + lanes
             totals = (of_key, of_value)
             of_key, of_value = _take_queries(
                 totals,
@@ -397,15 +433,19 @@ def attend_to_keys(
                 own_grad,
                 own,
                 sums,
+                drawn,
                 strides,
-                rows,
+                start + lanes,
                 columns,
+                (start, block * BLOCK_N),
                 span,
                 factor,
                 False,
                 FACTS,
             )
     store_rows(grad_key, columns, strides[6][2], keys, of_key * number.to(tl.float32), HEAD, BLOCK_D)
+    if FACTS.dropout != "":
+        of_value *= gain(p)
     store_rows(grad_value, columns, strides[7][2], keys, of_value, VALUE, BLOCK_V)
 
 
@@ -433,12 +473,21 @@ def attention_backward(
     operands = *[problem.strides(tensor) for tensor in (query, key, value)], problem.bias_strides
     read = (*operands, problem.strides(grad_out))
     logarithms, sums = problem.logarithm_strides(logsumexp), problem.strides(delta)
-    numbers = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
+    dropout = problem.dropout
+    seed, offset = (0, 0) if dropout is None else dropout.state
+    memory = None if dropout is None else dropout.memory
+    numbers: dict[str, Any] = {
+        "queries": problem.queries,
+        "keys": problem.keys,
+        "diagonal": problem.diagonal,
+        "scale": problem.factor,
+    }
+    numbers |= {"seed": seed, "offset": offset, "p": 0.0 if dropout is None else dropout.p}
     tile = problem.tiles.query
     blocks = -(-problem.queries // tile.BLOCK_M)
     if blocks * problem.batch * heads:
         attend_to_queries[(blocks * problem.batch * heads,)](
-            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, grad_bias, delta, *problem.starts),
+            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, grad_bias, delta, *problem.starts, memory),
             strides=(
                 *(*read, problem.strides(out), logarithms, problem.strides(grad_query)),
                 *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), sums),
@@ -456,7 +505,7 @@ def attention_backward(
     blocks, shared = -(-problem.keys // tile.BLOCK_N), key.shape[1]
     if blocks * problem.batch * shared:
         attend_to_keys[(blocks * problem.batch * shared,)](
-            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value, *problem.starts),
+            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value, *problem.starts, memory),
             strides=(*read, logarithms, problem.strides(grad_key), problem.strides(grad_value), sums),
             heads=shared,
             blocks=blocks,

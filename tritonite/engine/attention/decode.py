@@ -616,7 +616,7 @@ def decodes(problem: Problem) -> bool:
     """Whether there are few queries, and keys enough that reading them is what takes time."""
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
     # How keys are cut depends on how many other rows there are.
-    plain = problem.packed is None and not settings().invariant
+    plain = problem.packed is None and problem.dropout is None and not settings().invariant
     return plain and few and _seen(problem) >= table.MANY_KEYS
 
 
@@ -673,6 +673,8 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         natural=False,
         empty="inf",
         bias_of_keys=False,
+        dropout="",
+        aligned=False,
         precision=products(work.precision, query),
         index=tl.int64 if wide else tl.int32,
         ratio=ratio,

@@ -80,6 +80,7 @@ def take(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
     return (
         devices.has_wgmma(query.device)
         and problem.packed is None
+        and problem.dropout is None
         and query.dtype in (torch.float16, torch.bfloat16)
         and _takes_bias(problem)
         and all(map(_takes, tensors))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from tritonite.dispatch.call import random_state
 from tritonite.engine.attention import hopper
+from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.parts import multiply, parts
@@ -119,10 +123,26 @@ def biased(scores, bias, strides, rows, columns, exists, NATURAL: tl.constexpr, 
 
 
 @triton.jit
-def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, FACTS: tl.constexpr):
+def _take(
+    state,
+    q,
+    key,
+    value,
+    bias,
+    drawn,
+    strides,
+    rows,
+    columns,
+    corner,
+    span,
+    factor,
+    MASKED: tl.constexpr,
+    FACTS: tl.constexpr,
+):
     """The state of rows after a block of keys: sums of values, the largest score, and the sum of exponentials.
 
-    Where nothing is masked or added, scores are scaled and the largest subtracted by one instruction.
+    `drawn` is None without dropout, and `corner` the tile's first row and column. Where nothing is masked or added,
+    scores are scaled and the largest subtracted by one instruction.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -154,13 +174,19 @@ def _take(state, q, key, value, bias, strides, rows, columns, span, factor, MASK
     kept = exponential(largest - base, NATURAL)
     denominator = denominator * kept + tl.sum(exponentials, 1)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
+    if drawn is not None:
+        exponentials = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), exponentials, 0.0)
     shares = parts(exponentials.to(v.dtype), PRECISION)
     total = multiply(shares, parts(v, PRECISION), total * kept[:, None], PRECISION)
     return total, most, denominator
 
 
 @libentry()
-@triton.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded"])
+@triton.jit(
+    do_not_specialize=[
+        *("heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal", "padded", "seed", "offset")
+    ]
+)
 def attend(
     query,
     key,
@@ -170,6 +196,7 @@ def attend(
     logsumexp,
     query_starts,
     key_starts,
+    memory,
     strides,
     heads,
     batch_heads,
@@ -180,13 +207,16 @@ def attend(
     diagonal,
     padded,
     scale: tl.float64,
+    seed: tl.int64,
+    offset: tl.int64,
+    p: tl.float64,
     FACTS: tl.constexpr,
 ):
     """A program takes a block of a head's queries over all keys that they see.
 
     `strides` are those of query, key, value, the result, the bias and the logarithms of the sums, whose last one is
     that of a packed sequence's first row. Rows that see nothing are 0; rows of the logarithms from the last query on,
-    to `padded`, are infinite.
+    to `padded`, are infinite. The state of dropout is left in `memory`, where that is asked for.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
@@ -202,6 +232,12 @@ def attend(
     queries, keys, diagonal, first, first_key = sequence(
         query_starts, key_starts, batch, queries, keys, diagonal, FACTS
     )
+    drawn = None
+    if FACTS.dropout != "":
+        drawn = drawn_for(seed, offset, None, p, batch * heads + head, queries, keys, FACTS)
+        if memory is not None:
+            tl.store(memory, seed, mask=tl.program_id(0) == 0)
+            tl.store(memory + 1, offset, mask=tl.program_id(0) == 0)
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M).to(FACTS.index)
     query += batch * strides[0][0] + head * strides[0][1] + first * strides[0][2]
     key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
@@ -226,16 +262,45 @@ def attend(
     for start in range(0, whole, BLOCK_N):
         state = (total, largest, denominator)
         total, largest, denominator = _take(
-            state, q, key, value, bias, strides, rows, start + lanes, span, factor, False, FACTS
+            state,
+            q,
+            key,
+            value,
+            bias,
+            drawn,
+            strides,
+            rows,
+            start + lanes,
+            (block * BLOCK_M, start),
+            span,
+            factor,
+            False,
+            FACTS,
         )
     for start in range(whole, end, BLOCK_N):
         state = (total, largest, denominator)
         total, largest, denominator = _take(
-            state, q, key, value, bias, strides, rows, start + lanes, span, factor, True, FACTS
+            state,
+            q,
+            key,
+            value,
+            bias,
+            drawn,
+            strides,
+            rows,
+            start + lanes,
+            (block * BLOCK_M, start),
+            span,
+            factor,
+            True,
+            FACTS,
         )
     nothing = denominator == 0
     denominator = tl.where(nothing, 1.0, denominator)
-    store_rows(out, rows, strides[3][2], queries, total / denominator[:, None], VALUE, BLOCK_V)
+    total /= denominator[:, None]
+    if FACTS.dropout != "":
+        total *= gain(p)
+    store_rows(out, rows, strides[3][2], queries, total, VALUE, BLOCK_V)
     if logsumexp is not None:
         if NATURAL:
             logarithm = largest + tl.log(denominator)
@@ -247,8 +312,10 @@ def attend(
         tl.store(logsumexp + rows * strides[5][2], logarithm, mask=rows < tl.maximum(queries, padded))
 
 
-def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
+def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> Any:
     """Write softmax(scale * query @ key.mT + bias) @ value, and the logarithms of the sums of exponentials.
+
+    Returns the seed and the offset that dropout drew.
 
     Args:
         problem: the operands.
@@ -259,15 +326,18 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     """
     heads, queries = problem.query.shape[1], problem.queries
     if not problem.batch * heads * queries:
-        return
+        return None
     if hopper.takes(problem, out):
         hopper.attention(problem, out, logsumexp, empty)
-        return
+        return None
     tile = problem.tiles.forward
     blocks = -(-queries // tile.BLOCK_M)
     operands = problem.query, problem.key, problem.value
+    facts, dropout = problem.facts(tile, out, empty=empty), problem.dropout
+    drawn = None if dropout is None else random_state(out.device, dropout.advanced)
+    seed, offset = drawn or (0, 0)
     attend[(blocks * problem.batch * heads,)](
-        *(*operands, problem.bias, out, logsumexp, *problem.starts),
+        *(*operands, problem.bias, out, logsumexp, *problem.starts, dropout and dropout.memory),
         strides=(
             *[problem.strides(tensor) for tensor in (*operands, out)],
             *(problem.bias_strides, problem.logarithm_strides(logsumexp)),
@@ -281,7 +351,11 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         diagonal=problem.diagonal,
         padded=0 if logsumexp is None or (problem.packed and problem.packed.logarithms) else logsumexp.shape[2],
         scale=problem.factor,
-        FACTS=problem.facts(tile, out, empty=empty),
+        seed=seed,
+        offset=offset,
+        p=0.0 if dropout is None else dropout.p,
+        FACTS=facts,
         **tile.options,
         **compiler_options(problem.query.dtype is torch.float32),
     )
+    return drawn

@@ -10,6 +10,7 @@ import torch
 
 from tritonite import devices
 from tritonite.dispatch.call import Number
+from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
 from tritonite.tune import attention as table
@@ -27,7 +28,8 @@ class Facts:
     theirs, and `block_d` and `block_v` the powers of two that hold these. `block_m` queries and `block_n` keys are
     taken at a time. Exponentials are `natural` in float32, where the logarithm of e would cost an error of its own, and
     otherwise powers of two. `empty` is the logarithm of the sum over no keys, "0" or "inf". With `last` the last query
-    of a sequence sees all of its keys. A `bias_of_keys` is the same for all queries.
+    of a sequence sees all of its keys. A `bias_of_keys` is the same for all queries. With `dropout`, which is "" or by
+    "lanes" or "elements", rows of the latter are `aligned` where they begin with the first word of a draw.
     """
 
     causal: bool
@@ -44,6 +46,8 @@ class Facts:
     block_n: int
     empty: str
     bias_of_keys: bool
+    dropout: str
+    aligned: bool
 
 
 class Packed(NamedTuple):
@@ -90,6 +94,7 @@ class Problem(NamedTuple):
     diagonal: int
     precision: str
     packed: Packed | None = None
+    dropout: Dropout | None = None
 
     @property
     def batch(self) -> int:
@@ -125,7 +130,8 @@ class Problem(NamedTuple):
     def tiles(self) -> table.Tiles:
         size = power_of_2(max(self.query.shape[3], self.value.shape[3]))
         shared = devices.shared_memory(self.query.device)
-        return table.tiles(devices.current.kind, self.query.dtype.itemsize, size, shared, self.bias is not None)
+        of, dropped = self.query.dtype.itemsize, self.dropout is not None
+        return table.tiles(devices.current.kind, of, size, shared, self.bias is not None, dropped)
 
     @property
     def factor(self) -> float | Number:
@@ -168,6 +174,8 @@ class Problem(NamedTuple):
             block_n=tile.BLOCK_N,
             empty=empty,
             bias_of_keys=self.bias is not None and self.bias.stride(2) == 0,
+            dropout="" if self.dropout is None else "lanes" if self.dropout.lanes else "elements",
+            aligned=self.dropout is not None and self.keys % 4 == 0,
         )
 
     @property
