@@ -15,7 +15,7 @@ import tritonite
 from tritonite import catalog, devices
 from tritonite.dispatch import call
 from tritonite.engine import histogram
-from tritonite.engine.sorting import block, lexicographic, radix, runs, search, select, topk
+from tritonite.engine.sorting import block, dense, lexicographic, radix, runs, search, select, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
 from tritonite.errors import Decline
@@ -521,6 +521,70 @@ def test_unique_elements(inverse, way, device):
     assert served("_unique2")
 
 
+@pytest.fixture
+def by_bits(monkeypatch):
+    """Vectors of a few hundred elements are told by bits, in several blocks of elements and of words."""
+    kind = devices.current.kind
+    slow = radix.SORTING[kind].slower._replace(sets=True)
+    monkeypatch.setitem(radix.SORTING, kind, radix.SORTING[kind]._replace(dense=100, slower=slow))
+    monkeypatch.setattr(radix, "_HELD", 0)
+    monkeypatch.setattr(radix, "_BLOCK", 256)
+    for name, value in (("_BLOCK", 128), ("_THREADS", 32), ("_EACH", 2), ("_WORDS", 16), ("ROOM", 400)):
+        monkeypatch.setattr(dense, name, value)
+
+
+_RANGES = ((0, 6), (-300, 900), (-(2**63), 2**63), (-(2**63), 50 - 2**63), (2**63 - 50, 2**63))
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_integers_of_a_range(dtype, counts, by_bits, device):
+    """Narrow enough for shared memory, for bits in memory, or for none; at both ends of what there are."""
+    info = torch.iinfo(torch.uint8 if dtype is torch.bool else dtype)
+    for low, high in _RANGES:
+        low, high = min(max(low, info.min), info.max - 50), max(min(high - 1, info.max), info.min + 50)
+        x = torch.randint(low, high, (301,)).to(device, dtype)
+        x[6], x[300] = high, low
+        for given, inverse in ((x, False), (x[::2], True)) if high - low < 2000 else ((x, True),):
+            expected = torch.unique(given, return_inverse=inverse, return_counts=counts)
+            with tritonite.use_gems(include="_unique2", faster_only=False):
+                found = torch.unique(given, return_inverse=inverse, return_counts=counts)
+            pairs = zip(found, expected, strict=True) if inverse or counts else ((found, expected),)
+            assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    assert served("_unique2")
+
+
+@pytest.mark.parametrize("special", [1.0, -0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
+    x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device, dtype).repeat(2)
+    expected = torch.unique(x, return_inverse=True, return_counts=True)
+    with tritonite.use_gems(include="_unique2", faster_only=False):
+        found = torch.unique(x, return_inverse=True, return_counts=True)
+        alone = torch.unique(x)
+    for a in (found[0], alone):
+        assert torch.allclose(a, expected[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found[1], expected[1]) and torch.equal(found[2], expected[2])
+    assert served("_unique2")
+
+
+@pytest.mark.parametrize("faster_only", [False, True])
+def test_integers_that_are_far_apart(faster_only, path, by_bits, monkeypatch, device):
+    """They are sorted, or ATen's where that is faster, by a plan that asks each time; if they come first, for good."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
+    monkeypatch.setattr(call, "_comparing", True)
+    near = torch.arange(300, device=device) // 2
+    far = near * 10**9
+    with tritonite.use_gems(include="_unique2", faster_only=faster_only):
+        for x in (near, far, near, far[:200], near[:200]):
+            assert torch.equal(torch.unique(x), x[::2])
+    counts = tritonite.stats()["_unique2"]
+    # Only the native dispatcher keeps what has been found of a call.
+    declined = (3 if path == "native" else 2) if faster_only else 0
+    assert counts.launched + counts.replayed == 5 - declined and not counts.unrecordable
+    assert sum(counts.declined.values()) == declined
+
+
 def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
     record = dataclasses.replace(devices.current, interpreted=False, forward_progress=False)
     monkeypatch.setattr(devices, "current", record)
@@ -585,7 +649,7 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
 @libentry()
 @triton.jit
 def _before(out, words, block, AT_ONCE: tl.constexpr):
-    count, last = runs._runs_before(words, block, tl.full((), 7, tl.int32), tl.full((), 1000, tl.int32), AT_ONCE)
+    count, last = runs.runs_before(words, block, tl.full((), 7, tl.int32), tl.full((), 1000, tl.int32), AT_ONCE)
     tl.store(out, count)
     tl.store(out + 1, last)
 

@@ -388,14 +388,15 @@ def awaited(numbers: torch.Tensor) -> list[int]:
     return found
 
 
-def refuse_if_negative(flag: torch.Tensor, reason: str) -> None:
+def refuse_if_negative(flag: torch.Tensor, reason: str, lasting: bool = False) -> None:
     """Decline, for this reason, where an int64 tensor's only element is negative, for which the host waits.
 
-    Before anything is written or drawn: a repeated call leaves to ATen what it refuses.
+    Before anything is written or drawn: a repeated call leaves to ATen what it refuses. If `lasting`, calls like one
+    that is declined as the first are not looked at again.
     """
     (checked,) = read(flag)
     if checked.value < 0:
-        raise Decline(reason, lasting=False)
+        raise Decline(reason, lasting=lasting)
     # The mark of it in a plan, which allocates nothing of a negative size.
     empty((checked,), torch.uint8, flag.device)
 

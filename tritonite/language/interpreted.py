@@ -188,3 +188,9 @@ sqrt = _elementwise(np.sqrt)
 tan = _elementwise(np.tan)
 tanh = _elementwise(np.tanh)
 trunc = _elementwise(np.trunc)
+
+
+def popc(x: tl.tensor) -> tl.tensor:
+    """How many bits of integers of 32 bits are set."""
+    bits = np.unpackbits(np.ascontiguousarray(x.handle.data.astype(np.int32))[..., None].view(np.uint8), axis=-1)
+    return tl.tensor(TensorHandle(bits.sum(axis=-1, dtype=np.int32), tl.int32), x.type)

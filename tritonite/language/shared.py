@@ -44,6 +44,11 @@ def _adds(dtype: Any) -> str:
 
 
 @triton.constexpr_function
+def _sets(dtype: Any) -> str:
+    return "{ .reg .pred some; setp.ne.b32 some, $2, 0; @some red.shared.or.b32 [$1], $2; mov.b32 $0, 0; }"
+
+
+@triton.constexpr_function
 def _loads(dtype: Any) -> str:
     return f"ld.volatile.shared.{_PTX[dtype][0]} $0, [$1];"
 
@@ -105,6 +110,11 @@ def _add(room, place, value):
 
 
 @triton.jit
+def _set(room, place, value):
+    _send(room, place, value, _sets(value.dtype))
+
+
+@triton.jit
 def _get(room, place, like):
     address = room + place * _bytes(like.dtype)
     return tl.inline_asm_elementwise(
@@ -138,6 +148,10 @@ def _add_in_interpreter(room: Any, place: Any, value: Any) -> None:
     np.add.at(room, place.handle.data, value.handle.data)
 
 
+def _set_in_interpreter(room: Any, place: Any, value: Any) -> None:
+    np.bitwise_or.at(room, place.handle.data, value.handle.data)
+
+
 def _get_in_interpreter(room: Any, place: Any, like: Any) -> Any:
     return tl.tensor(TensorHandle(room[place.handle.data].astype(_DTYPES[like.dtype]), like.dtype), like.type)
 
@@ -151,11 +165,13 @@ def _number_in_interpreter(room: Any, place: Any) -> Any:
 
 
 # `room(COUNT, DTYPE)` is where so many numbers are, of int32, int64, float32 or float64. `put` and `add` take it, a
-# block of places in it, of int32, and one of numbers; `get` takes a block like the one that it returns. `number` counts
+# block of places in it, of int32, and one of numbers; so does `set_bits`, of int32, which costs nothing where a number
+# is 0; `get` takes a block like the one that it returns. `number` counts
 # at places, of int32: it returns what was there and adds 1, for one thread of a warp after the other. It takes a block
 # of one place for each thread, those of a warp different in their last 8 bits alone, and of no other warp's.
 room = _room_in_interpreter if knobs.runtime.interpret else _room
 put = _put_in_interpreter if knobs.runtime.interpret else _put
 add = _add_in_interpreter if knobs.runtime.interpret else _add
+set_bits = _set_in_interpreter if knobs.runtime.interpret else _set
 get = _get_in_interpreter if knobs.runtime.interpret else _get
 number = _number_in_interpreter if knobs.runtime.interpret else _number

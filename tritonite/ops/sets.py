@@ -9,13 +9,16 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import decline_if_slower, empty, empty_strided
+from tritonite.dispatch.call import decline_if_slower, empty, empty_strided, refuse_if_negative, settings
 from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
 from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.sorting.dense import Dense, serves
+from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
-from tritonite.engine.sorting.runs import Runs, runs_of_equals
-from tritonite.errors import Decline
+from tritonite.engine.sorting.radix import sort_long_rows
+from tritonite.engine.sorting.runs import Distinct, Runs, write_runs
+from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.ops.sorting import sort_into
 from tritonite.tune.sorting import slower
 
@@ -30,23 +33,39 @@ def _nothing(self):
 
 
 def _unique(self, inverse, counts):
-    """(values, the place of each element's among them, how often each is there), all by one sort."""
+    """(values, the place of each element's among them, how often each is there), by bits or by one sort."""
     outputs((self,), [], [], ())
     if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
         raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
     if not self.numel():
         return _of_nothing(self, inverse)
-    _decline_if_slower(not (inverse or counts) or self.dtype.itemsize == 8)
     x = self.reshape(-1)
-    ordered = empty(x.shape, x.dtype, x.device)
-    # Rows as long as int32 has no numbers for are not sorted.
-    order = empty(x.shape, torch.int32, x.device) if inverse else None
-    sort_into(x, 0, False, ordered, order)
-    return _of_runs(self, ordered, order, inverse, counts)
+    slow = slower(devices.current.kind).sets and (not (inverse or counts) or self.dtype.itemsize == 8)
+    dense = Dense(x, counts) if serves(x) else None
+    sorts = dense is None or not dense.never
+    if dense is None:
+        decline_if_slower(slow)
+    elif sorts and slow and settings().faster_only:
+        refuse_if_negative(dense.flag, ATEN_IS_FASTER, lasting=True)
+        sorts = False
+    out = Distinct.of(x, _inverse(self) if inverse else None, counts)
+    if dense is not None:
+        dense.write(out)
+    if sorts:
+        ordered = empty(x.shape, x.dtype, x.device)
+        # Rows as long as int32 has no numbers for are not sorted.
+        order = empty(x.shape, torch.int32, x.device) if inverse else None
+        if dense is None:
+            sort_into(x, 0, False, ordered, order)
+        else:
+            sort_long_rows(x, 0, Keys.of(x.dtype), ordered, order, unless=dense.flag)
+        write_runs(out, ordered, order, None if dense is None else dense.flag)
+    return _results(self, out)
 
 
-def _decline_if_slower(where):
-    decline_if_slower(where and slower(devices.current.kind).sets)
+def _results(self, out):
+    values, lengths = out.results()
+    return values, _nothing(self) if out.ranks is None else out.ranks, _nothing(self) if lengths is None else lengths
 
 
 def _of_nothing(self, inverse):
@@ -58,13 +77,6 @@ def _of_nothing(self, inverse):
 
 def _inverse(self):
     return empty(self.shape, torch.int64, self.device)
-
-
-def _of_runs(self, x, order, inverse, counts):
-    """What is left of a vector whose equals are next to each other."""
-    places = _inverse(self) if inverse else None
-    values, lengths = runs_of_equals(x, places, order, counts)
-    return values, _nothing(self) if places is None else places, _nothing(self) if lengths is None else lengths
 
 
 @operator("_unique2", accepts=ALL)
@@ -136,5 +148,8 @@ def unique_consecutive(self, return_inverse=False, return_counts=False, dim=None
     outputs((self,), [], [], ())
     if not self.numel():
         return _of_nothing(self, return_inverse)
-    _decline_if_slower(True)
-    return _of_runs(self, self.reshape(-1), None, return_inverse, return_counts)
+    decline_if_slower(slower(devices.current.kind).sets)
+    x = self.reshape(-1)
+    out = Distinct.of(x, _inverse(self) if return_inverse else None, return_counts)
+    write_runs(out, x, None)
+    return _results(self, out)

@@ -36,7 +36,7 @@ from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
-from tritonite.engine.sorting import search, select
+from tritonite.engine.sorting import dense, search, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
@@ -54,6 +54,9 @@ TARGETS = {
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
 # Kernels in NVIDIA's assembly, unless a device has none.
 _IN_ASSEMBLY = (
+    dense._mark.jit,
+    dense._look_up.jit,
+    dense._write_set.jit,
     histogram._count.jit,
     search._search_from_shared.jit,
     select._count_digit.jit,
@@ -434,9 +437,13 @@ def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, 
             ("index_select", (x.view(-1, 2**16 // x.itemsize), 1, torch.zeros(8000, dtype=torch.int64))),
         ]
         if dtype in dtypes.FULL_FLOATS:
+            wanted = ((False, False), (True, False), (True, True))
+            arguments += [("_unique2", (torch.empty(n, dtype=torch.int32), True, *asked)) for asked in wanted]
             arguments += [("histc", (x, 100, 0, 1)), ("bincount", (torch.empty(n, dtype=torch.int64), x))]
         elif not dtype.is_floating_point:
             arguments += [("bincount", (x,))]
+        if dtype not in dtypes.FULL_FLOATS:
+            arguments += [("_unique2", (x, True, True)), ("_unique2", (x, True, True, True))]
         for name, given in arguments:
             record = dataclasses.replace(devices.current, ptx=True)
             with _noting() as found, mock.patch.object(devices, "current", record):

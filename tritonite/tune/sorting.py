@@ -10,8 +10,8 @@ class Slower(NamedTuple):
 
     `one_long_row`: sorting one row that several programs share. `taken`: more of the largest elements of such rows than
     this, where no program puts them in order by itself. `wide_ranks`: an element by its rank, of keys of 64 bits in
-    rows that a program holds. `sets`: runs of equals and unique elements, unless their places or counts are asked for,
-    of keys of 32 bits.
+    rows that a program holds. `sets`: runs of equals and unique elements that are sorted, unless their places or counts
+    are asked for, of keys of 32 bits.
     """
 
     one_long_row: bool = False
@@ -28,11 +28,13 @@ class Sorting(NamedTuple):
     `registers`: how many a thread may have, so that a multiprocessor has several programs, of which others work while
       one waits, and threads keep what they rank.
     `registers_alone`: the same where it has keys of 32 bits at most, without places.
+    `dense`: from how many on integers are told by the bits of their range, if that is narrow enough.
     """
 
     network: int
     registers: int
     registers_alone: int
+    dense: int = 2**20
     slower: Slower = Slower()
 
 

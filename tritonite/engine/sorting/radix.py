@@ -61,6 +61,12 @@ def check_length(n: int) -> None:
 
 
 @triton.jit
+def unwanted(flag):
+    """Whether there is a flag, and it is 0."""
+    return tl.load(flag[0]) == 0 if len(flag) > 0 else False
+
+
+@triton.jit
 def leave_word(counts, block, own):
     """Tell the programs behind of how many elements of each class a block has.
 
@@ -263,6 +269,7 @@ def _sort_held(
 @triton.jit(do_not_specialize=["n", "blocks"])
 def _count_digits(
     counts,
+    unless,
     words,
     shape,
     strides,
@@ -278,11 +285,13 @@ def _count_digits(
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program counts the digits of COUNTED blocks of its row, for all passes.
+    """A program counts the digits of COUNTED blocks of its row, for all passes, or nothing where a flag is 0.
 
     Neighbours among its threads have counters of their own, in other banks of shared memory, so that elements of few
     different digits do not wait for each other.
     """
+    if unwanted(unless):
+        return
     COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
     row = (tl.program_id(0) // blocks).to(INDEX)
     begin = (tl.program_id(0) % blocks).to(INDEX) * (THREADS * EACH * COUNTED)
@@ -321,10 +330,11 @@ _SECOND = tl.constexpr(8)
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows", "n"])
-def _plan_passes(routes, totals, n_rows, n, PASSES: tl.constexpr):
+def _plan_passes(routes, totals, unless, n_rows, n, PASSES: tl.constexpr):
     """A program finds where the digits of its row begin, from how many of each there are, and what passes have to do.
 
-    A pass by a digit that all elements share would move nothing. One pass does, to write the result.
+    A pass by a digit that all elements share would move nothing. One pass does, to write the result, but where a flag
+    says that nothing is to be moved, by being 0.
     """
     row = tl.program_id(0).to(tl.int64)
     digits = tl.arange(0, _DIGITS)
@@ -338,11 +348,12 @@ def _plan_passes(routes, totals, n_rows, n, PASSES: tl.constexpr):
         left += moves[i]
     alone = tl.where(left == 0, 1, 0)
     left += alone
+    wanted = unwanted(unless) == 0
     first = 1
     for i in tl.static_range(PASSES):
         move = moves[i] | (alone if i == 0 else 0)
         route = _MOVES | first * _FIRST | tl.where(left == 1, _FINAL, 0) | (left & 1) * _SECOND
-        tl.store(routes + i * n_rows + row, tl.where(move != 0, route, 0))
+        tl.store(routes + i * n_rows + row, tl.where((move != 0) & wanted, route, 0))
         first = tl.where(move != 0, 0, first)
         left -= move
 
@@ -551,11 +562,12 @@ def sort_long_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
     passes: int | None = None,
+    unless: torch.Tensor | None = None,
 ) -> None:
     """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`.
 
     Numbers `given` for places have 32 bits. Where the keys' first digits are all the same, so many `passes` are enough
-    for the others.
+    for the others. Nothing is done where a flag says `unless`, by being 0.
     """
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
@@ -575,8 +587,9 @@ def sort_long_rows(
     source = words(x)
     rows = Rows((x,), dim)
     parts = -(-n // (_BLOCK * _COUNTED))
+    flag = () if unless is None else (unless,)
     _count_digits[(n_rows * parts,)](
-        *(totals, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
+        *(totals, flag, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
         PASSES=passes,
         COUNTED=_COUNTED,
         COPIES=min(_COPIES, 32 // passes),
@@ -584,7 +597,7 @@ def sort_long_rows(
         INDEX=rows.index,
         **_threads(_BLOCK, _EACH),
     )
-    _plan_passes[(n_rows,)](routes, totals, n_rows, n, PASSES=passes, num_warps=8)
+    _plan_passes[(n_rows,)](routes, totals, flag, n_rows, n, PASSES=passes, num_warps=8)
     shape = (min(2, passes - 1), n_rows, n)
     buffers = empty(shape, source.dtype, x.device)
     buffered = empty(shape if indices is not None else (0,), torch.int32, x.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +13,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
-from tritonite.engine.sorting.radix import check_length
+from tritonite.engine.sorting.radix import check_length, unwanted
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -75,7 +77,7 @@ def _word(count, start, kind):
 
 
 @triton.jit
-def _runs_before(words, block, count, start, AT_ONCE: tl.constexpr):
+def runs_before(words, block, count, start, AT_ONCE: tl.constexpr):
     """(how many runs begin in all blocks before a program's, where the last does), leaving word of its own block's.
 
     Each thread looks at the word of another block, so that all of them go on or end together.
@@ -126,6 +128,7 @@ def _write_runs(
     ranks,
     order,
     lengths,
+    unless,
     total,
     scratch,
     x,
@@ -144,6 +147,8 @@ def _write_runs(
     WHOLE, n is a multiple of theirs. Programs take tickets, so that those before a program's own have begun. A thread
     has four elements next to each other at a time, so that it adds up most by itself.
     """
+    if unwanted(unless):
+        return
     block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -160,12 +165,15 @@ def _write_runs(
         begins = (four + k < n) & ((four + k == 0) | (element[k].to(COMPUTE) != before))
         before = element[k].to(COMPUTE)
         count += begins.to(tl.int32)
-        # Where the run before this element's began, of those in the same four.
-        starts = starts + (start,)
-        start = tl.where(begins, four + k, start)
+        if len(lengths) > 0:
+            # Where the run before this element's began, of those in the same four.
+            starts = starts + (start,)
+            start = tl.where(begins, four + k, start)
         counts, begun = counts + (count,), begun + (begins,)
-    own, latest = tl.sum(count, axis=0), tl.max(start, axis=0)
-    earlier, last = _runs_before(scratch + COUNTER, block, own, latest, THREADS)
+    own, latest = tl.sum(count, axis=0), tl.full((), -1, tl.int32)
+    if len(lengths) > 0:
+        latest = tl.max(start, axis=0)
+    earlier, last = runs_before(scratch + COUNTER, block, own, latest, THREADS)
     end = (block + 1) * BLOCK >= n
     tl.store(total, (earlier + own).to(tl.int64), mask=end)
     ahead = tl.cumsum(count, axis=0) - count + (earlier - 1)
@@ -219,25 +227,45 @@ class Runs:
         return result
 
 
-def runs_of_equals(
-    x: torch.Tensor, ranks: torch.Tensor | None, order: torch.Tensor | None, measures: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of the runs of equal elements of a vector (their elements, their lengths if it measures).
+class Distinct(NamedTuple):
+    """Where kernels write what there is of a vector, each once, and how many that are.
 
-    To `ranks` it writes the number of each element's, by an order. How many runs there are is known when all has been
-    written: the results keep the memory of as many as there may be, as ATen's do.
+    That is known when all has been written: vectors have the memory of as many as there may be, as ATen's have. `ranks`
+    and `lengths`, the number of each element's among those and how often each is there, are what may not be wanted.
+    """
+
+    values: torch.Tensor
+    ranks: torch.Tensor | None
+    lengths: torch.Tensor | None
+    total: torch.Tensor
+
+    @classmethod
+    def of(cls, x: torch.Tensor, ranks: torch.Tensor | None, measures: bool) -> Distinct:
+        """Memory for as many as x has elements."""
+        shape = (x.numel(),)
+        lengths = empty(shape, torch.int64, x.device) if measures else None
+        return cls(empty(shape, x.dtype, x.device), ranks, lengths, empty((1,), torch.int64, x.device))
+
+    def results(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(values, lengths), for whose number the host waits."""
+        (count,) = read(self.total)
+        return first(self.values, count), None if self.lengths is None else first(self.lengths, count)
+
+
+def write_runs(out: Distinct, x: torch.Tensor, order: torch.Tensor | None, unless: torch.Tensor | None = None) -> None:
+    """Write the runs of equal elements of a vector, and by an order the number of each element's.
+
+    Nothing is written where a flag says `unless`, by being 0.
     """
     n = x.numel()
     block = min(_EQUALS_BLOCK, max(128, power_of_2(n)))
     blocks = -(-n // block)
     if blocks > 1:
         check_length(n)
-    values = empty((n,), x.dtype, x.device)
-    lengths = empty((n,), torch.int64, x.device) if measures else None
-    total = empty((1,), torch.int64, x.device)
-    optional = [() if tensor is None else (tensor,) for tensor in (ranks, order, lengths)]
+    optional = [() if tensor is None else (tensor,) for tensor in (out.ranks, order, out.lengths, unless)]
+    scratch = zeros((_COUNTER + blocks,), torch.int64, x.device)
     _write_runs[(blocks,)](
-        *(values, *optional, total, zeros((_COUNTER + blocks,), torch.int64, x.device), x, x.stride(0), n),
+        *(out.values, *optional, out.total, scratch, x, x.stride(0), n),
         COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
         INDEX=tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
         COUNTER=_COUNTER,
@@ -246,8 +274,6 @@ def runs_of_equals(
         BLOCK=block,
         num_warps=_EQUALS_THREADS // 32,
     )
-    (count,) = read(total)
-    return first(values, count), None if lengths is None else first(lengths, count)
 
 
 def longest_runs(x: torch.Tensor, places: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
