@@ -181,7 +181,7 @@ class Op:
     @property
     def verified(self) -> bool:
         """Whether it takes ATen's place on this kind of device without being named."""
-        return self.family not in devices.current.unverified
+        return devices.current.unverified.isdisjoint((self.family, self.packet))
 
     @property
     def qualified(self) -> str:

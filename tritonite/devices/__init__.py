@@ -18,16 +18,16 @@ class Device:
     """What an engine needs to know of a device; nothing in it is particular to an operator.
 
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
-    in the interpreter); of one of `small_elements` or fewer it takes `small_block`, so that more of the device works.
-    `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows, columns) of a tile
-    that reads one operand across the other's grain, `small_transpose_tile` those of a small space's, `row_elements` the
-    elements a program takes of rows that are reduced at a time, in `row_columns` where the rows stand upright,
-    `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of it that a
-    program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options` what its
-    compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that
-    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it
-    is known in what ATen's kernels are faster. The operators of the families that are `unverified` on this kind of
-    device, in what they give or in their speed, stay ATen's unless they are named.
+    in the interpreter); of one of twice `small_elements` or fewer it takes `small_block`, of up to 16 times as many
+    twice that. `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows,
+    columns) of a tile that reads one operand across the other's grain, `small_transpose_tile` those of a small space's,
+    `row_elements` the elements a program takes of rows that are reduced at a time, in `row_columns` where the rows
+    stand upright, `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of
+    it that a program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options`
+    what its compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a
+    program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where
+    `aten_measured` it is known in what ATen's kernels are faster. The operators that are `unverified` on this kind of
+    device, in what they give or in their speed, stay ATen's unless they are named; so do those of families that are.
     """
 
     kind: str

@@ -392,11 +392,13 @@ def refuse_if_negative(flag: torch.Tensor, reason: str, lasting: bool = False) -
     """Decline, for this reason, where an int64 tensor's only element is negative, for which the host waits.
 
     Before anything is written or drawn: a repeated call leaves to ATen what it refuses. If `lasting`, calls like one
-    that is declined as the first are not looked at again.
+    that was declined are not looked at again.
     """
     (checked,) = read(flag)
     if checked.value < 0:
         raise Decline(reason, lasting=lasting)
+    if lasting and _local.recorder is not None:
+        _local.recorder.refuses(reason)
     # The mark of it in a plan, which allocates nothing of a negative size.
     empty((checked,), torch.uint8, flag.device)
 

@@ -111,7 +111,8 @@ class Plan:
     """What the native dispatcher repeats for calls of the same key.
 
     `slots` are numbers of the call that launches take or that have limits to keep: the argument, the place in a list or
-    -1, whether as floating point, and the limits; `draws` says how far each draw moves the generator on.
+    -1, whether as floating point, and the limits; `draws` says how far each draw moves the generator on. Calls of a key
+    are ATen's for the reason `lasting`, unless that is "", from the first on whose data a kernel refuses.
     """
 
     device: torch.device
@@ -120,6 +121,7 @@ class Plan:
     buffers: list[Buffer] = field(default_factory=list)
     steps: list[LaunchStep | ZeroStep | CopyStep | ReadStep] = field(default_factory=list)
     results: list[Returned] = field(default_factory=list)
+    lasting: str = ""
 
     @property
     def launches(self) -> list[LaunchStep]:
@@ -184,6 +186,10 @@ class Recorder:
             self._plan.steps.append(CopyStep(self._view(destination), self._view(source)))
         except Unrecordable as error:
             self.unrecordable(str(error))
+
+    def refuses(self, reason: str) -> None:
+        """Note that a call whose data a kernel refuses has those after it left to ATen, too."""
+        self._plan.lasting = reason
 
     def read(self, numbers: torch.Tensor) -> list[Size]:
         """Note that the host reads sizes that data decides, and read them."""

@@ -1037,7 +1037,11 @@ def _specialize(
     tile = _choose_tile(sizes, every, types.itemsize)
     if tile is None:
         block = device.flat_bytes // max(types.itemsize, 2)
-        block = min(block, device.small_block) if n <= device.small_elements else block
+        # So that more of the device works.
+        if n <= 2 * device.small_elements:
+            block = min(block, device.small_block)
+        elif n <= 16 * device.small_elements:
+            block = min(block, 2 * device.small_block)
         block = min(block, power_of_2(n)) if device.interpreted else block
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
         blocks = (("MASK", mask), ("BLOCK", block))

@@ -74,25 +74,6 @@ def divide(x, y):
 
 
 @triton.jit
-def float_remainder(x, y):
-    """C's fmod, exactly; a block whose quotients are small takes one division instead of a step for each of their bits.
-
-    The remainder of a quotient that was rounded to an integer above has the other sign, and both are exact.
-    """
-    quotient = true_divide(x, y)
-    rest = libdevice.fma(-libdevice.trunc(quotient), y, x)
-    # Of an infinite divisor the rest is nan.
-    ordinary = (tl.abs(quotient) < 4194304.0) & (rest == rest)
-    if tl.min(ordinary.to(tl.int32), axis=None) != 0:
-        above = (rest != 0) & ((rest < 0) != (x < 0))
-        size = tl.abs(rest)
-        result = libdevice.copysign(tl.where(above, tl.abs(y) - size, size), x)
-    else:
-        result = libdevice.fmod(x, y)
-    return result
-
-
-@triton.jit
 def square_root(x):
     """The square root, correctly rounded; Triton's own of float32 is an approximation."""
     if x.dtype == tl.float32:

@@ -12,16 +12,7 @@ from tritonite.dispatch.call import Limits, limit, number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import (
-    divide,
-    float_remainder,
-    inverse,
-    maximum_nan,
-    minimum_nan,
-    multiply_add,
-    real_power,
-    true_divide,
-)
+from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
 from tritonite.launch import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
@@ -84,17 +75,35 @@ def div(self, other):
 
 
 @triton.jit
-def _floor_divide(x, y):
-    """Python's floor division. For floats by way of fmod, as CPython does, so that x == y * (x // y) + x % y holds."""
-    if x.dtype.is_floating():
-        remainder = float_remainder(x, y)
+def _floor_divide_floats(x, y):
+    """By way of fmod, as CPython does, so that x == y * (x // y) + x % y holds.
+
+    fmod takes a step for each bit of a quotient. A block whose quotients are all small has their remainders from a
+    multiply-add, which is exact: that of a quotient that was rounded to an integer above has the divisor's other sign.
+    """
+    plain = true_divide(x, y)
+    floor = libdevice.floor(plain)
+    rest = libdevice.fma(-floor, y, x)
+    # Of an infinite divisor the rest is nan.
+    ordinary = (tl.abs(plain) < 4194304.0) & (rest == rest)
+    if tl.min(ordinary.to(tl.int32), axis=None) != 0:
+        result = tl.where((rest != 0) & ((rest < 0) != (y < 0)), floor - 1, floor)
+    else:
+        remainder = libdevice.fmod(x, y)
         quotient = true_divide(x - remainder, y)
         quotient = tl.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)
         floor = libdevice.floor(quotient)
         floor = tl.where(quotient - floor > 0.5, floor + 1, floor)
-        plain = true_divide(x, y)
         result = tl.where(quotient != 0, floor, libdevice.copysign(tl.zeros_like(plain), plain))
         result = tl.where(y == 0, plain, result)
+    return result
+
+
+@triton.jit
+def _floor_divide(x, y):
+    """Python's floor division."""
+    if x.dtype.is_floating():
+        result = _floor_divide_floats(x, y)
     else:
         quotient = x // y
         result = tl.where((x % y != 0) & ((x < 0) != (y < 0)), quotient - 1, quotient)
@@ -159,7 +168,7 @@ def remainder(self, other):
     """Python's %: the result has the sign of the divisor."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
-        rest = float_remainder(x, y)
+        rest = libdevice.fmod(x, y)
     else:
         rest = x % y
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
@@ -170,7 +179,7 @@ def fmod(self, other):
     """C's %: the result has the sign of the dividend."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
-        rest = float_remainder(x, y)
+        rest = libdevice.fmod(x, y)
     else:
         rest = x % y
     return rest

@@ -384,6 +384,8 @@ def _means_of_sums(first, second, count, size):
     return over_count(first, count * size), over_count(second, count * size)
 
 
+# Of how many elements a channel's gradients are first summed up.
+_SUMMED = 32
 # Of sums over `size` elements each: their own sums, and the means over a group of what they are the sums of.
 _SUMS_OF_SUMS = Reduction((0.0, 0.0), _both, add_pairs, both_added_to_zero, (None, None), 2)
 _MEANS_OF_SUMS = Reduction((0.0, 0.0), _weighted, add_pairs, _means_of_sums, (None, None), 2)
@@ -437,10 +439,13 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
         None if result is None else result.view(shape if i == 0 else shape[1:3]) for i, result in enumerate(results)
     ]
     operands = grad_out.view(shape), input.view(shape), *(each[:, :, None, None] for each in (mean, rstd))
-    if any(view is not None for view in views[1:]):
+    # Sums of a few elements each would be as many bytes as the operands.
+    summed = any(view is not None for view in views[1:])
+    if summed and HxW >= _SUMMED:
         _gradients_by_channels(*operands, weight.view(1, *shape[1:3], 1), views)
-    elif views[0] is not None:
-        gradients(*operands[:2], *expanded(shape, *operands[2:]), *_by_channel(shape, weight), (2, 3), (), views)
+    elif summed or views[0] is not None:
+        kept = (0, 3) if summed else ()
+        gradients(*operands[:2], *expanded(shape, *operands[2:]), *_by_channel(shape, weight), (2, 3), kept, views)
     return results
 
 

@@ -246,6 +246,8 @@ struct Result {
 
 struct Plan {
   std::atomic<uint64_t>* declined = nullptr;
+  // Why calls of this key are ATen's from the first on whose data a kernel refuses; "" where each is looked at.
+  std::string lasting;
   c10::Device device = c10::kCPU;
   bool reads = false;
   std::vector<Slot> slots;
@@ -1170,9 +1172,17 @@ Result result_of(const py::handle& described, const c10::TypePtr& type) {
   return result;
 }
 
+// A key whose calls are ATen's, counted.
+void leave_to_aten(State& state, const Call& call, std::atomic<uint64_t>* counter) {
+  auto plan = std::make_shared<Plan>();
+  plan->declined = counter;
+  insert(state, call, plan);
+}
+
 std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::FunctionSchema& schema) {
   auto plan = std::make_shared<Plan>();
   plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
+  plan->lasting = described.attr("lasting").cast<std::string>();
   for (const py::handle item : described.attr("slots")) {
     const auto parts = item.cast<py::tuple>();
     Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none()};
@@ -1238,11 +1248,7 @@ bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arg
   if (kind == "declined") {
     auto* counter = reason_counter(state, outcome[1].cast<std::string>());
     counter->fetch_add(1, std::memory_order_relaxed);
-    if (keyed && outcome[2].cast<bool>()) {
-      auto plan = std::make_shared<Plan>();
-      plan->declined = counter;
-      insert(state, call, plan);
-    }
+    if (keyed && outcome[2].cast<bool>()) leave_to_aten(state, call, counter);
     return false;
   }
   if (keyed && !outcome[2].is_none()) insert(state, call, plan_of(outcome[2], schema));
@@ -1286,6 +1292,12 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
         return;
       } catch (const Refused&) {
         reason = "data that ATen refuses";
+        if (!plan->lasting.empty() && state.kernel) {
+          auto* counter = reason_counter(state, plan->lasting);
+          counter->fetch_add(1, std::memory_order_relaxed);
+          leave_to_aten(state, call, counter);
+          return call_kernel(state, keys, stack);
+        }
       }
     }
   }
