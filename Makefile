@@ -7,7 +7,7 @@ CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py s
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
+.PHONY: demo test test-targets test-full test-gpu bench test-native-asan test-native-tsan test-versions check docs format clean
 
 $(VENV)/base: constraints.txt pyproject.toml
 	@echo "making $(VENV) (PyTorch and Triton take a few minutes to arrive)"
@@ -34,6 +34,10 @@ demo: $(VENV)/demo
 
 test: $(VENV)/test
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
+
+# Every kernel for all kinds of devices, in their compilers.
+test-targets: $(VENV)/test
+	@TRITONITE_TEST_TARGETS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/test_compile.py
 
 test-full: $(VENV)/test
 	@TRITONITE_TEST_FULL=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests

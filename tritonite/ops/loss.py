@@ -216,8 +216,8 @@ def binary_cross_entropy(self, target, weight, reduction, outs=()):
 def _logits_cross_entropy(self, target, weight, pos_weight):
     log_sigmoid = tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
     if pos_weight is not None:
-        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
-    # Rounded before the difference, as ATen's steps are: what two equal terms leave of each other is 0.
+        # Both terms are rounded before the difference, as ATen's steps are: equal ones leave nothing of each other.
+        log_sigmoid = multiply_add(log_sigmoid, (pos_weight - 1.0) * target + 1.0, tl.zeros_like(self))
     loss = multiply_add(1.0 - target, self, tl.zeros_like(self)) - log_sigmoid
     if weight is not None:
         loss = loss * weight

@@ -79,8 +79,8 @@ def _sorted(elements, tests):
 
 
 def _compared(elements, tests):
-    """The dtype that elements are compared in; where they are sorted a number counts for as much as a vector."""
-    if not _sorted(elements, tests):
+    """The dtype that elements are compared in: a number counts for as much as a vector, but on a CPU among few."""
+    if not isinstance(tests, torch.Tensor) or (tests.device.type == "cpu" and not _sorted(elements, tests)):
         return promoted(elements, tests)
     if isinstance(elements, torch.Tensor):
         return torch.promote_types(elements.dtype, tests.dtype)

@@ -1,6 +1,6 @@
 """Compiling the catalog's kernels for hardware that is not here.
 
-    TRITON_INTERPRET=0 python -m tritonite.testing.targets [--full] [--part I/N] [NAME...]
+    TRITON_INTERPRET=0 python -m tritonite.testing.targets [--full | --quick] [--part I/N] [NAME...]
 
 Prints a line for every kernel that does not compile and exits with 1 if there is one, with 2 for arguments that name
 nothing. Needs no GPU.
@@ -490,6 +490,18 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
             yield from itertools.islice(work(full), index, None, parts)
 
 
+def _quick(names: list[str], part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Each kernel of a declaration once, as it is met first, for a device that has all instructions."""
+    met: set[Any] = set()
+    chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
+    for declaration in chosen[part[0] :: part[1]]:
+        for label, specialization in _variants(declaration, False):
+            kernel = declaration, specialization.kernel
+            if kernel not in met:
+                met.add(kernel)
+                yield label, specialization, ("sm_90",)
+
+
 def _alike(label: str) -> str | None:
     """What of a launch is alike to all targets of a compiler: loops, and sizes of 1."""
     return next((each for each in ("tiny", "zero_dim") if each in label), None)
@@ -523,7 +535,9 @@ def _targets(
     return tuple([name for name in names if name in chosen])
 
 
-def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1)) -> Iterator[str]:
+def failures(
+    names: list[str], full: bool = False, part: tuple[int, int] = (0, 1), quick: bool = False
+) -> Iterator[str]:
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
     "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
@@ -531,9 +545,9 @@ def failures(names: list[str], full: bool = False, part: tuple[int, int] = (0, 1
     products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest
     rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is
     compiled for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and
-    elsewhere for one of each compiler's, by turns.
+    elsewhere for one of each compiler's, by turns. If `quick`, each kernel of a declaration is compiled once.
     """
-    for label, specialization, chosen in _work(names, full, part):
+    for label, specialization, chosen in _quick(names, part) if quick else _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
         if unknown := specialization.options.keys() - _OPTIONS:
             yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
@@ -548,6 +562,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--full", action="store_true", help="every dtype and layout, not one")
+    parser.add_argument("--quick", action="store_true", help="each kernel of a declaration once, for one device")
     parser.add_argument("--part", default="0/1", help="the I-th of N parts of the kernels")
     options = parser.parse_args()
     known = {*_GROUPS, *(packet for declaration in catalog.declarations for packet in declaration.packets)}
@@ -559,7 +574,7 @@ def main() -> int:
         parser.error(f"--part {options.part} is not I/N, from 0/N to N-1/N")
     index, parts = int(match[1]), int(match[2])
     found = 0
-    for line in failures(options.names, options.full, (index, parts)):
+    for line in failures(options.names, options.full, (index, parts), options.quick):
         print(line)
         found += 1
     return 1 if found else 0
