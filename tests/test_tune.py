@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli, devices
+from tritonite.dispatch import call
 from tritonite.engine.gemm import choose, product
 from tritonite.engine.gemm.choose import Problem
+from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.tune import model, store, sweep, tuner
 from tritonite.tune.tiles import Config
 
@@ -176,6 +178,55 @@ def test_unaligned_float32_is_the_first_operand_of_tensor_cores(monkeypatch):
     first = choose.fastest(problem._replace(a_vector=4), DEVICE, _table()[4], False, False)
     second = choose.fastest(problem._replace(b_vector=4), DEVICE, _table()[4], False, False)
     assert (first.transposed, second.transposed) == (False, True)
+
+
+def _timed_as(table, dtype, count):
+    """Drawn problems with what ATen takes by a table."""
+    for problem in itertools.islice(sweep.drawn(dtype, 3), count):
+        work = model.work(problem, table.candidates, 132)
+        numbers = table.candidates["number"]
+        times = model.microseconds(work, table.block[numbers], table.tile[numbers], table.costs)
+        times = times[(table.candidates["splits"] == 1) | (table.candidates["splits"] * choose.PART <= problem.K)]
+        yield sweep.Timed(problem, float(times.min()), ())
+
+
+def test_what_aten_takes_is_fitted(tmp_path):
+    table = _table()[2]
+    true = dataclasses.replace(table.aten, costs=table.aten.costs._replace(launch=9.0), block=table.aten.block * 1.3)
+    fitted = sweep.fit_aten(list(_timed_as(true, torch.bfloat16, 150)), table, 132)
+    assert fitted.aten.costs.launch == pytest.approx(9, rel=0.1)
+    for seen, found in zip(
+        _timed_as(true, torch.bfloat16, 40), _timed_as(fitted.aten, torch.bfloat16, 40), strict=True
+    ):
+        assert found.aten == pytest.approx(seen.aten, rel=0.1)
+    model.save(tmp_path / "table.json", {2: fitted})
+    assert model.load(tmp_path / "table.json")[2].aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
+
+
+def test_few_products_are_left_to_aten_by_the_model(monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
+    choose.aten_is_faster.cache_clear()
+    problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 400))
+    left = [problem for problem in problems if choose.aten_is_faster(problem, DEVICE)]
+    assert 1 <= len(left) <= 20
+    assert not choose.aten_is_faster(left[0]._replace(dtype=torch.float32, result=torch.float32), DEVICE)
+    assert not choose.aten_is_faster(left[0]._replace(result=torch.float32), DEVICE)
+    choose.aten_is_faster.cache_clear()
+
+
+def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):
+    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, device: problem.M == 64)
+    a, b = torch.randn(64, 32, device=DEVICE).bfloat16(), torch.randn(32, 48, device=DEVICE).bfloat16()
+    mm = tritonite.overloads()["mm"]
+    with call.under(call.Settings(faster_only=True, invariant=False)):
+        with pytest.raises(Decline, match=ATEN_IS_FASTER):
+            mm(a, b)
+        assert mm(a[:32], b).shape == (32, 48)
+        # What begins at no multiple of 16 bytes is multiplied in other ways, which no model has compared.
+        assert mm(torch.randn(64, 33, device=DEVICE).bfloat16()[:, 1:], b).shape == (64, 48)
+    with call.under(call.Settings(faster_only=False, invariant=False)):
+        assert mm(a, b).shape == (64, 48)
 
 
 def test_a_sweep_is_fitted(tmp_path, monkeypatch):

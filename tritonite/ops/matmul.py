@@ -94,6 +94,7 @@ def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1,
         activation=activation,
         precision=precision_of(dtype),
         summed=summed,
+        compared=rank > 1 and not summed,
     )
     return outs
 

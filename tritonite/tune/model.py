@@ -67,7 +67,8 @@ class Work(NamedTuple):
 class Table:
     """The tiles of a device for one size of elements, and what each costs: `block` and `tile` are arrays.
 
-    `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1.
+    `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1. `aten` is
+    what ATen's products cost there, as if they were cut into its tiles, where that has been fitted.
     """
 
     configs: tuple[Config, ...]
@@ -75,6 +76,7 @@ class Table:
     tile: Any
     b_inner: tuple[int, ...]
     costs: Costs
+    aten: Table | None = None
 
     @functools.cached_property
     def candidates(self) -> Any:
@@ -143,14 +145,16 @@ def microseconds(work: Work, block: Any, tile: Any, costs: Costs) -> Any:
 
 def load(path: Path) -> dict[int, Table]:
     """The tables of a file, by the bytes of an element."""
-    found = {}
-    for size, kept in json.loads(path.read_text()).items():
-        tiles = kept["tiles"]
-        configs = tuple([Config(**each["config"]) for each in tiles])
-        block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
-        b_inner = tuple([each.get("b_inner", -1) for each in tiles])
-        found[int(size)] = Table(configs, block, tile, b_inner, Costs(**kept["costs"]))
-    return found
+    return {int(size): _table(kept) for size, kept in json.loads(path.read_text()).items()}
+
+
+def _table(kept: Mapping[str, Any]) -> Table:
+    tiles = kept["tiles"]
+    configs = tuple([Config(**each["config"]) for each in tiles])
+    block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
+    b_inner = tuple([each.get("b_inner", -1) for each in tiles])
+    aten = _table(kept["aten"]) if "aten" in kept else None
+    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), aten)
 
 
 def own(name: str) -> Path:
@@ -185,4 +189,5 @@ def _text(table: Table) -> str:
         given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
         line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
         lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
-    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + "\n]}"
+    aten = f',\n"aten": {_text(table.aten)}' if table.aten else ""
+    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{aten}}}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ WIDTHS: tuple[int, ...] = (320, 384, 512, 576, 640, 768, 896, 1024, 1152, 1280, 
 WIDTHS += (2560, 2816, 3072, 3584, 4096, 4304, 4864, 5120, 5632, 6912, 7168, 8192, 8960, 9728, 11_008, 12_288, 13_824)
 WIDTHS += (14_336,)
 HEADS = (64, 80, 96, 128)
+# As which tiles ATen's are seen, and how sharply the fastest of them counts.
+_ATEN = tuple([Config(rows, columns, 64) for rows in (64, 128, 192, 256) for columns in (64, 128, 192, 256)])
+_SHARPNESS = 100
 # Candidates that a problem is timed with, and calls of each.
 _CANDIDATES, _CALLS = 30, 4
 STEPS, _RATE = 2500, 0.03
@@ -109,19 +113,69 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     )
     tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
+
+    def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        return model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs)).log()
+
+    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS)
+    return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
+
+
+def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
+    """The same table with what ATen's products cost, which come from a library that knows its own tiles.
+
+    It is taken to choose the fastest of `_ATEN`, whose blocks cost by their elements or by what they read, if that is
+    more, and whose tiles by their elements and each.
+    """
+    configs = model.Table(_ATEN, np.zeros(len(_ATEN)), np.zeros(len(_ATEN)), (-1,) * len(_ATEN), table.costs)
+    tiles = configs.candidates
+    found = [model.work(problem, tiles, multiprocessors) for problem, _, _ in timed]
+    work = model.Work(
+        *[
+            torch.tensor(np.stack([np.broadcast_to(each[i], len(tiles)) for each in found]))
+            for i in range(len(found[0]))
+        ]
+    )
+    possible = torch.tensor(
+        np.stack([(tiles["splits"] == 1) | (tiles["splits"] * choose.PART <= problem.K) for problem, _, _ in timed])
+    )
+    rows, columns = torch.tensor([(config.BLOCK_M, config.BLOCK_N) for config in _ATEN], dtype=torch.float64).T
+    area, sides = rows * columns / 2**14, (rows + columns) / 2**8
+    tile_of = torch.tensor(tiles["number"])
+
+    def tile_costs(shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        by_area, by_sides, written, each = shares
+        return ((by_area * area) ** 4 + (by_sides * sides) ** 4) ** 0.25, written * area + each
+
+    def estimate(shares: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        block, tile = tile_costs(shares)
+        times = model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs)).log()
+        return -torch.logsumexp(torch.where(possible, -_SHARPNESS * times, -torch.inf), 1) / _SHARPNESS
+
+    start = np.array([0.3, 0.2, 0.8, 0.5])
+    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (start, table.costs)]
+    logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
+    shares, costs = _descend(estimate, parameters, logarithms, STEPS // 5)
+    block, tile = tile_costs(shares)
+    aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
+    return dataclasses.replace(table, aten=aten)
+
+
+def _descend(
+    estimate: Callable[..., torch.Tensor], parameters: list[torch.Tensor], logarithms: torch.Tensor, steps: int
+) -> list[torch.Tensor]:
+    """For which of parameters, given by their logarithms, estimates of logarithms are closest to those measured."""
     for parameter in parameters:
         parameter.requires_grad_()
     optimizer = torch.optim.Adam(parameters, _RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
         optimizer.zero_grad()
-        block, tile, costs = [parameter.exp() for parameter in parameters]
-        estimate = model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs))
-        torch.nn.functional.smooth_l1_loss(estimate.log(), logarithms, beta=0.08).backward()
+        found = estimate(*[parameter.exp() for parameter in parameters])
+        torch.nn.functional.smooth_l1_loss(found, logarithms, beta=0.08).backward()
         optimizer.step()
         schedule.step()
-    block, tile, costs = [parameter.detach().exp().numpy() for parameter in parameters]
-    return model.Table(table.configs, block, tile, table.b_inner, model.Costs(*map(float, costs)))
+    return [parameter.detach().exp() for parameter in parameters]
 
 
 def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> float:

@@ -41,6 +41,9 @@ FASTER, SOONER = 1.25, 0.2
 NARROW = 192
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
 COPY, COPIED = 2.5, 3.3e6
+# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
+# in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
+FASTER_THAN = 0.86
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
@@ -129,6 +132,19 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     through_pointers += ADDING if config.splits > 1 else 0
     # With descriptors what nobody has measured is taken to need half of that.
     return through_pointers / 2 if descriptors else through_pointers
+
+
+@functools.lru_cache(maxsize=4096)
+def aten_is_faster(problem: Problem, device: torch.device) -> bool:
+    """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both."""
+    table = table_for(problem, device, True)
+    if table is None or table.aten is None or problem.result is not problem.dtype:
+        return False
+    tiles = table.aten.candidates
+    tiles = tiles[(tiles["splits"] == 1) | (tiles["splits"] * PART <= problem.K)]
+    work, number = model.work(problem, tiles, devices.multiprocessors(device)), tiles["number"]
+    times = model.microseconds(work, table.aten.block[number], table.aten.tile[number], table.aten.costs)
+    return float(times.min()) < FASTER_THAN * _fastest(problem, device, table, True, True)[1]
 
 
 def copying(sizes: Sequence[int]) -> float:

@@ -10,7 +10,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty, empty_strided, settings, zero_or_one
+from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
@@ -90,6 +90,7 @@ def product(
     summed: bool = False,
     ends: torch.Tensor | None = None,
     config: Config | None = None,
+    compared: bool = False,
 ) -> None:
     """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
 
@@ -104,6 +105,7 @@ def product(
         blockwise: whether sums over blocks of K are added in float32; tensor cores add float8 products with less.
         ends: int32, where along K the part of each of out's batches ends, for a and b of one batch.
         config: the tiles to take; by default those that `choose` finds, by tuning, a model or a rule.
+        compared: whether to decline, before anything is launched, what ATen is faster with.
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
 
@@ -123,6 +125,8 @@ def product(
     if alike:
         a, b, written = _laid_alike(a, b, out)
     elif config is None and whole and not invariant:
+        if compared and all(map(_has_descriptor, (a, b, out))):
+            decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device))
         copied = _worth_copies(a, b, out)
         a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
         written = _padded(out) if copied[2] else out
