@@ -150,6 +150,7 @@ def test_what_is_out_of_range_raises_what_aten_raises(place, path):
         "index.Tensor": lambda: x[index],
         "embedding": lambda: torch.embedding(x, index),
         "index_select": lambda: x.index_select(0, index),
+        "index_select.out": lambda: torch.index_select(x[:, :0], 0, index, out=torch.empty(0)),
         "gather": lambda: x.gather(0, index[:, None]),
         "scatter_.value": lambda: x.clone().scatter_(0, index[:, None], 1.0),
         "index_put_": lambda: x.clone().index_put_((index,), x[0]),

@@ -18,6 +18,12 @@ def test_what_is_within_the_resolution_passes():
     assert "1 of 2 elements differ, the first at [1]" in judged([1.0, 1 + 1e-5], [1.0, 1.0], [1.0, 1.0]).failure
 
 
+def test_what_is_to_be_conjugated_when_it_is_read_is_compared():
+    x = torch.tensor([1 + 2j])
+    assert judge(x.conj(), torch.tensor([1 - 2j])).failure is None
+    assert judge(x, x.conj()).failure is not None
+
+
 @pytest.mark.parametrize("magnitude", [1.0, 1.9, 0.6, 3.9])
 def test_atens_error_excuses_elements_of_its_magnitude(magnitude):
     """A power of two and the next two, as errors may be of what an element was rounded from."""

@@ -411,6 +411,7 @@ def test_what_aten_refuses_or_warns_of_is_atens(device):
             x.sum((0, 0))
         with pytest.warns(UserWarning, match="degrees of freedom"):
             assert x[:1].var(0).isnan().all()
+        assert torch.equal(torch.var_mean(x, 1, correction=float("nan"))[0], torch.full((3,), torch.inf, device=device))
 
 
 def test_the_same_bits_every_time(device, cut):

@@ -51,6 +51,8 @@ def select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[in
     check_index(index)
     outs = outputs((self, index), [shape], [self.dtype], outs, accepts=BITS)
     if not outs[0].numel():
+        if _ON_CPU and index.numel():
+            raise Decline("places in what has no elements, which ATen looks at on CPUs")
         return outs
     if not self.shape[dim : dim + 1].numel():
         raise Decline("an index into no elements")

@@ -452,8 +452,8 @@ def _spread(reduction, self, dim, correction, keepdim, outs):
     if isinstance(correction, complex) or (not self.numel() and correction is not None and correction < 0):
         raise Decline("complex correction, or a negative one of no elements")
     numbers = (1.0 if correction is None else float(correction),)
-    if math.prod(self.shape[d] for d in dimensions(dim, self.dim())) <= numbers[0]:
-        raise Decline("no degrees of freedom, of which ATen warns")
+    if not math.prod(self.shape[d] for d in dimensions(dim, self.dim())) > numbers[0]:
+        raise Decline("no degrees of freedom, of which ATen warns, or none that is a number")
     dtypes = (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
 

@@ -82,7 +82,7 @@ def judge(
     if not _same_layout(actual, aten):
         return Verdict(f"strides {actual.stride()} where ATen gives {aten.stride()}")
     if actual.is_complex():
-        parts = [torch.view_as_real(t) if t is not None else None for t in (actual, aten, reference)]
+        parts = [torch.view_as_real(t.resolve_conj()) if t is not None else None for t in (actual, aten, reference)]
         return judge(parts[0], parts[1], parts[2], device=device, terms=terms)
     actual, aten = actual.to(device), aten.to(device)
     reference = None if reference is None else reference.to(device)

@@ -53,9 +53,9 @@ def _gradient_of_its_shape(tensors: facts.Tensors) -> dict[str, Any]:
     return {"grad_output": grad if grad.shape == x.shape else x, "self": x}
 
 
-@facts.drawn("gelu_backward")
+@facts.drawn("gelu_backward", "silu_backward")
 def _usual_gradient(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen rounds the derivative far below 0 to 0, in float64 too, which a huge gradient shows."""
+    """A huge gradient shows what is left of a derivative next to 0, which ATen rounds to 0 far below it."""
     gradient = arguments["grad_output"]
     if not (facts.real(gradient) and gradient.is_floating_point()):
         return arguments

@@ -37,12 +37,25 @@ def _divisors(arguments: dict[str, Any]) -> dict[str, Any]:
     if devices.current.type == "cpu" and isinstance(dividend, float):
         # Where the quotient has more digits than the dtype, ATen's loop over vectors has nan.
         return arguments | {"self": math.fmod(dividend, 1024.0) if math.isfinite(dividend) else dividend}
+    if devices.current.type == "cpu" and facts.real(dividend) and dividend.is_floating_point():
+        # And of elements beyond what a divisor of 0.001 leaves digits for.
+        large = dividend.double().abs().nan_to_num(0, 0, 0) > 2.0**20
+        return arguments | {"self": dividend.masked_fill(large, 1024.0)} if large.any() else arguments
     if devices.current.type != "cpu" and type(divisor) in (bool, int) and divisor == 0:
         return arguments | {"other": 1}
     flags = isinstance(divisor, torch.Tensor) and divisor.dtype is torch.bool
     if devices.current.type == "cpu" or not (flags or (facts.real(divisor) and not divisor.is_floating_point())):
         return arguments
     return arguments | {"other": divisor.masked_fill(divisor == 0, 1)}
+
+
+@facts.drawn("pow")
+def _known_parity(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Whether an exponent is odd decides a sign, and ATen rounds it to the dtype in vectors, though not beside them."""
+    exponent = arguments["exponent"]
+    if devices.current.type != "cpu" or type(exponent) not in (int, float) or not 2**7 < abs(exponent) < math.inf:
+        return arguments
+    return arguments | {"exponent": type(exponent)(math.copysign(128, exponent))}
 
 
 @facts.drawn("_add_relu")

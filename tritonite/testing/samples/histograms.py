@@ -72,5 +72,7 @@ def _of_few_bins(arguments: dict[str, Any]) -> dict[str, Any]:
     bins = arguments["bins"]
     if isinstance(bins, torch.Tensor):
         return arguments | {"bins": bins.sort().values if bins.dim() and facts.real(bins) else bins}
+    if isinstance(bins, complex):
+        return arguments
     few = [min(count, 8) for count in bins] if isinstance(bins, (list, tuple)) else min(bins, 64)
     return arguments | {"bins": few}

@@ -199,9 +199,10 @@ def _within_the_tensor(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("_chunk_cat")
 def _of_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen reads sizes of tensors that have none."""
-    tensors = arguments["tensors"]
-    return arguments | {"tensors": [x.reshape(1) if facts.is_scalar(x) else x for x in tensors]}
+    """ATen reads sizes of tensors that have none, and there is no memory for billions of chunks."""
+    tensors, chunks = arguments["tensors"], arguments["num_chunks"]
+    whole = [x.reshape(1) if facts.is_scalar(x) else x for x in tensors]
+    return arguments | {"tensors": whole, "num_chunks": min(chunks, 64)}
 
 
 facts.may_decline(
