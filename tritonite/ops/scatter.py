@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
-from tritonite.dtypes import ALL, BITS, FLOATS, UNSIGNED, WITH_COMPLEX
+from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.places import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
@@ -325,10 +325,9 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
     return (out,)
 
 
-@operator("index_reduce", accepts=ALL)
+@operator("index_reduce", accepts=NUMBERS)
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
-    if self.dtype is torch.bool and self.device.type != "cpu":
-        raise Decline("bools, which ATen refuses on GPUs")
+    """ATen refuses bools on GPUs, and on CPUs most of the time."""
     places = _along(self, dim, index, source)
     return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"))
 
