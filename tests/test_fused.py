@@ -457,6 +457,15 @@ def test_halves_of_a_gradient_are_written_by_tritonite():
     assert counts.launched and not counts.declined
 
 
+def test_a_gradient_of_halves_written_over_them_is_atens():
+    x, grad = normal(5, 16), normal(5, 8)
+    expected, own = x.clone(), x.clone()
+    torch.ops.aten.glu_backward.grad_input(grad, expected, -1, grad_input=expected)
+    with tritonite.use_gems():
+        torch.ops.aten.glu_backward.grad_input(grad, own, -1, grad_input=own)
+    assert torch.equal(own, expected) and tritonite.stats()["glu_backward.grad_input"].declined
+
+
 def test_calls_are_replayed_by_the_native_dispatcher():
     """In a process of its own, because operators are registered once."""
     code = """

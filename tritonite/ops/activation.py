@@ -10,6 +10,7 @@ from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
+from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
@@ -395,9 +396,6 @@ def glu_backward(grad_output, self, dim, outs=()):
         raise Decline("gradient of another shape")
     if grad_output.dtype is not self.dtype:
         raise Decline("gradient of another dtype")
-    if not outs:
-        outs = (empty(self.shape, self.dtype, self.device),)
-    if outs[0].shape != self.shape:
-        raise Decline("output has another shape")
+    outs = outputs((grad_output, self), [self.shape], [self.dtype], outs)
     _glu_gradients.run((grad_output, *halves), _halves(outs[0], dim))
     return outs

@@ -55,3 +55,12 @@ def _incomplete_gamma(upper: bool) -> Any:
 
 _MOST_BY_MPMATH = 1000
 facts.REFERENCES |= {"igamma": _incomplete_gamma(False), "igammac": _incomplete_gamma(True)}
+
+
+@facts.drawn("special_zeta")
+def _apart_from_poles(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Halfway between two poles terms of odd powers cancel, and what is left is roundoff."""
+    other = arguments["other"]
+    if not isinstance(other, float) or not other < 0 or other % 1 != 0.5:
+        return arguments
+    return arguments | {"other": other + 0.25}
