@@ -119,7 +119,7 @@ def refine(info: Any, sample: Any, reference: Any) -> Any:
     """ATen's float64 `reference` for a float64 sample, with better values where ATen's are known not to be exact."""
     if packet(info) in REFERENCES:
         return REFERENCES[packet(info) or ""](
-            *(x.cpu() if torch.is_tensor(x) else x for x in (sample.input, *sample.args))
+            *(x.cpu() if torch.is_tensor(x) else x for x in (sample.input, *sample.args)), **sample.kwargs
         )
     bessel = _BESSEL.get(packet(info) or "")
     if bessel is None:

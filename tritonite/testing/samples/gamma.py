@@ -19,9 +19,10 @@ def _low_order(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: min(value, 9) if isinstance(value, int) else value for name, value in arguments.items()}
 
 
-def _polygamma(*operands: Any, **_: Any) -> torch.Tensor:
+def _polygamma(*operands: Any, **named: Any) -> torch.Tensor:
     """ATen's trigamma of negative numbers takes the sine of a rounded multiple of pi: near poles it is off by 1e-12."""
-    # In place the tensor comes first.
+    # In place, and where the order is named, the tensor comes first.
+    operands = (*operands, *named.values())
     n, self = operands if isinstance(operands[1], torch.Tensor) else operands[::-1]
     result = torch.polygamma(n, self)
     if n != 1 or not self.is_floating_point():

@@ -20,7 +20,7 @@ def _probability(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.abs() % 1).nan_to_num(0.5)
 
 
-facts.TENSORS["std"] = lambda tensor: tensor.abs().nan_to_num(1.0)
+facts.TENSORS["std"] = lambda tensor: tensor if tensor.dtype is torch.bool else tensor.abs().nan_to_num(1.0)
 facts.TENSORS["p"] = lambda tensor: _probability(tensor.float()).to(facts.floating(tensor.dtype))
 
 
