@@ -212,6 +212,7 @@ def test_few_products_are_left_to_aten_by_the_model(monkeypatch):
     assert 1 <= len(left) <= 20
     assert not choose.aten_is_faster(left[0]._replace(dtype=torch.float32, result=torch.float32), DEVICE)
     assert not choose.aten_is_faster(left[0]._replace(result=torch.float32), DEVICE)
+    assert not choose.aten_is_faster(left[0]._replace(K=0), DEVICE)
     choose.aten_is_faster.cache_clear()
 
 

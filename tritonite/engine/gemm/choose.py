@@ -138,7 +138,7 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
 def aten_is_faster(problem: Problem, device: torch.device) -> bool:
     """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both."""
     table = table_for(problem, device, True)
-    if table is None or table.aten is None or problem.result is not problem.dtype:
+    if table is None or table.aten is None or problem.result is not problem.dtype or not problem.K:
         return False
     tiles = table.aten.candidates
     tiles = tiles[(tiles["splits"] == 1) | (tiles["splits"] * PART <= problem.K)]
