@@ -164,6 +164,13 @@ facts.may_decline(
     "the gradient is of such tensors",
 )
 facts.may_decline(
+    ("complex",),
+    ("gradient",),
+    "*: conversion from torch.bfloat16 to torch.complex32",
+    "complex numbers of halves are not converted",
+    dtypes=(torch.float16,),
+)
+facts.may_decline(
     ("logspace",),
     ("functional", "out="),
     "fill_.Scalar: floating-point number for integer tensors",
