@@ -3,7 +3,7 @@
 import torch
 
 from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, zeros
+from tritonite.dispatch.call import empty, number_type, zeros
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.movement import move
 from tritonite.engine.rows.declare import dimensions, outputs
@@ -41,6 +41,8 @@ def _check(data, reduce, lengths, offsets, axis, initial, *others):
         raise Decline("tensors of several dtypes")
     if initial is not None:
         check_number(data, initial)
+        if number_type(initial) is bool:
+            raise Decline("a bool for a number")
     outputs((data, told, *others), [], [], (), accepts=FLOATS + INTS)
     return told, axis
 

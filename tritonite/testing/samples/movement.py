@@ -133,8 +133,9 @@ def _chunks(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 @facts.drawn("stack", "_stack")
 def _not_none(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen's process ends where it has none to put together."""
-    return arguments | {"tensors": arguments["tensors"] or [torch.ones(2, 3, device=devices.current.type)]}
+    """ATen's process ends where it has none to put together, and it reads beyond a single one that is expanded."""
+    tensors = arguments["tensors"] or [torch.ones(2, 3, device=devices.current.type)]
+    return arguments | {"tensors": [x.contiguous() for x in tensors] if len(tensors) == 1 else tensors}
 
 
 facts.may_decline(
