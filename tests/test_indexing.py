@@ -394,7 +394,6 @@ def test_halves_beside_others(device, dtype):
         assert bool(whole[:begin].eq(0x7FA5).all()) and bool(whole[end:].eq(0x7FA5).all())
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_segments_that_begin_with_a_bool_are_atens(device):
     x, offsets = torch.randn(6, device=device), torch.tensor([0, 2, 6], device=device)
     expected = torch.segment_reduce(x, "max", offsets=offsets, unsafe=True, initial=True)
@@ -402,6 +401,7 @@ def test_segments_that_begin_with_a_bool_are_atens(device):
         assert torch.equal(torch.segment_reduce(x, "max", offsets=offsets, unsafe=True, initial=True), expected)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("initial", [0.0, -0.0, None])
 def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(reduce, initial, device):
     x, offsets = torch.tensor([-0.0, -0.0, 0.0, -0.0], device=device), torch.tensor([0, 0, 2, 4], device=device)
