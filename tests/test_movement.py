@@ -344,3 +344,10 @@ def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
                     torch.view_as_complex_copy(x)
             else:
                 assert torch.equal(torch.view_as_complex_copy(x), torch.view_as_complex(x))
+
+
+def test_windows_of_any_step_are_folded(device):
+    grad = torch.randn(1, 3, 2, device=device)
+    with tritonite.use_gems():
+        found = torch.ops.aten.unfold_backward(grad, [2, 3], 0, 2, 2**31)
+    assert torch.equal(found, grad[0].t()) and not tritonite.stats()["unfold_backward"].declined

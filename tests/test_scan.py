@@ -111,3 +111,11 @@ def test_the_parts_of_cummax_write_into_given_tensors(device):
         assert torch._cummax_helper(x, values, indices, 1) is None
     expected = torch.cummax(x, 1)
     assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)
+
+
+def test_an_element_that_is_no_vectors_keeps_its_sign(device):
+    x = torch.tensor(-0.0, device=device)
+    with tritonite.use_gems():
+        sums = x.cumsum(0), x.cumsum(-1, dtype=torch.float64), x.clone().cumsum_(0)
+    assert all(each == 0 and each.signbit() for each in sums)
+    assert not tritonite.stats()["cumsum"].declined

@@ -8,7 +8,8 @@ import triton
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
-from tritonite.engine.rows.declare import INDEX, Reduction
+from tritonite.engine.movement import move
+from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
 from tritonite.ops.reduction import (
@@ -30,8 +31,14 @@ _sum = Reduction((0,), same, add_states, added_to_zero)
 
 
 def _accumulated(reduction, self, dim, dtype, outs):
-    """On a CPU ATen adds float32 up in float64, and so does this."""
+    """On a CPU ATen adds float32 up in float64, and so does this. An element that is no vector's is itself."""
     dtype = accumulated_dtype(self, dtype, outs)
+    if not self.dim():
+        dimensions(dim, 0)
+        outs = outputs((self,), [()], [dtype], outs, in_place=(self,))
+        if outs[0] is not self:
+            move(self, outs[0])
+        return outs
     compute = torch.float64 if dtype is torch.float32 and self.device.type == "cpu" else comparable(dtype)
     return scanned(reduction, self, dim, (dtype,), outs, compute)
 

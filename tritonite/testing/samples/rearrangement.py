@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tritonite.dtypes import INTS
+from tritonite.dtypes import BOOL, INTS
 from tritonite.engine.iteration import has_channels_last
 from tritonite.testing.samples import facts
 
@@ -98,7 +98,7 @@ facts.may_decline(
     ("functional",),
     "*floating-point number for integer tensors",
     "ATen cuts off the fraction of the number that it pads integers with",
-    dtypes=INTS[1:],
+    dtypes=(*INTS[1:], *BOOL),
 )
 
 
