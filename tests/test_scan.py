@@ -113,7 +113,7 @@ def test_the_parts_of_cummax_write_into_given_tensors(device):
     assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)
 
 
-def test_an_element_that_is_no_vectors_keeps_its_sign(device):
+def test_a_tensor_without_dimensions_keeps_the_sign_of_its_zero(device):
     x = torch.tensor(-0.0, device=device)
     with tritonite.use_gems():
         sums = x.cumsum(0), x.cumsum(-1, dtype=torch.float64), x.clone().cumsum_(0)

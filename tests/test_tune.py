@@ -183,11 +183,7 @@ def test_unaligned_float32_is_the_first_operand_of_tensor_cores(monkeypatch):
 def _timed_as(table, dtype, count):
     """Drawn problems with what ATen takes by a table."""
     for problem in itertools.islice(sweep.drawn(dtype, 3), count):
-        work = model.work(problem, table.candidates, 132)
-        numbers = table.candidates["number"]
-        times = model.microseconds(work, table.block[numbers], table.tile[numbers], table.costs)
-        times = times[(table.candidates["splits"] == 1) | (table.candidates["splits"] * choose.PART <= problem.K)]
-        yield sweep.Timed(problem, float(times.min()), ())
+        yield sweep.Timed(problem, choose.least_microseconds(problem, table, 132), ())
 
 
 def test_what_aten_takes_is_fitted(tmp_path):
@@ -206,14 +202,16 @@ def test_what_aten_takes_is_fitted(tmp_path):
 def test_few_products_are_left_to_aten_by_the_model(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
-    choose.aten_is_faster.cache_clear()
+    choose._aten_is_faster.cache_clear()
     problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 400))
     left = [problem for problem in problems if choose.aten_is_faster(problem, DEVICE)]
     assert 1 <= len(left) <= 20
     assert not choose.aten_is_faster(left[0]._replace(dtype=torch.float32, result=torch.float32), DEVICE)
     assert not choose.aten_is_faster(left[0]._replace(result=torch.float32), DEVICE)
     assert not choose.aten_is_faster(left[0]._replace(K=0), DEVICE)
-    choose.aten_is_faster.cache_clear()
+    store.save(devices.name_of(DEVICE), left[0].key, Config(64, 64, 64), 1.0)
+    assert not choose.aten_is_faster(left[0], DEVICE)
+    choose._aten_is_faster.cache_clear()
 
 
 def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):

@@ -551,7 +551,7 @@ def unfold_backward(grad_in, input_sizes, dim, size, step, outs=()):
     if size > input_sizes[dim] or list(grad_in.shape) != [*shape, size]:
         raise Decline("a gradient of another shape")
     out = result((grad_in,), input_sizes, grad_in.dtype, outs)
-    # A step beyond the end is never taken, and a longer one is no int32.
+    # A step that leads beyond the end is never taken, and the kernel counts in int32.
     step = min(step, input_sizes[dim])
     _sum_of_unfolded.run((Placed(grad_in, (dim, rank)), size, step, shape[dim], dim), (out.unsqueeze(-1),))
     return (out,)

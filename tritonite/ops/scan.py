@@ -31,7 +31,10 @@ _sum = Reduction((0,), same, add_states, added_to_zero)
 
 
 def _accumulated(reduction, self, dim, dtype, outs):
-    """On a CPU ATen adds float32 up in float64, and so does this. An element that is no vector's is itself."""
+    """On a CPU ATen adds float32 up in float64, and so does this.
+
+    The sum of a tensor without dimensions is its element, with the sign that its zero has.
+    """
     dtype = accumulated_dtype(self, dtype, outs)
     if not self.dim():
         dimensions(dim, 0)

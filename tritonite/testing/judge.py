@@ -136,10 +136,10 @@ def terms(
         cut_off = longest * math.prod(usual[-2:]) / 2
         scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0
         return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2) * scale**2
-    if packet == "polygamma" and result.dtype is torch.float64:
-        # Halfway between two poles terms of this size cancel. Narrower dtypes are computed in float64.
-        order = min([9, *[n for n in pytree.tree_leaves(operands) if type(n) is int]])
-        return (math.factorial(max(order, 0)) * 2.0 ** (order + 1)) ** 2
+    if packet == "polygamma" and result.dtype is torch.float64 and any(bool((x < 0).any()) for x in tensors):
+        # Of even orders, terms of this size cancel halfway between two poles. Narrower dtypes are computed in float64.
+        order = max([n for n in pytree.tree_leaves(operands) if type(n) is int and n % 2 == 0 and n <= 8], default=0)
+        return (math.factorial(order) * 2.0 ** (order + 1)) ** 2 if order > 0 else 1.0
     read = max(x.numel() for x in tensors)
     if packet == "bincount":
         # One bin may have all of them, and atomics add weights in any order.

@@ -136,9 +136,7 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
             for i in range(len(found[0]))
         ]
     )
-    possible = torch.tensor(
-        np.stack([(tiles["splits"] == 1) | (tiles["splits"] * choose.PART <= problem.K) for problem, _, _ in timed])
-    )
+    possible = torch.tensor(np.stack([choose.long_enough(problem, tiles) for problem, _, _ in timed]))
     rows, columns = torch.tensor([(config.BLOCK_M, config.BLOCK_N) for config in _ATEN], dtype=torch.float64).T
     area, sides = rows * columns / 2**14, (rows + columns) / 2**8
     tile_of = torch.tensor(tiles["number"])

@@ -43,7 +43,7 @@ NARROW = 192
 COPY, COPIED = 2.5, 3.3e6
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
 # in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
-FASTER_THAN = 0.86
+LEFT_TO_ATEN = 0.86
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
@@ -134,17 +134,35 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     return through_pointers / 2 if descriptors else through_pointers
 
 
-@functools.lru_cache(maxsize=4096)
 def aten_is_faster(problem: Problem, device: torch.device) -> bool:
-    """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both."""
+    """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both.
+
+    Tiles that tuning stored are taken whatever the model says.
+    """
+    tuned = problem.key in store.known(devices.name_of(device))
+    return not tuned and bool(problem.K) and problem.result is problem.dtype and _aten_is_faster(problem, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _aten_is_faster(problem: Problem, device: torch.device) -> bool:
     table = table_for(problem, device, True)
-    if table is None or table.aten is None or problem.result is not problem.dtype or not problem.K:
+    if table is None or table.aten is None:
         return False
-    tiles = table.aten.candidates
-    tiles = tiles[(tiles["splits"] == 1) | (tiles["splits"] * PART <= problem.K)]
-    work, number = model.work(problem, tiles, devices.multiprocessors(device)), tiles["number"]
-    times = model.microseconds(work, table.aten.block[number], table.aten.tile[number], table.aten.costs)
-    return float(times.min()) < FASTER_THAN * _fastest(problem, device, table, True, True)[1]
+    aten = least_microseconds(problem, table.aten, devices.multiprocessors(device))
+    return aten < LEFT_TO_ATEN * _fastest(problem, device, table, True, True)[1]
+
+
+def least_microseconds(problem: Problem, table: model.Table, multiprocessors: int) -> float:
+    """What the fastest of a table's tiles takes, whatever kernels would need of operands."""
+    tiles = table.candidates[long_enough(problem, table.candidates)]
+    work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
+    return float(model.microseconds(work, table.block[number], table.tile[number], table.costs).min())
+
+
+def long_enough(problem: Problem, tiles: Any) -> Any:
+    """For which of `tiles` the parts of K are long enough, if there are several."""
+    splits = tiles["splits"]
+    return (splits == 1) | (splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K)
 
 
 def copying(sizes: Sequence[int]) -> float:
@@ -217,11 +235,10 @@ def possible(
     """Which of a table's candidates are worth a thought."""
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
-    enough = splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K
-    enough &= units <= 2 * devices.multiprocessors(device) * tiles["programs"]
+    few = units <= 2 * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
-    can = allowed & ((splits == 1) | enough) & _fits(problem, table, device)
+    can = allowed & long_enough(problem, tiles) & ((splits == 1) | few) & _fits(problem, table, device)
     suited = can & _suits(problem, tiles)
     # Of few columns no tile is filled by half.
     return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
