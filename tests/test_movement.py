@@ -1,7 +1,9 @@
 """Copies, lists and formulas of coordinates, where samples do not reach."""
 
+import contextlib
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -215,6 +217,25 @@ def test_fill_values_are_not_in_the_key(device):
     with tritonite.use_gems(include=["full.default"]):
         for value in (1.5, -2.0, 7.25):
             assert torch.full((5,), value, device=device).tolist() == [value] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_fractions_of_what_fills_integers_are_cut_off(dtype, device, path):
+    """As far as the dtype holds them: others ATen refuses, or converts by no one rule."""
+    tritonite.reset_stats()
+    held = [2.5, -0.0, 126.9, *([] if dtype is torch.uint8 else [-2.5])]
+    left = [-0.5, 300.7] if dtype is torch.uint8 else [2.0**63, -(2.0**63), math.inf, math.nan]
+    expected = [torch.full((40,), value, dtype=dtype, device=device) for value in held]
+    with tritonite.use_gems(include=["full", "fill_"]):
+        for value, aten in zip(held, expected, strict=True):
+            assert torch.equal(torch.full((40,), value, dtype=dtype, device=device), aten)
+            assert torch.equal(torch.empty_like(aten).fill_(value), aten)
+    counts = tritonite.stats()
+    assert not counts["full"].declined and not counts["fill_.Scalar"].declined
+    for value in left:
+        with tritonite.use_gems(include=["full", "fill_"]), contextlib.suppress(RuntimeError):
+            torch.empty(40, dtype=dtype, device=device).fill_(value)
+    assert sum(tritonite.stats()["fill_.Scalar"].declined.values()) == (0 if dtype is torch.bool else len(left))
 
 
 def test_bounds_of_a_strided_copy_are_the_tensors_own(device):

@@ -310,6 +310,7 @@ def pointwise(
     one_dtype: bool = False,
     cpu_numbers: bool = False,
     casts: bool = False,
+    truncates: bool = False,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by their formula, a scalar function in Triton's language.
 
@@ -331,6 +332,7 @@ def pointwise(
         one_dtype: ATen refuses tensors of several dtypes, or each of its steps promotes them anew.
         cpu_numbers: ATen takes a 0-d tensor on the CPU for a number, beside tensors on another device.
         casts: ATen writes flags to outputs of any dtype, and floats in place to one of a narrower dtype.
+        truncates: ATen cuts the fraction off a number that is cast to integers.
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
@@ -347,6 +349,7 @@ def pointwise(
             one_dtype=one_dtype,
             cpu_numbers=cpu_numbers,
             casts=casts,
+            truncates=truncates,
         )
         declarations.append(
             Declaration(

@@ -47,7 +47,7 @@ def _converted(source, to):
 
 
 _move = Pointwise("move", _same, {"source": "own"})
-_fill = Pointwise("fill", _constant, {"value": "cast"})
+_fill = Pointwise("fill", _constant, {"value": "cast"}, truncates=True)
 _convert = Pointwise("convert", _converted, {"source": "own", "to": "static"})
 
 

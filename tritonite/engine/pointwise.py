@@ -35,6 +35,7 @@ from tritonite.launch import ASSERTING, Launch, Specialization, flatten
 from tritonite.locks import brief
 
 _ITERATIONS_PER_OPERATOR = 1024
+_LARGEST_IN_64_BITS = math.nextafter(2.0**63, 0.0)
 # Dtypes whose numbers every half type holds.
 _HELD_BY_HALVES = (torch.bool, torch.uint8, torch.int8)
 _VARIANTS = 8192
@@ -390,6 +391,7 @@ class Pointwise:
         one_dtype: tensors of several dtypes are not promoted but declined.
         cpu_numbers: a 0-d tensor on the CPU may stand beside tensors on another device.
         casts: flags may be written to an output of any dtype, and floats in place to one of a narrower dtype.
+        truncates: a number that is cast to integers may be a float, whose fraction is cut off.
         asserting: the formula has assertions, which stop the program.
     """
 
@@ -407,6 +409,7 @@ class Pointwise:
         one_dtype: bool = False,
         cpu_numbers: bool = False,
         casts: bool = False,
+        truncates: bool = False,
         asserting: bool = False,
     ) -> None:
         self.name = name
@@ -416,7 +419,7 @@ class Pointwise:
         self.output_dtypes = output_dtypes
         self.promote = promote
         self._contiguous = contiguous
-        self.asserting = asserting
+        self.asserting, self.truncates = asserting, truncates
         self._one_dtype, self._cpu_numbers, self._casts = one_dtype, cpu_numbers, casts
         self._roles = tuple(parameters.values())
         self._placed = not {"index", "pointer"}.isdisjoint(self._roles)
@@ -844,6 +847,10 @@ def _typed(
             target = dtypes.opmath(kind.dtype)
         else:
             target = _number_dtype(kind, compute)
+        truncated = operator.truncates and kind is float and not target.is_floating_point
+        if truncated:
+            # The conversion to the result's dtype cuts it off.
+            target = torch.float64
         if isinstance(kind, _Tensor) and not kind.item:
             # ATen rounds what a half type does not hold to it before it computes in float32.
             rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_HELD_BY_HALVES)
@@ -872,6 +879,10 @@ def _typed(
             largest = limits_of(common if common.is_floating_point else target).largest
             # ATen negates some.
             low = -holds.high if name == "alpha" else holds.low
+            if truncated and common is not torch.bool:
+                # ATen refuses others, of which nan is one.
+                largest = min(float(holds.high), _LARGEST_IN_64_BITS)
+                holds = holds._replace(finite=True, least=max(float(holds.low), -largest))
             limits.append((i, holds._replace(low=low, largest=largest)))
     for dtype in out_dtypes:
         if dtype not in dtypes.TRITON_NAMES:

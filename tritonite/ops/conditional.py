@@ -113,7 +113,7 @@ def _fillable(self, value):
     return self, value
 
 
-@pointwise("fill", cast=("value",), prepare=_fillable, cpu_numbers=True)
+@pointwise("fill", cast=("value",), prepare=_fillable, cpu_numbers=True, truncates=True)
 def fill(self, value):
     return tl.broadcast_to(value, self.shape)
 

@@ -11,6 +11,7 @@ from tritonite.dtypes import ALL, BITS, FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, row_major
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.iteration import power_of_2
+from tritonite.engine.movement import strides_like
 from tritonite.engine.rows.declare import outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
@@ -99,14 +100,22 @@ def _renormalize(
                     tl.store(row + offset, value.to(weight.dtype.element_ty), mask=mask)
 
 
+def _has_rows_side_by_side(self, outs):
+    """Whether rows follow each other without gaps in what ATen scales: the tensor itself in place, or else a copy."""
+    rows, in_place = (self.shape[1], 1), bool(outs) and outs[0] is self
+    return self.stride() == rows or (not in_place and strides_like(self, None) == rows)
+
+
 @operator("embedding_renorm", accepts=FLOATS, pin=("norm_type",))
 def embedding_renorm(self, indices, max_norm, norm_type, outs=()):
     """Rows that are asked for several times are scaled once."""
     check_index(indices)
     if self.dim() != 2 or norm_type not in (1.0, 2.0) or self.dtype not in FLOATS:
         raise Decline("no matrix, or another norm than those of 1 and 2")
-    if not _ON_CPU and (not indices.numel() or self.stride() != (self.shape[1], 1)):
-        raise Decline("no index, which ATen's launch is refused for, or rows that are apart, whose stride it reads")
+    if not _ON_CPU and not indices.numel():
+        raise Decline("no index, which ATen's launch is refused for")
+    if not _ON_CPU and not _has_rows_side_by_side(self, outs):
+        raise Decline("rows that are apart, of which ATen's kernel for GPUs reads as many elements as their stride")
     out = destination(self, (indices,), outs, ALL, like=True)
     if not indices.numel() or not self.numel():
         raise Decline("no indices, or an index into no elements, which ATen refuses on GPUs")

@@ -56,15 +56,6 @@ def _ends(tensors: facts.Tensors) -> dict[str, Any]:
     return given | {"steps": n, "base": 2.0, "dtype": dtype}
 
 
-facts.may_decline(
-    ("linspace", "linspace.tensor_overload"),
-    ("functional", "out="),
-    "fill_.Scalar: floating-point number for integer tensors",
-    "of one step ATen fills a tensor of integers with a number that it cuts off",
-    dtypes=(torch.int32,),
-)
-
-
 @facts.drawn(*{op.packet for op in catalog.overloads().values() if op.family == "creation"})
 def _few(arguments: dict[str, Any]) -> dict[str, Any]:
     """No more elements than fit in memory many times over."""
