@@ -116,6 +116,23 @@ def test_nothing_overflows_by_a_weight_of_zero():
     assert found.tolist() == [[1.0, 10.0], [1.0, 16.0]]
 
 
+def test_a_gradient_lies_otherwise_than_the_input():
+    """Of which ATen has kernels that read each as it lies, but for a gradient by the input whose channels lie last."""
+    ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
+    grad, rows = torch.randn_like(x), torch.rand(4, device=tritonite.device) + 1
+    one, last = torch.full((1,), 30, dtype=torch.int32, device=x.device), torch.channels_last
+    sums = ops["batch_norm_backward_reduce"](grad, x, rows, rows, rows, True, True, True)
+    for operands in ((grad.to(memory_format=last), x), (grad, x.to(memory_format=last)), (grad.mT.contiguous().mT, x)):
+        found = ops["batch_norm_backward_reduce"](*operands, rows, rows, rows, True, True, True)
+        for own, other in zip(found, sums, strict=True):
+            torch.testing.assert_close(own, other)
+    exact = ops["batch_norm_backward_elemt"](grad, x, rows, rows, rows, *sums[:2], one)
+    for operands in ((grad, x.to(memory_format=last)), (grad.mT.contiguous().mT, x)):
+        found = ops["batch_norm_backward_elemt"](*operands, rows, rows, rows, *sums[:2], one)
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, exact)
+
+
 def test_declines():
     ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
     last, rows = x.to(memory_format=torch.channels_last), torch.rand(4, device=tritonite.device) + 1

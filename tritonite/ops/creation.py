@@ -418,8 +418,8 @@ def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     if not outs and dtype is None:
         raise Decline("the default dtype, which is that of floats")
     dtype = outs[0].dtype if outs else dtype if isinstance(dtype, torch.dtype) else torch.int64
-    if row < 0 or col < 0 or dtype not in INDEX_DTYPES or max(row, col, abs(offset)) >= 2**31:
-        raise Decline(f"a negative size, or dtype {dtype}")
+    if row < 0 or col < 0 or max(row, col, abs(offset)) >= 2**31:
+        raise Decline("a negative size, or a huge one")
     below = col - row - offset if mirrored else offset
     first = max(0, -below)
     rows = max(0, row - first) if col else 0
@@ -427,7 +427,12 @@ def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     slant = min(rows, col - width)
     slanted = slant * width + slant * (slant - 1) // 2
     count = slanted + (rows - slant) * col
+    # ATen's kernels for GPUs are for integers, and not asked where there are no indices.
+    if dtype not in INDEX_DTYPES and (count or _ON_CPU):
+        raise Decline(f"dtype {dtype}")
     out = fresh((2, count), dtype, *others, outs)
+    if not count:
+        return (out,)
     numbers = (first, width, slanted, slant, col, count - 1, row - 1)
     _triangle_indices.run((*numbers, 0, mirrored), (out[0], out[1]))
     return (out,)

@@ -167,8 +167,11 @@ def _copy_of_view(view):
     return copied
 
 
-def _copies_of_views(view):
-    """The same of a view that is a list; all copies are made together."""
+def _copies_of_views(view, misread=False):
+    """The same of a view that is a list; all copies are made together.
+
+    Of some ATen's kernel for GPUs has tensors for contiguous that are `misread` where they are not.
+    """
 
     def copied(*values, outs=()):
         """Contiguous copies of views."""
@@ -180,10 +183,10 @@ def _copies_of_views(view):
             move_each(views, made)
             return (made,)
         (given,) = outs
-        if self.device.type != "cpu" and not self.is_contiguous():
-            raise Decline("a tensor that is not contiguous, which ATen's kernels for GPUs may misread")
-        if self.device.type != "cpu" and not all(out.is_contiguous() for out in given):
-            raise Decline("outputs that are not contiguous, which ATen's kernels for GPUs may miswrite")
+        if misread and self.device.type != "cpu" and not self.is_contiguous():
+            raise Decline("a tensor that is not contiguous, which ATen's kernel for GPUs may misread")
+        if misread and self.device.type != "cpu" and not all(out.is_contiguous() for out in given):
+            raise Decline("outputs that are not contiguous, which ATen's kernel for GPUs may miswrite")
         if len(given) != len(views):
             raise Decline("another number of outputs")
         for i, (x, out) in enumerate(zip(views, given, strict=True)):
@@ -259,7 +262,7 @@ for _packet, _view in {
     "split_with_sizes_copy": lambda self, split_sizes, dim: self.split_with_sizes(split_sizes, dim),
     "unbind_copy": lambda self, dim: self.unbind(dim),
 }.items():
-    operator(_packet, accepts=MOVED)(_copies_of_views(_view))
+    operator(_packet, accepts=MOVED)(_copies_of_views(_view, misread=_packet == "split_with_sizes_copy"))
 
 
 @operator("narrow_copy", accepts=MOVED)

@@ -35,10 +35,10 @@ def _nothing(self):
 def _unique(self, inverse, counts):
     """(values, the place of each element's among them, how often each is there), by bits or by one sort."""
     outputs((self,), [], [], ())
-    if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
-        raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
     if not self.numel():
         return _of_nothing(self, inverse)
+    if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
+        raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
     x = self.reshape(-1)
     slow = slower(devices.current.kind).sets and (not (inverse or counts) or self.dtype.itemsize == 8)
     dense = Dense(x, counts) if serves(x) else None
@@ -69,10 +69,9 @@ def _results(self, out):
 
 
 def _of_nothing(self, inverse):
-    """The results of a tensor without elements, for whose shapes ATen's kernels for GPUs have rules of their own."""
-    if self.device.type != "cpu":
-        raise Decline("no elements")
-    return empty((0,), self.dtype, self.device), _inverse(self) if inverse else _nothing(self), _nothing(self)
+    """The results of a tensor without elements. ATen's kernels for GPUs give places, asked for or not."""
+    places = _inverse(self) if inverse or not _ON_CPU else _nothing(self)
+    return empty((0,), self.dtype, self.device), places, _nothing(self)
 
 
 def _inverse(self):

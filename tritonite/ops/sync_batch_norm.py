@@ -197,14 +197,13 @@ def batch_norm_gather_stats(input, mean, invstd, running_mean, running_var, mome
     return _gathered_statistics(_gathered_equal, input, (mean, invstd), (), running, momentum, numbers, outs)
 
 
-def _alike(grad_out, input):
-    """Whether ATen takes its kernels for channels that are next to each other; declines operands of two layouts."""
+def _lie_last(grad_out, input):
+    """Whether ATen has kernels for channels that are next to each other, for the gradient and for the input."""
     if grad_out.shape != input.shape or grad_out.dtype is not input.dtype:
         raise Decline("operands of several shapes or dtypes")
-    last = {has_channels_last_kernels(each) for each in (grad_out, input)}
-    if len(last) > 1 or span(input.shape, input.stride()) >= INT32_LIMIT:
-        raise Decline("operands of two layouts, or offsets of 64 bits, which ATen's kernels for some layouts lack")
-    return last.pop()
+    if any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (grad_out, input)):
+        raise Decline("offsets of 64 bits, which some of ATen's kernels lack")
+    return has_channels_last_kernels(grad_out), has_channels_last_kernels(input)
 
 
 @operator(
@@ -216,7 +215,7 @@ def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, w
     """The sums of the gradient and of it times x - mean, and the gradients by weight and bias, which follow."""
     dims, along = _checked(input, (mean, invstd), weight)
     check_without_gaps(mean, invstd, weight)
-    last, compute, channels = _alike(grad_out, input), opmath(input.dtype), mean.shape
+    last, compute, channels = all(_lie_last(grad_out, input)), opmath(input.dtype), mean.shape
     if last:
         # ATen's kernel does not ask what is wanted.
         input_g, weight_g, bias_g = True, weight is not None, weight is not None
@@ -258,7 +257,9 @@ def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum
     statistics = mean, invstd, sum_dy, sum_dy_xmu
     _, along = _checked(input, statistics, weight)
     check_without_gaps(*statistics, weight, count)
-    last, compute = _alike(grad_out, input), opmath(input.dtype)
+    (last, alike), compute = _lie_last(grad_out, input), opmath(input.dtype)
+    if last and not alike:
+        raise Decline("operands of two layouts, of which ATen's kernel reads the input as it does the gradient")
     if not last and weight is not None and weight.dtype is not compute:
         raise Decline("a weight of a half type, which ATen refuses where channels are apart")
     if count.dtype is not torch.int32 or not count.numel():

@@ -46,6 +46,15 @@ def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"self": weight, "indices": places((3,), min(2, len(weight)), weight, 1), "max_norm": 1.5, "norm_type": 2.0}
 
 
+facts.may_decline(
+    ("embedding_renorm_",),
+    ("sliced", "channels_last"),
+    "rows that are apart*",
+    "ATen's kernel for GPUs takes the stride of rows for their length, and reads others' elements",
+    device="cuda",
+)
+
+
 @facts.drawn("embedding_renorm")
 def _rows_to_scale(arguments: dict[str, Any]) -> dict[str, Any]:
     """On a GPU ATen reads and writes rows that there are not."""

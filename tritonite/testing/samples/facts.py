@@ -187,6 +187,15 @@ def within(value: Any, low: float, high: float) -> Any:
     return (value.nan_to_num(low) if value.is_floating_point() else value).clamp(low, high)
 
 
+def without_signed_nan(x: torch.Tensor) -> torch.Tensor:
+    """On a GPU the same with every nan positive: ATen's kernels there that sort by digits have a negative one before
+    all numbers, and the others, as ours, after them. Conversions to bfloat16 on a CPU make negative ones.
+    """
+    if devices.current.type == "cpu" or not x.is_floating_point() or not (x.isnan() & x.signbit()).any():
+        return x
+    return x.masked_fill(x.isnan(), float("nan"))
+
+
 def compares_zero_sign(packet: str | None) -> bool:
     """Whether the sign that an operator gives a zero is ATen's."""
     if packet in ZERO_SIGN_OF_ROUNDOFF:

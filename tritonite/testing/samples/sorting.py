@@ -36,6 +36,12 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
     return x.gather(dim, whole.clamp(0, x.shape[dim] - 1)).reshape(indices.shape)
 
 
+@facts.arguments("median", "nanmedian")
+def _without_signed_nan(tensors: facts.Tensors) -> dict[str, Any]:
+    """ATen's medians of whole tensors on GPUs are by a sort by digits."""
+    return {"self": facts.without_signed_nan(tensors[0])}
+
+
 @facts.drawn("sort", "msort", "argsort", "topk", "kthvalue")
 def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first.
