@@ -379,6 +379,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         "warpgroup_mma": products.begin,
         "warpgroup_mma_wait": products.wait,
         "fence_async_shared": lambda: None,
+        "wait_for_previous_launch": lambda: None,
         # Which halves are a register's is the compiler's matter.
         "_anew": lambda number: number,
         "_packed": lambda x, dtype: x.to(dtype),

@@ -195,6 +195,7 @@ def scope_of(at_once):
         "warpgroup_mma": products.begin,
         "warpgroup_mma_wait": products.wait,
         "fence_async_shared": lambda: None,
+        "wait_for_previous_launch": lambda: None,
         "range": lambda *bounds: map(number, range(*bounds)),
         "ROWS": hopper_backward.ROWS.value,
         "GROUPS": hopper_backward.GROUPS.value,

@@ -150,3 +150,34 @@ def test_the_cache_tells_apart_what_triton_compiles_for(specialize):
     keys = [_specialization(value, specialize, specialize) for value in values]
     for (kind, key), (other, another) in itertools.combinations(zip(kinds, keys, strict=True), 2):
         assert kind == other or key != another
+
+
+@pytest.mark.parametrize(
+    "captured", [False, pytest.param(True, marks=pytest.mark.skipif(tritonite.device != "cuda", reason="needs a GPU"))]
+)
+def test_a_launch_reads_what_the_one_before_it_wrote(path, device, captured):
+    """Also where a device prepares a launch while that one ends."""
+    rows, columns = torch.zeros(257, 130, device=device), torch.zeros(130, 257, device=device)
+    sums = torch.zeros(257, 1, device=device)
+
+    def chain():
+        for _ in range(20 if device == "cuda" else 2):
+            torch.add(rows, 1, out=columns.t())
+            torch.add(columns.t(), sums, out=rows)
+            torch.mean(rows, 1, keepdim=True, out=sums)
+            torch.sub(rows, sums - rows, out=rows)
+
+    with tritonite.use_gems():
+        chain()
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                chain()
+            rows.zero_(), columns.zero_(), sums.zero_()
+            graph.replay()
+    found = [x.cpu() for x in (rows, columns, sums)]
+    for x in (rows, columns, sums):
+        x.zero_()
+    chain()
+    for ours, x in zip(found, (rows, columns, sums), strict=True):
+        torch.testing.assert_close(ours, x.cpu())

@@ -115,6 +115,7 @@ def run(program, programs, at_once, *args, **constants):
         "gradient_of_normalized": lambda w, h, share, product, rstd: (w - share - h * product) * rstd,
         "true_divide": lambda x, y: x / y,
         "add_pairs": None,
+        "wait_for_previous_launch": lambda: None,
     }
     for name in ("_before_end", "_copy", "_scale", "norm_backward_by_ring"):
         function = getattr(norm_ring, name)

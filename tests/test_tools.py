@@ -37,6 +37,7 @@ def load(name):
         ("try:\n    pass\nexcept:\n    pass", "broad except"),
         ("try:\n    pass\nexcept Exception:\n    pass", "broad except"),
         ("try:\n    pass\nexcept (KeyError, BaseException):  # noqa: BLE001\n    pass", "broad except"),
+        ("@libentry()\n@triton.jit\ndef kernel(x):\n    tl.store(x, 1)", "does not wait"),
         ("# TO" + "DO: later", "unfinished"),
         ("# SPDX-" + "License-Identifier: Apache-2.0", "licence"),
     ],

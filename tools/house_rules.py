@@ -37,8 +37,20 @@ def breaches(text: str, name: str) -> Iterator[str]:
                 yield f"{where}: globals()"
             if node.func.id == "print" and package and name not in MAY_PRINT:
                 yield f"{where}: print outside the command line"
+        if package and _is_launched(node) and "wait_for_previous_launch" not in map(_called, node.body):
+            yield f"{where}: a kernel that does not wait for the launch before it"
         if package and name not in MAY_REGISTER and _is_registration(node):
             yield f"{where}: nothing registers with torch but dispatch/override.py, dispatch/library.py and stand_in.py"
+
+
+def _is_launched(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and any("libentry" in ast.unparse(each) for each in node.decorator_list)
+
+
+def _called(statement: ast.stmt) -> str:
+    """The function that a statement is a call of, "" where it is none."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:

@@ -29,11 +29,14 @@ from tritonite import devices, dtypes
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.language.order import waits
 from tritonite.locks import brief, fork_safe_lock
 
 _LIMIT = 4096
 # What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
 ASSERTING = {"debug": True, "sanitize_overflow": False}
+# Of a launch that may be prepared while the one before it ends, as CUDA calls it a programmatic dependent one.
+_DEPENDENT = {"launch_pdl": True}
 # Those of Triton's language, and of Gluon, which tell of the layout in shared memory.
 DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
@@ -188,7 +191,7 @@ class Specialization:
         """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
         kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
         source = kind(self.kernel, self.signature, self.constants, self.attributes)
-        return triton.compile(source, target=target, options=dict(self.options))
+        return triton.compile(source, target=target, options=self.options | _launched(self.kernel, target))
 
 
 class Launch:
@@ -269,6 +272,12 @@ def _hooks() -> tuple[Any, Any]:
     return enter if getattr(enter, "calls", enter) else None, exit_ if getattr(exit_, "calls", exit_) else None
 
 
+def _launched(kernel: Any, target: GPUTarget) -> dict[str, Any]:
+    """How a kernel of this function is launched: beside the end of what it waits for, where the device can."""
+    can = target.backend == "cuda" and target.arch >= devices.DEPENDENT_LAUNCH_FROM
+    return _DEPENDENT if can and waits(kernel) else {}
+
+
 def _flatten_into(value: Any, flat: list[Any]) -> None:
     if type(value) is tuple:
         for item in value:
@@ -337,6 +346,7 @@ class LibEntry(KernelInterface):
         self.arg_names: list[str] = fn.arg_names
         functools.update_wrapper(self, fn.fn)
         self._parameters = list(inspect.signature(fn.fn).parameters.values())
+        self._waits = waits(fn)
         self._constexprs = frozenset(self.arg_names[i] for i in fn.constexprs) if self._compiles else frozenset()
         self._configs: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], CompiledKernel] = {}
@@ -349,7 +359,7 @@ class LibEntry(KernelInterface):
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, from the cache where a call like this one has been compiled."""
         if _local.target is not None:
-            return self._compile_for(_local.target, args, kwargs)
+            return self._compile_for(_local.target, args, kwargs | _launched(self.jit, _local.target))
         if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
             with torch.cuda.device(index):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
@@ -372,6 +382,8 @@ class LibEntry(KernelInterface):
                 self._tell_recorder(recorder, given | symbols, grid, None)
             with _interpreting():
                 return self.jit.run(grid=_extents(grid, given), warmup=warmup, **given)
+        if self._waits and devices.has_dependent_launch(torch.device("cuda", driver.active.get_current_device())):
+            kwargs = kwargs | _DEPENDENT
         found = None if warmup else self._resolve(args, kwargs)
         kernel = None if found is None else self._kernels.get(found[0])
         if found is None or kernel is None:

@@ -18,16 +18,16 @@ class Device:
     """What an engine needs to know of a device; nothing in it is particular to an operator.
 
     `flat_bytes` is how much of its widest operand a program takes of a flat iteration space (2,048 elements at most but
-    in the interpreter); of one of twice `small_elements` or fewer it takes `small_block`, of up to 16 times as many
-    twice that. `tile_bytes` is how much it takes of a two-dimensional one, likewise, `transpose_tile` the (rows,
-    columns) of a tile that reads one operand across the other's grain, `small_transpose_tile` those of a small space's,
-    `row_elements` the elements a program takes of rows that are reduced at a time, in `row_columns` where the rows
-    stand upright, `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of
-    it that a program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options`
-    what its compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a
-    program that runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where
-    `aten_measured` it is known in what ATen's kernels are faster. The operators that are `unverified` on this kind of
-    device, in what they give or in their speed, stay ATen's unless they are named; so do those of families that are.
+    in the interpreter), `tile_bytes` how much it takes of a two-dimensional one, and `small_block` how many elements of
+    the smallest, 0 for the same of all. `transpose_tile` are the (rows, columns) of a tile that reads one operand
+    across the other's grain, `small_transpose_tile` those of a space of `small_elements` or fewer, `row_elements` the
+    elements a program takes of rows that are reduced at a time, in `row_columns` where the rows stand upright,
+    `programs` how many fill the device, `most_warps` the largest program's, `shared_memory` the bytes of it that a
+    program may have (Triton keeps the rest), `registers` how many of 32 bits a multiprocessor has, `options` what its
+    compiler is told besides, and `flushing` what else where subnormals may be 0. With `forward_progress` a program that
+    runs keeps running while others wait for it; one that runs `ptx` takes NVIDIA's assembly. Where `aten_measured` it
+    is known in what ATen's kernels are faster. The operators that are `unverified` on this kind of device, in what they
+    give or in their speed, stay ATen's unless they are named; so do those of families that are.
     """
 
     kind: str
@@ -109,6 +109,10 @@ def has_tma(device: torch.device) -> bool:
 def has_wgmma(device: torch.device) -> bool:
     """Whether tensor cores read both operands from shared memory, for groups of four warps: sm_90 alone."""
     return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
+
+
+# NVIDIA's devices that prepare a launch before the one ends that it waits for.
+DEPENDENT_LAUNCH_FROM = 90
 
 
 def has_dependent_launch(device: torch.device) -> bool:

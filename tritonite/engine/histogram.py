@@ -15,6 +15,7 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.math import true_divide
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import ROOM, add, get, put, room
 from tritonite.launch import libentry
@@ -36,6 +37,7 @@ def _write_edges(edges, flag, least, most, extrema, apart):
 
     They are the `extrema` where there are any. Of integers the flag tells that these cannot be moved in their dtype.
     """
+    wait_for_previous_launch()
     WIDE: tl.constexpr = tl.int64 if edges.dtype.element_ty.is_int() else tl.float64
     if len(extrema) > 0:
         low, high = tl.load(extrema[0]).to(WIDE), tl.load(extrema[1]).to(WIDE)
@@ -107,6 +109,7 @@ def _count(
 
     Where that has no ROOM for the bins, `_count_outside` does so.
     """
+    wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
     DTYPE: tl.constexpr = tl.int32 if tl.int64 == TOTAL else TOTAL
     lane = tl.arange(0, BLOCK)
@@ -155,6 +158,7 @@ def _count_outside(
     BLOCK: tl.constexpr,
 ):
     """The same where there is no ROOM in shared memory: first in registers, where a program has OWN ones."""
+    wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
     step = tl.num_programs(0).to(INDEX) * BLOCK
     first = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
@@ -179,6 +183,7 @@ def _count_outside(
 @triton.jit(do_not_specialize=["minimum"])
 def _write_bins(out, least, largest, minimum: tl.int64):
     """One program: how many bins there are up to the largest; less than none where the least is below 0."""
+    wait_for_previous_launch()
     needed = tl.maximum(tl.load(largest).to(tl.int64) + 1, minimum)
     tl.store(out, tl.where(tl.load(least).to(tl.int64) < 0, -1, needed))
 
@@ -268,6 +273,7 @@ def _add_between(
     BLOCK: tl.constexpr,
 ):
     """A program adds 1, or a weight, for each of its rows, in a bin for each coordinate, found by binary search."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     place = tl.zeros((BLOCK,), tl.int64)

@@ -13,6 +13,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.movement import check_conversion, move, words
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
 from tritonite.launch import libentry
 
@@ -105,6 +106,7 @@ def move_pairs(
     A program branches to the GROUP of pairs that has its own, since it would select from all of them for longer than
     it moves a tile.
     """
+    wait_for_previous_launch()
     number = tl.program_id(0)
     program = (number % count if IN_TURNS else number // count) if ALIKE else 2 * number + 3
     most: tl.constexpr = min(GROUP, len(sources))

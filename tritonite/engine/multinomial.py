@@ -11,6 +11,7 @@ from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.errors import Decline
 from tritonite.language.folds import doublings
 from tritonite.language.math import true_divide
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.random import uniform
 from tritonite.launch import ASSERTING, libentry
 
@@ -29,6 +30,7 @@ _CHECKED = 2048
 @triton.jit(do_not_specialize=["n"])
 def _check_weights(weights, row_step, step, n, BLOCK: tl.constexpr):
     """Of a row."""
+    wait_for_previous_launch()
     row = weights + tl.program_id(0).to(tl.int64) * row_step
     found = tl.zeros((BLOCK,), tl.int1)
     for begin in range(0, n, BLOCK):
@@ -61,6 +63,7 @@ def _fold(x):
 @triton.jit(do_not_specialize=["n"])
 def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
     """A row over its sum, added up as ATen's threads do: each every BLOCK-th, then warps by halves, and then those."""
+    wait_for_previous_launch()
     row = weights + tl.program_id(0).to(tl.int64) * row_step
     lane = tl.arange(0, BLOCK).to(tl.int64)
     total = tl.zeros((BLOCK,), weights.dtype.element_ty)
@@ -100,6 +103,7 @@ def _sample(
     BLOCK: tl.constexpr,
 ):
     """The categories of a block of a row's samples, in which uniform numbers fall; a row of ATen's grid has `width`."""
+    wait_for_previous_launch()
     row = (tl.program_id(0) // blocks).to(tl.int64)
     sample = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = sample < samples

@@ -21,6 +21,7 @@ from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_co
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
 from tritonite.language.random import interleave4, words
 from tritonite.launch import ASSERTING, libentry
@@ -134,6 +135,7 @@ def draw_kernel(
     Where ATen's threads have elements at a distance, a thread here is BESIDE of them, and stores theirs at once.
     ALIGNED divides `numel`.
     """
+    wait_for_previous_launch()
     blocks = tl.cdiv(threads, BLOCK)
     turn = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
@@ -292,6 +294,7 @@ def sample_kernel(
 
     Those of a block of LANES threads are at a distance of LANES from each other.
     """
+    wait_for_previous_launch()
     thread = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
     used = tl.zeros((BLOCK,), tl.int32)
@@ -341,6 +344,7 @@ def sample_each(
 @triton.jit(do_not_specialize=["n"])
 def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """One program sorts the numbers up to `n` by the last BITS of their keys, then by themselves."""
+    wait_for_previous_launch()
     index = tl.arange(0, BLOCK)
     key = tl.load(keys + index, mask=index < n, other=0).to(tl.int64)
     key = tl.where(index < n, key & (2**BITS - 1), 2**BITS)
@@ -356,6 +360,7 @@ def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK
 
     A program has the runs that begin in its block.
     """
+    wait_for_previous_launch()
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
     key = tl.load(sorted_keys + index, mask=index < n, other=-1)

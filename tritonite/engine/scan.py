@@ -32,6 +32,7 @@ from tritonite.engine.rows.kernels import (
     strided_pointers,
 )
 from tritonite.language.folds import doublings
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 
 
@@ -143,6 +144,7 @@ def scan(
     It reads a block before it writes it, and no other program does, so that an input may be an output. PARTIAL are the
     facts by which the states of chunks are folded.
     """
+    wait_for_previous_launch()
     n_kept, n_scanned = sizes[0], aligned_to(sizes[1], FACTS.aligned)
     kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = kept < n_kept

@@ -17,6 +17,7 @@ from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.language.math import maximum_nan, minimum_nan
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 
 _ELEMENTS = 1024
@@ -149,6 +150,7 @@ def _rows_of(data, start, end, base, column, inside, inner, FACTS: tl.constexpr)
 @triton.jit(do_not_specialize=["size", "count"])
 def reduce_segments(out, data, bounds, initial: tl.float64, size, inner, count, FACTS: tl.constexpr):
     """A program writes what a segment comes to, `initial` included."""
+    wait_for_previous_launch()
     begin, end, base, column, inside, place = _own_segment(bounds, size, inner, count, FACTS)
     REDUCTION: tl.constexpr = FACTS.reduction
     if REDUCTION == "max":
@@ -194,6 +196,7 @@ def segment_gradients(
     Extrema share theirs among all rows that have them, where it is positive, as ATen's do. Of a product the gradient is
     the product of the others, for which zeros and nans are counted, and the zeros' signs multiplied.
     """
+    wait_for_previous_launch()
     begin, end, base, column, inside, place = _own_segment(bounds, size, inner, count, FACTS)
     REDUCTION: tl.constexpr = FACTS.reduction
     dtype: tl.constexpr = grad_input.dtype.element_ty

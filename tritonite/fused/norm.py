@@ -25,6 +25,7 @@ from tritonite.fused.check import check_alike, check_parameters, check_shape
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.language.folds import fold_in_order
 from tritonite.language.math import inverse, square_root, true_divide
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.ops.normalization import (
     BACKWARD,
@@ -240,6 +241,7 @@ def norm_forward(
     are a weight and a bias, or one of them. The variance is found in two passes, the second of which corrects the mean
     (Chan, Golub, LeVeque 1983).
     """
+    wait_for_previous_launch()
     first = tl.program_id(1) * (CHUNKS * COLUMNS)
     LAYER: tl.constexpr = len(statistics) > 1
     scales = ()
@@ -482,6 +484,7 @@ def norm_backward(
     of the rows. What it adds up of the columns, for a weight and for a bias by SUMS, it leaves in `partials`. Of rows
     that are longer, parts of which are taken by several programs, the `means` are given.
     """
+    wait_for_previous_launch()
     program, programs = tl.program_id(0), tl.num_programs(0)
     first = tl.program_id(1) * (CHUNKS * COLUMNS)
     LAYER: tl.constexpr = len(statistics) > 1
@@ -559,6 +562,7 @@ def norm_backward(
 @triton.jit
 def add_partials(partials, outs, n_programs, n_columns, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr):
     """Adds up what programs left, in their order: a launch's second dimension is that of the `outs`."""
+    wait_for_previous_launch()
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     program = tl.arange(0, PROGRAMS)[:, None]
     mask = column < n_columns

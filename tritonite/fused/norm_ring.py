@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tritonite.language.math import true_divide
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.ops.normalization import gradient_of_normalized, normalized_by
 from tritonite.ops.reduction import add_pairs
@@ -81,6 +82,7 @@ def norm_backward_by_ring(
     So the first reading waits until all groups but those of later chunks have come. As many chunks as the ring has
     beside a row are on their way while the row's means are found.
     """
+    wait_for_previous_launch()
     ELEMENT: gl.constexpr = total.dtype.element_ty
     VECTOR: gl.constexpr = 128 // ELEMENT.primitive_bitwidth
     COLUMNS: gl.constexpr = 32 * VECTOR * gl.num_warps()

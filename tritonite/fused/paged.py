@@ -21,6 +21,7 @@ from tritonite.engine.attention.decode import Paged, attend_to_pages
 from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself, power_of_2
 from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.matmul import precision_of
 
@@ -312,6 +313,7 @@ def write_to_slots(
     SIZES: tl.constexpr,
 ):
     """A program writes a token; `strides` are those of keys, of values, each as `_write` has them, and of slots."""
+    wait_for_previous_launch()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token * strides[2]).to(tl.int64)
     inside = (slot >= 0) & (slot < n_slots)

@@ -26,6 +26,7 @@ from tritonite.engine.iteration import (
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline, Unsupported
 from tritonite.fused.check import check_device, check_floats, check_shape
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 
 
@@ -161,6 +162,7 @@ def rotate(
     `token_strides` are those of the sources, of the outs, of cos and of sin, over the dimensions of `shape`; `strides`
     those of the heads and their elements, of each source and of each out, and of the pairs of cos and of sin.
     """
+    wait_for_previous_launch()
     token = tl.program_id(0).to(INDEX) * TOKENS + tl.arange(0, TOKENS)
     token_mask = token < n_tokens
     pair = tl.arange(0, PAIRS).to(INDEX)

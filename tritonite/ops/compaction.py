@@ -14,6 +14,7 @@ from tritonite.engine.indexing.compact import Found, fill_rest
 from tritonite.engine.iteration import broadcast_shape, expand_strides
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scan import cumsum
@@ -104,6 +105,7 @@ _BLOCK = 1024
 @triton.jit(do_not_specialize=["n", "total"])
 def _repeat(out, ends, n, total: tl.int64, BLOCK: tl.constexpr):
     """A program finds, for each place of its block, the first number whose repetitions end behind it."""
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = tl.zeros((BLOCK,), tl.int64)
     high = low + n
@@ -125,6 +127,7 @@ def _check_repeats(repeats, ends, stride, n, size, BLOCK: tl.constexpr):
     Where `size` is known that is an assertion, as ATen's kernel has it. Else the last of `ends`, which the host reads,
     becomes negative.
     """
+    wait_for_previous_launch()
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     repeat = tl.load(repeats + place.to(tl.int64) * stride, mask=place < n, other=0)
     if size >= 0:

@@ -15,6 +15,7 @@ from tritonite.engine.movement import strides_like
 from tritonite.engine.rows.declare import outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
@@ -76,6 +77,7 @@ def _renormalize(
     BLOCK: tl.constexpr,
 ):
     """A program scales the row of an index whose norm is more than `max_norm`, if no other program has claimed it."""
+    wait_for_previous_launch()
     place = tl.load(indices + strided_offset(tl.program_id(0).to(tl.int64), shape, index_strides)).to(tl.int64)
     inside = (place >= 0) & (place < n_rows)
     tl.device_assert(inside, "index out of range in embedding_renorm_")

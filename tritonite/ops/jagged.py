@@ -10,6 +10,7 @@ from tritonite.dtypes import FLOATS, INTS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import contiguous_strides, offset_type, power_of_2
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index
 
@@ -36,6 +37,7 @@ def _pad(
     COLUMNS: tl.constexpr,
 ):
     """A program writes a block of rows of padded sequences, of `longest` rows each."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)
     row = (tl.program_id(0) // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)
@@ -106,6 +108,7 @@ def _take_apart(
     COLUMNS: tl.constexpr,
 ):
     """A program writes a block of rows, whose sequences it finds by bisection; zeros beyond the padded length."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)
     row = (tl.program_id(0) // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)

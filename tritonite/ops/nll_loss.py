@@ -20,6 +20,7 @@ from tritonite.engine.rows.declare import Reduction, outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.loss import MEAN, NONE, SUM
 from tritonite.ops.reduction import add_pairs, both
@@ -67,6 +68,7 @@ def gather_losses(
 
     With NOTHING_IS_ZERO the mean of none is not nan.
     """
+    wait_for_previous_launch()
     program = tl.program_id(0)
     row = program.to(INDEX) * ROWS + tl.arange(0, ROWS)
     mask = row < n_rows
@@ -138,6 +140,7 @@ def scatter_gradients(
     CLASSES: tl.constexpr,
 ):
     """A program writes CLASSES classes of ROWS rows, 0 but for the rows' own class."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_classes, CLASSES)
     program = tl.program_id(0)
     row = (program // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
@@ -181,6 +184,7 @@ def scatter_gradients_in_order(
 
     Zeros are in vectors, wherever rows begin, and wait for no class.
     """
+    wait_for_previous_launch()
     start = tl.program_id(0).to(INDEX) * BLOCK
     place = tl.arange(0, BLOCK)
     zeros = tl.zeros((BLOCK,), gradient.dtype.element_ty)

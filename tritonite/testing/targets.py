@@ -23,6 +23,7 @@ import torch
 from triton.backends.amd.compiler import HIPOptions
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
+from triton.compiler import CompiledKernel
 
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
@@ -52,6 +53,8 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
+# What reaches global memory in PTX.
+_ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
 # Kernels in NVIDIA's assembly, unless a device has none.
 _IN_ASSEMBLY = (
     dense._mark.jit,
@@ -553,9 +556,23 @@ def failures(
             yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
         for name in chosen:
             try:
-                specialization.compile(TARGETS[name])
+                compiled = specialization.compile(TARGETS[name])
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
                 yield f"{label} {name}: {error!r} {error.__cause__!r}"
+                continue
+            if TARGETS[name].backend == "cuda" and not _waits_as_launched(compiled):
+                yield f"{label} {name}: it may run before what it waits for has ended"
+
+
+def _waits_as_launched(compiled: CompiledKernel) -> bool:
+    """Whether a kernel that a device may prepare early waits before it touches memory, and no other waits.
+
+    What combines splits may read what was there before the splits.
+    """
+    text = compiled.asm["ptx"]
+    wait, access = text.find("griddepcontrol.wait"), _ACCESS.search(text)
+    early = access is not None and access.start() < wait and compiled.metadata.name != "combine_splits"
+    return (wait >= 0) == compiled.metadata.launch_pdl and not early
 
 
 def main() -> int:

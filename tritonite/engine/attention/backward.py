@@ -27,6 +27,7 @@ from tritonite.engine.attention.forward import (
 )
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
 
@@ -161,6 +162,7 @@ def attend_to_queries(
     of query and bias. `delta`, of all heads' queries, gets the sums over a value's elements of the result and its
     gradient: its strides come last, of the batch and of heads.
     """
+    wait_for_previous_launch()
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
     BLOCK_D: tl.constexpr = FACTS.block_d
@@ -350,6 +352,7 @@ def attend_to_keys(
     `strides` are those of query, key, value, bias, the result's gradient, the logarithms, the gradients of key and
     value, and `delta`. `heads` are those of the key. The first keys, which most queries see, are begun first.
     """
+    wait_for_previous_launch()
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
     BLOCK_D: tl.constexpr = FACTS.block_d

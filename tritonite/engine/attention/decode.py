@@ -21,6 +21,7 @@ from tritonite.dispatch.call import Number, empty, settings
 from tritonite.engine.attention.forward import LOG2E, biased
 from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 from tritonite.tune import attention as table
 
@@ -334,6 +335,7 @@ def attend_to_splits(
     RATIO: tl.constexpr = FACTS.ratio
     EMPTY: tl.constexpr = FACTS.empty
     ELEMENT: tl.constexpr = out.dtype.element_ty
+    wait_for_previous_launch()
     if FACTS.dependent:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) % shared
@@ -492,8 +494,7 @@ def combine_splits(
     total = tl.zeros((BLOCK_V,), tl.float32)
     largest = tl.full((), float("-inf"), tl.float32)
     denominator = tl.full((), 0.0, tl.float32)
-    if FACTS.dependent:
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous_launch()
     for begin in range(0, there, _SPLITS):
         i = begin + tl.arange(0, _SPLITS)
         place = row * splits + i
@@ -601,7 +602,6 @@ def _run(
             least=cut.least,
             FACTS=facts,
             num_warps=table.COMBINING_WARPS,
-            **({"launch_pdl": True} if facts.dependent else {}),
             **devices.current.options,
             **(ASSERTING if facts.page else {}),
         )

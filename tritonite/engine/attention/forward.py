@@ -13,6 +13,7 @@ from tritonite.engine.attention import hopper
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
 
@@ -218,6 +219,7 @@ def attend(
     that of a packed sequence's first row. Rows that see nothing are 0; rows of the logarithms from the last query on,
     to `padded`, are infinite. The state of dropout is left in `memory`, where that is asked for.
     """
+    wait_for_previous_launch()
     BLOCK_M: tl.constexpr = FACTS.block_m
     BLOCK_N: tl.constexpr = FACTS.block_n
     BLOCK_D: tl.constexpr = FACTS.block_d

@@ -36,6 +36,7 @@ from tritonite.engine.attention.descriptors import (
 from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
 
@@ -543,6 +544,7 @@ def attend_warp_specialized(
     results = out, logsumexp, logarithm_strides, staging
     tiles = _end(blocks * batch_heads, programs, FACTS, ORDER)
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal, padded, tiles, programs
+    wait_for_previous_launch()
     # The first group has what the others leave.
     REGISTERS: gl.constexpr = ORDER[4]
     if CONSUMERS == 3:

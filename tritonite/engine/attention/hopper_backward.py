@@ -37,6 +37,7 @@ from tritonite.engine.attention.descriptors import (
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
 
@@ -290,6 +291,7 @@ def attend_to_queries_warp_specialized(
     barriers = q_ready, g_ready, k_ready, k_free, v_ready, v_free
     results = grad_query, out, out_strides, logsumexp, logarithm_strides, sums, sum_strides
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    wait_for_previous_launch()
     gl.warp_specialize(
         [
             (_for_queries, (results, buffers, barriers, sizes, scale, FACTS, 0)),
@@ -645,6 +647,7 @@ def attend_to_keys_warp_specialized(
     barriers = k_ready, v_ready, q_ready, g_ready, free, shared_ready, shared_free
     results = grad_key, grad_value
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    wait_for_previous_launch()
     if APART:
         gl.warp_specialize(
             [

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite.engine.gemm.epilogue import epilogue, place
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 
 if TYPE_CHECKING:
@@ -297,6 +298,7 @@ def multiply_warp_specialized(
     count = splits * batches * tiles_m * tiles_n
     sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
+    wait_for_previous_launch()
     # As many of 65,536 registers for each thread; what copies needs few.
     if CONSUMERS == 1:
         gl.warp_specialize(

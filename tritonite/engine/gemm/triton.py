@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.gemm.epilogue import epilogue_of_float64, place, store
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
 from tritonite.launch import libentry
 
@@ -78,6 +79,7 @@ def multiply(
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
     it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
     """
+    wait_for_previous_launch()
     M, N, K = aligned_to(M, ALIGNED[0]), aligned_to(N, ALIGNED[1]), aligned_to(K, ALIGNED[2])
     EVERY_A: tl.constexpr = ALIGNED[3]
     EVERY_B: tl.constexpr = ALIGNED[4]
@@ -175,6 +177,7 @@ def reduce_split_k(
 
     There are SPLITS of them at most, so that all are on their way at once. Their rows are `width` elements apart.
     """
+    wait_for_previous_launch()
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
@@ -212,6 +215,7 @@ def copy_rows(
 
     ALIGNED is what divides the source's columns and strides, and the result's width and strides.
     """
+    wait_for_previous_launch()
     columns, width = aligned_to(columns, ALIGNED[0]), aligned_to(width, ALIGNED[1])
     blocks = tl.cdiv(width, BLOCK_N)
     row = (tl.program_id(0) // blocks).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -276,6 +280,7 @@ def multiply_persistent(
     of `splits` parts of K, of `steps` blocks, is a result. With SPLIT_STORE a tile is written in two subtiles, by way
     of half the shared memory.
     """
+    wait_for_previous_launch()
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), splits * batches * tiles_m * tiles_n, programs, flatten=True):
         written = tile // (tiles_m * tiles_n)
@@ -345,6 +350,7 @@ def multiply_groups(
     GROUP_M: tl.constexpr,
 ):
     """As `multiply_persistent`, where rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
+    wait_for_previous_launch()
     begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
     tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):

@@ -18,6 +18,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import move
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 
 # Rows that are on their way at once.
@@ -84,6 +85,7 @@ def _combine_bags(
     FACTS: tl.constexpr,
 ):
     """A program combines the rows of a bag in a block of columns. The last bag ends with the indices."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, FACTS.columns)
     bag = (tl.program_id(0) // blocks).to(tl.int64)
     column = (tl.program_id(0) % blocks) * FACTS.columns + tl.arange(0, FACTS.columns)
@@ -179,6 +181,7 @@ def combine_bags(
 @triton.jit(do_not_specialize=["n_rows", "padding"])
 def _add_to_largest(total, grad, largest, sizes, strides, n_rows, n_columns, padding, FACTS: tl.constexpr):
     """A program adds a bag's gradients to the elements that were the largest, unless the bag was empty."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, FACTS.columns)
     bag = (tl.program_id(0) // blocks).to(FACTS.index)
     column = (tl.program_id(0) % blocks).to(FACTS.index) * FACTS.columns + tl.arange(0, FACTS.columns)
@@ -218,6 +221,7 @@ def add_to_largest(
 @triton.jit(do_not_specialize=["n", "n_bags", "n_rows", "padding"])
 def _weigh(out, grad, weight, indices, bags, strides, n, n_bags, n_rows, n_columns, padding, FACTS: tl.constexpr):
     """A program multiplies a row of the table with the gradient of the bag that an index is in."""
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64)
     number = tl.load(indices + place).to(tl.int64)
     bag = tl.load(bags + place).to(tl.int64)

@@ -18,6 +18,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import words
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.launch import ASSERTING, libentry
 
@@ -47,6 +48,7 @@ def _count(
     counts, x, shape, strides, n, ALONE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A program counts what is not 0 in its block. One that is ALONE leaves what `_add_up` would."""
+    wait_for_previous_launch()
     _, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
     count = tl.sum(found.to(tl.int32), axis=0).to(tl.int64)
     if ALONE:
@@ -60,6 +62,7 @@ def _count(
 @triton.jit(do_not_specialize=["n"])
 def _add_up(starts, counts, n, BLOCK: tl.constexpr):
     """One program: what all counts before each come to, and last of all the total."""
+    wait_for_previous_launch()
     before = tl.zeros((), tl.int64)
     for begin in range(0, n, BLOCK):
         place = begin + tl.arange(0, BLOCK)
@@ -90,6 +93,7 @@ def _write_coordinates(
 
     `sizes` are all of x's but the first's, the last first. Without a `limit` of 0 or more all are written.
     """
+    wait_for_previous_launch()
     linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
     rank = _ranked(starts, found)
     if limit >= 0:
@@ -110,6 +114,7 @@ def _write_ranks(
 
     Where elements have another place in an `order`, it writes there.
     """
+    wait_for_previous_launch()
     linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
     rank = _ranked(starts, found)
     place = linear.to(tl.int64)
@@ -142,6 +147,7 @@ def _move(
     Unless it GATHERS, it moves them from the next place of `source` to `target`. Places are below `limit`. An element
     has so many PARTS, words next to each other.
     """
+    wait_for_previous_launch()
     linear, found = _found(mask, n, shape, strides[0], tl.int1, INDEX, BLOCK)
     rank = _ranked(starts, found)
     if CHECKS:
@@ -160,6 +166,7 @@ def _move(
 @triton.jit(do_not_specialize=["value"])
 def _fill_rest(out, total, value, n, columns, strides, BLOCK: tl.constexpr):
     """A program writes a value to the elements of its block that are not of the first `total` rows."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = linear // columns
     rest = (row >= tl.load(total)) & (linear < n)

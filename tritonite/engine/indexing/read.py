@@ -16,6 +16,7 @@ from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.language.shared import get, put, room
 from tritonite.launch import ASSERTING, libentry
@@ -87,6 +88,7 @@ def _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, 
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_at(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
     """A program copies a block of the space."""
+    wait_for_previous_launch()
     row, column = rows_and_columns(n_columns, FACTS)
     _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
 
@@ -97,6 +99,7 @@ def _read_rows_at(
     out, source, indices, shape, strides, columns, counted, n_rows: tl.int64, n_columns, FACTS: tl.constexpr
 ):
     """The same, of as many rows as data decides: a grid of blocks of rows by blocks of columns."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     column = tl.program_id(1).to(FACTS.index) * FACTS.block[1] + tl.arange(0, FACTS.block[1])
     _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
@@ -110,6 +113,7 @@ def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_
     Of places that lie apart in memory each is a lookup of a line in the nearest cache, one after the other; in shared
     memory, 32 of them take some four cycles.
     """
+    wait_for_previous_launch()
     ROWS: tl.constexpr = FACTS.block[0]
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
@@ -141,6 +145,7 @@ def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_from_parts(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
     """The same of a row that is too long, by parts of it one after the other; a program has all columns of a row."""
+    wait_for_previous_launch()
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM

@@ -25,6 +25,7 @@ from tritonite.engine.indexing.places import Index
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 
 # Rows without a place sort behind all others.
@@ -51,6 +52,7 @@ def _sort_blocks(
     BLOCK: tl.constexpr,
 ):
     """A program sorts a block of rows by their place; one that is `skipped` goes nowhere."""
+    wait_for_previous_launch()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n
     slot = tl.zeros((BLOCK,), tl.int64)
@@ -72,6 +74,7 @@ def _sort_blocks(
 @triton.jit(do_not_specialize=["n", "length"])
 def _merge_runs(merged, order, n, length, STEPS: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr):
     """A program finds the places of BLOCK elements among RUNS runs of `length`, which become one; `n` is all."""
+    wait_for_previous_launch()
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine = tl.load(order + place)
     first = tl.program_id(0) * BLOCK // (length * RUNS) * (length * RUNS)
@@ -219,6 +222,7 @@ def _add_rows(
 
     Sums that began before, or go on, are its two `parts`.
     """
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, FACTS.columns)
     chunk = tl.program_id(0) // blocks
     first = chunk * FACTS.rows
@@ -258,6 +262,7 @@ def _add_parts(
     target, parts, order, column_shape, column_strides, counted, n, n_columns, PARTS: tl.constexpr, FACTS: tl.constexpr
 ):
     """A program puts together the sum that begins in one program of `_add_rows` and goes on in others."""
+    wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, FACTS.columns)
     chunk = tl.program_id(0) // blocks
     end = (chunk + 1) * FACTS.rows

@@ -24,6 +24,7 @@ from tritonite.engine.iteration import span
 from tritonite.engine.movement import words
 from tritonite.language.atomic import add_halves
 from tritonite.language.math import maximum_nan, minimum_nan
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
 
 # Dtypes that every device adds to memory by itself.
@@ -128,6 +129,7 @@ def _write_at(
     WRITING: tl.constexpr,
 ):
     """A program writes a block at the places of its indices, within the `reach` of the target."""
+    wait_for_previous_launch()
     row, column = rows_and_columns(n_columns, FACTS)
     near, _, far, mask = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
     if WRITING.number == "float":

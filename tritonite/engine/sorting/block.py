@@ -18,6 +18,7 @@ from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
 from tritonite.language.folds import doublings
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -116,6 +117,7 @@ def _sort_rows(
 
     Where they have a number `given`, that is written for a place.
     """
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS).to(INDEX)
     rows = row < n_rows
@@ -167,6 +169,7 @@ def _select_rows(
     COLUMNS: tl.constexpr,
 ):
     """A program writes one element of each of its rows, by its rank, and its place."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS).to(INDEX)
     rows = row < n_rows

@@ -21,6 +21,7 @@ from tritonite.engine.sorting.keys import Keys, unsigned_key, words
 from tritonite.engine.sorting.radix import check_length, route
 from tritonite.engine.sorting.runs import Distinct, runs_before
 from tritonite.language import libdevice
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import ROOM, add, get, put, room, set_bits
 from tritonite.launch import libentry
 from tritonite.tune.sorting import SORTING
@@ -77,6 +78,7 @@ def _find_extrema(extrema, x, step, n, limit: tl.int64, KEYS: tl.constexpr, INDE
 
     `extrema` begin as zeros: the largest half of an integer, and how far the least one is from the end.
     """
+    wait_for_previous_launch()
     _, reach = _extent(extrema)
     if reach < limit:
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -93,6 +95,7 @@ def _find_extrema(extrema, x, step, n, limit: tl.int64, KEYS: tl.constexpr, INDE
 @triton.jit(do_not_specialize=["limit"])
 def _tell(flag, extrema, limit: tl.int64):
     """One program: a flag below 0 where the range is too wide."""
+    wait_for_previous_launch()
     _, reach = _extent(extrema)
     tl.store(flag, tl.where(reach < limit, 0, -1).to(tl.int64))
 
@@ -139,6 +142,7 @@ def _mark(
     Where they have room in shared memory, it collects them there first. Elsewhere it sets those that it does not see:
     its cache may have bits of before, but none of what it has set itself, so that no integer is waited for by all.
     """
+    wait_for_previous_launch()
     half, reach = _extent(extrema)
     if reach < limit:
         BLOCK: tl.constexpr = THREADS * EACH
@@ -210,6 +214,7 @@ def _write_set(
     To `ranks` it writes each word, with how many bits are set before it. Programs take tickets, so that those before a
     program's own have begun.
     """
+    wait_for_previous_launch()
     half, reach = _extent(extrema)
     block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
     there = reach // 16 + 1
@@ -255,6 +260,7 @@ def _look_up(
     EACH: tl.constexpr,
 ):
     """A program writes for each integer of its block how many there are before it."""
+    wait_for_previous_launch()
     half, reach = _extent(extrema)
     if reach < limit:
         begin = tl.program_id(0) * (THREADS * EACH)

@@ -15,6 +15,7 @@ from tritonite.dispatch.call import Size, empty
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import words
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 
 # Runs that are merged at a time, and slices of them that a program places.
@@ -53,6 +54,7 @@ def _merge(
     BLOCK: tl.constexpr,
 ):
     """A program finds the places of BLOCK slices among RUNS runs of `length`, which become one."""
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     own = tl.load(order + place, mask=place < n, other=0)
     first = place // (length * RUNS) * (length * RUNS)
@@ -75,6 +77,7 @@ def _merge(
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _count_up(out, n, BLOCK: tl.constexpr):
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + place, place, mask=place < n)
 
@@ -83,6 +86,7 @@ def _count_up(out, n, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["n", "n_columns"])
 def _note_different(flags, order, x, n, n_columns, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
     """A program notes where a slice differs from the one before it in order."""
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < n
     earlier = tl.maximum(place - 1, 0)
@@ -138,6 +142,7 @@ def differences(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 @triton.jit(do_not_specialize=["count", "n_columns", "inner"])
 def _take_rows(out, x, rows, count: tl.int64, n_columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A program copies its columns of its rows, `inner` of which lie next to each other in the result."""
+    wait_for_previous_launch()
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.load(rows + place, mask=place < count, other=0)

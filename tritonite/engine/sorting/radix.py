@@ -27,6 +27,7 @@ from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import add, get, number, put, room
 from tritonite.launch import libentry
@@ -236,6 +237,7 @@ def _sort_held(
     Where a row has as many elements as `counts` tell, equal ones are put in order of what is given of them first, from
     bit `shift` on.
     """
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX)
     if len(counts) > 0:
         n = tl.load(counts[0] + row)
@@ -290,6 +292,7 @@ def _count_digits(
     Neighbours among its threads have counters of their own, in other banks of shared memory, so that elements of few
     different digits do not wait for each other.
     """
+    wait_for_previous_launch()
     if unwanted(unless):
         return
     COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
@@ -336,6 +339,7 @@ def _plan_passes(routes, totals, unless, n_rows, n, PASSES: tl.constexpr):
     A pass by a digit that all elements share would move nothing. One pass does, to write the result, but where a flag
     says that nothing is to be moved, by being 0.
     """
+    wait_for_previous_launch()
     row = tl.program_id(0).to(tl.int64)
     digits = tl.arange(0, _DIGITS)
     moves = ()
@@ -389,6 +393,7 @@ def _sort_by_digit(
     Of `buffers` for elements, and those `buffered` beside them, there are two, so many elements `apart`. Into the
     result it moves what is below `limit`.
     """
+    wait_for_previous_launch()
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
     route = tl.load(routes + row)

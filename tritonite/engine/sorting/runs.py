@@ -14,6 +14,7 @@ from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
 from tritonite.engine.sorting.radix import check_length, unwanted
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -45,6 +46,7 @@ def _longest_run(
     BLOCK: tl.constexpr,
 ):
     """A program looks for the longest run of equals in its row, the first of several, and the place of its end."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX)
     source = strided_offset(row, shape, strides[2])
     begun = tl.zeros((), tl.int64)
@@ -147,6 +149,7 @@ def _write_runs(
     WHOLE, n is a multiple of theirs. Programs take tickets, so that those before a program's own have begun. A thread
     has four elements next to each other at a time, so that it adds up most by itself.
     """
+    wait_for_previous_launch()
     if unwanted(unless):
         return
     block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
@@ -199,6 +202,7 @@ def _write_runs(
 @triton.jit(do_not_specialize=["count", "n"])
 def _measure(lengths, starts, count: tl.int64, n, BLOCK: tl.constexpr):
     """A program writes how far each start is from the next, or from the end."""
+    wait_for_previous_launch()
     run = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(starts + run, mask=run < count, other=0)
     after = tl.load(starts + run + 1, mask=run + 1 < count, other=0)

@@ -15,6 +15,7 @@ from tritonite.dispatch.call import zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import get, put, room
 from tritonite.launch import libentry
@@ -56,6 +57,7 @@ def _search(
     BLOCK: tl.constexpr,
 ):
     """A program finds for each element of its block how many of the bounds, `length` in a row, come before it."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
@@ -112,6 +114,7 @@ def _search_from_shared(
     BLOCK: tl.constexpr,
 ):
     """The same of one row of bounds, of which a program has in shared memory what the first rounds look at."""
+    wait_for_previous_launch()
     KEPT: tl.constexpr = COMPUTE if COMPUTE.primitive_bitwidth >= 32 else tl.int32
     lane = tl.arange(0, BLOCK)
     own = room(2**LEVELS, KEPT)
@@ -148,6 +151,7 @@ def _search_from_shared(
 @triton.jit(do_not_specialize=["n", "length"])
 def _check_sorter(flag, sorter, n, length, BLOCK: tl.constexpr):
     """A program makes the flag negative where a number in its block is no place in a row."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(sorter + linear, mask=linear < n, other=0)
     wrong = (place < 0) | (place >= length)
@@ -219,6 +223,7 @@ def _among_few(
     BLOCK: tl.constexpr,
 ):
     """A program compares its elements with each of the tests."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
@@ -260,6 +265,7 @@ def _insert(
 
     Behind the slots are one that tells whether there is a 0, and one for each lane that has nothing to put.
     """
+    wait_for_previous_launch()
     lane = tl.arange(0, BLOCK)
     linear = tl.program_id(0).to(INDEX) * BLOCK + lane
     mask = linear < n
@@ -293,6 +299,7 @@ def _among_inserted(
     BLOCK: tl.constexpr,
 ):
     """A program looks for its elements in such a table."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(COMPUTE)
@@ -314,6 +321,7 @@ def _among_inserted(
 @triton.jit(do_not_specialize=["n"])
 def _note(table, tests, shape, strides, n, least, INDEX: tl.constexpr, BLOCK: tl.constexpr):
     """A program sets the flags of its elements."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(tests + strided_offset(linear, shape, strides), mask=mask, other=0).to(tl.int32)
@@ -324,6 +332,7 @@ def _note(table, tests, shape, strides, n, least, INDEX: tl.constexpr, BLOCK: tl
 @triton.jit(do_not_specialize=["n"])
 def _look_up(out, x, table, shape, strides, n, least, INVERT: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
     """A program looks up the flags of its elements."""
+    wait_for_previous_launch()
     linear = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0).to(tl.int32)

@@ -30,6 +30,7 @@ from tritonite.engine.sorting.radix import (
     sort_taken_rows,
 )
 from tritonite.engine.sorting.topk import key_of_rank, keys_of
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import add, get, put, room
 from tritonite.launch import libentry
@@ -114,6 +115,7 @@ def _select_held(
     COLUMNS: tl.constexpr,
 ):
     """A program writes one element of each of its rows, which it holds, by its rank, and its first place."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS).to(INDEX)
     rows = row < n_rows
@@ -141,6 +143,7 @@ def _count_nans(
     nans, words, shape, strides, step, n, blocks, KEYS: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A program counts what is nan in its block."""
+    wait_for_previous_launch()
     row = (tl.program_id(0) // blocks).to(INDEX)
     place = (tl.program_id(0) % blocks).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + strided_offset(row, shape, strides) + place * step, mask=place < n, other=0)
@@ -191,6 +194,7 @@ def _count_digit(
     The last of a row's programs finds the digit, and leaves the counts as they were before. Of elements that have all
     digits of the key, digits of their PLACES are counted.
     """
+    wait_for_previous_launch()
     DIGITS: tl.constexpr = 2**BITS
     row = (tl.program_id(0) // parts).to(INDEX)
     part = tl.program_id(0) % parts
@@ -261,6 +265,7 @@ def _find(
     BLOCK: tl.constexpr,
 ):
     """A program looks for the key of its row in its block; of its first place, n less that is left."""
+    wait_for_previous_launch()
     row = (tl.program_id(0) // blocks).to(INDEX)
     place = (tl.program_id(0) % blocks).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     wanted = tl.load(state + row * _KNOWN)
@@ -277,6 +282,7 @@ def _find(
 def _write_found(
     values, indices, found, words, shape, strides, step, n_rows, n, INDEX: tl.constexpr, BLOCK: tl.constexpr
 ):
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     place = (n - tl.load(found + row, mask=mask, other=1)).to(INDEX)
@@ -307,6 +313,7 @@ def _take_smallest(
     BLOCK: tl.constexpr,
 ):
     """A program moves what is smaller than the k-th key of its row, and behind that what is equal, as far as k goes."""
+    wait_for_previous_launch()
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
     row, block = (ticket // blocks).to(INDEX), ticket % blocks
     place = (block * BLOCK + tl.arange(0, BLOCK)).to(INDEX)
@@ -353,6 +360,7 @@ def _take_few(
 
     What is taken of a chunk stays together, in order, wherever that is among all of its row.
     """
+    wait_for_previous_launch()
     row = (tl.program_id(0) // parts).to(INDEX)
     begin = (tl.program_id(0) % parts).to(INDEX) * (LANES * EACH * counted)
     source = words + strided_offset(row, shape, strides)

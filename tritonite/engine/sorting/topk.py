@@ -22,6 +22,7 @@ from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.block import sort_integers, sort_pairs
 from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.launch import libentry
 
@@ -102,6 +103,7 @@ def _take_of_rows(
     COLUMNS: tl.constexpr,
 ):
     """A program takes of each of its rows, which it holds, what can be of the k smallest."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS).to(INDEX)
     mask = (row < n_rows)[:, None] & (column < n)[None, :]
@@ -147,6 +149,7 @@ def _find_least(
     STRIPES: tl.constexpr,
 ):
     """A program finds the least elements of OWN groups of a part of its row, which has `stripes` of GROUPS elements."""
+    wait_for_previous_launch()
     side = tl.program_id(0) % sides
     part = tl.program_id(0) // sides % parts
     row = tl.program_id(0) // (sides * parts)
@@ -186,6 +189,7 @@ def _taken_at(taken, taken_places, source, mask, KEYS: tl.constexpr):
 @triton.jit(do_not_specialize=["parts", "k", "n"])
 def _find_bound(bounds, least, least_places, parts, k, n, KEYS: tl.constexpr, GROUPS: tl.constexpr):
     """A program finds the k-th smallest of its row's groups' least elements: its key and its place."""
+    wait_for_previous_launch()
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)[None, :]
     key, place = _taken_at(least, least_places, row * parts * GROUPS + group, group >= 0, KEYS)
@@ -223,6 +227,7 @@ def _take_to_bound(
     BLOCK: tl.constexpr,
 ):
     """A program takes, in no order, what is not behind its row's bound of COUNTED blocks."""
+    wait_for_previous_launch()
     row = tl.program_id(0) // parts
     begin = (tl.program_id(0) % parts).to(INDEX) * (BLOCK * COUNTED)
     source = words + strided_offset(row.to(INDEX), shape, strides)
@@ -276,6 +281,7 @@ def _sort_taken(
 
     Where more was taken than it sorts at a time, it merges the rest into the better half, half as many at a time.
     """
+    wait_for_previous_launch()
     WORD: tl.constexpr = taken.dtype.element_ty
     HALF: tl.constexpr = WORD.primitive_bitwidth // 2
     row = tl.program_id(0).to(INDEX) * ROWS + tl.arange(0, ROWS)
