@@ -370,6 +370,16 @@ def test_sums_are_the_same_every_time(use):
     assert torch.equal(matmul.mm(a, b)[0], matmul.mm(a, b)[0])
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "config"), [(1, 1, Config(1, 128, 1)), (1, 2, Config(1, 64, 2)), (3, 3, Config(4, 64, 4))]
+)
+def test_blocks_as_long_as_a_short_inner_dimension(rows, inner, config, use):
+    """One of a single term has nothing to add up."""
+    use(config)
+    a, b = normal(5, rows, inner), normal(5, inner, 100)
+    check(matmul.bmm(a, b)[0], torch.bmm, a, b)
+
+
 def test_offsets_beyond_32_bits():
     store = torch.empty(2**31 + 4096, dtype=torch.float16, device=tritonite.device)
     a = store.as_strided((3, 64), (2**30, 1))

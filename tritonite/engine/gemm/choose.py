@@ -183,7 +183,7 @@ def fastest(
 def _fastest(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool
 ) -> tuple[Config, float]:
-    tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem.K)
+    tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
     work = model.work(problem, tiles, devices.multiprocessors(device))
     block, cached = table.block[tiles["number"]], problem.dtype.itemsize == 2 and work.bytes <= CACHED
     if cached:
@@ -199,13 +199,15 @@ def _fastest(
     return table.configs[tiles[best]["number"]]._replace(**own), float(times[best])
 
 
-def _shortened(tiles: Any, K: int) -> Any:
-    """Tiles of few rows whose blocks are no longer than K, and the wider for it without tensor cores."""
-    least = np.maximum(32, 2 ** int(K - 1).bit_length())
+def _shortened(tiles: Any, problem: Problem) -> Any:
+    """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores."""
+    inner, columns = (2 ** int(size - 1).bit_length() for size in (problem.K, problem.N))
+    least = np.where(tiles["BLOCK_M"] < FEW, inner, max(32, inner))
     times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
     times = np.where(tiles["descriptors"] == 1, 1, times)
     tiles["BLOCK_K"] //= times
-    tiles["BLOCK_N"] *= np.where(tiles["BLOCK_M"] < FEW, times, 1)
+    wider = np.minimum(tiles["BLOCK_N"] * times, np.maximum(tiles["BLOCK_N"], columns))
+    tiles["BLOCK_N"] = np.where(tiles["BLOCK_M"] < FEW, wider, tiles["BLOCK_N"])
     return tiles
 
 
