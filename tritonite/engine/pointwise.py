@@ -31,6 +31,7 @@ from tritonite.engine.iteration import (
     strides_after_conversion,
 )
 from tritonite.errors import Decline
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, Launch, Specialization, flatten
 from tritonite.locks import brief
 
@@ -142,6 +143,13 @@ def _placed(layout, i, k):
 
 
 @triton.constexpr_function
+def _apart(layout):
+    # Whether along the fastest dimension elements of some operand are apart, and none are next to each other elsewhere.
+    every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
+    return any([kinds[0] == 2 and (layout.flat or kinds[1] != 1) for kinds in every])
+
+
+@triton.constexpr_function
 def _masks(layout, kinds, masked):
     # 0 for no mask, 1 for the columns', 2 for the rows', 3 for both.
     if layout.flat:
@@ -158,6 +166,25 @@ def _offset(index, strides, origin, KINDS: tl.constexpr):
         elif KINDS[d] == 2:
             offset = offset + index[d] * strides[d]
     return offset
+
+
+@triton.jit
+def _unravel(linear, sizes, inverses):
+    """The coordinates of places in a space of these sizes, fastest first, that is laid flat.
+
+    By `inverses`, where there are any (Granlund and Montgomery 1994): the device has no division of integers.
+    """
+    index = ()
+    rest = linear
+    for d in tl.static_range(len(sizes) - 1):
+        if len(inverses) == 0:
+            outer = rest // sizes[d]
+        else:
+            places, multiplier = rest.to(tl.uint32), inverses[d][0].to(tl.uint32)
+            outer = ((tl.umulhi(places, multiplier) + places) >> inverses[d][1].to(tl.uint32)).to(rest.dtype)
+        index = index + (rest - outer * sizes[d],)
+        rest = outer
+    return index + (rest,)
 
 
 @triton.jit
@@ -286,6 +313,7 @@ def elementwise_flat(
     strides,
     out_strides,
     shape,
+    inverses,
     n,
     LAYOUT: tl.constexpr,
     INDEX: tl.constexpr,
@@ -296,14 +324,13 @@ def elementwise_flat(
 
     MASK: 0 where BLOCK divides n, 1 for a mask on every block, 2 for a mask on the last block alone.
     """
+    wait_for_previous_launch()
     start = tl.program_id(0).to(INDEX) * BLOCK
     linear = start + tl.arange(0, BLOCK)
-    index = ()
-    rest = linear
-    for d in tl.static_range(len(shape) - 1):
-        index = index + (rest % shape[d],)
-        rest = rest // shape[d]
-    index = index + (rest,)
+    if _apart(LAYOUT):
+        # As wide as the result is stored, neighbouring threads would read every element from another cache line.
+        linear = tl.max_contiguous(linear, 1)
+    index = _unravel(linear, shape, inverses)
     origin = tl.zeros((1,), INDEX)
     mask = linear < n
     if MASK == 2:
@@ -323,23 +350,26 @@ def elementwise_tile(
     strides,
     out_strides,
     shape,
+    inverses,
+    tiles,
     LAYOUT: tl.constexpr,
     INDEX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others."""
-    tiles_0 = tl.cdiv(shape[0], COLUMNS)
-    tiles_1 = tl.cdiv(shape[1], ROWS)
-    program = tl.program_id(0)
-    rest = program // tiles_0
-    column = (program % tiles_0).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row = (rest % tiles_1).to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
-    rest = (rest // tiles_1).to(INDEX)
+    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others.
+
+    `tiles` are how many there are along each dimension.
+    """
+    wait_for_previous_launch()
+    place = _unravel(tl.program_id(0), tiles, inverses)
+    column = place[0].to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = place[1].to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    if _apart(LAYOUT):
+        column = tl.max_contiguous(column, (1, 1))
     index = (column, row)
     for d in tl.static_range(2, len(shape)):
-        index = index + (rest % shape[d],)
-        rest = rest // shape[d]
+        index = index + (place[d].to(INDEX),)
     origin = tl.zeros((1, 1), INDEX)
     _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False)
 
@@ -980,12 +1010,12 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
     bfloat16 takes 49 us so on an H200, and 54 with half as many.
     """
     device = devices.current
-    elements, transposed = device.tile_bytes // max(itemsize, 2), device.transpose_tile
+    n = math.prod(sizes)
+    elements, transposed = _block(n, device.tile_bytes // max(itemsize, 2)), device.transpose_tile
     if len(sizes) < 2 or sizes[0] < 16:
         return None
-    if math.prod(sizes) <= device.small_elements:
-        # As of a flat one, so that more of the device works.
-        elements, transposed = min(elements, device.small_block), device.small_transpose_tile
+    if n <= device.small_elements:
+        transposed = device.small_transpose_tile
     # Fewer rows than a tile has matter where there are many tiles of them; elsewhere one kernel serves all.
     most_rows = power_of_2(sizes[1]) if len(sizes) > 2 or device.interpreted else elements
     if any(_lies_along(own, 1) for own in strides):
@@ -995,7 +1025,33 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
     while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
         columns //= 2
+    # Where nothing is lost that could be read several elements at a time, the flat kernel leaves none idle.
+    if sizes[0] % 16 != 0 and -sizes[0] % columns * 5 >= sizes[0] and n < INT32_LIMIT and not device.interpreted:
+        return None
     return max(1, min(elements // columns, most_rows)), columns
+
+
+def _block(n: int, most: int) -> int:
+    """How many elements a program takes of a space of n.
+
+    Programs that take few are many, each soon done, and of small spaces all run at a time; those that take many have
+    less to do for each element, which matters where they come one after another. So with four times the elements there
+    are twice as many programs, of twice as many.
+    """
+    device = devices.current
+    least = device.small_block or most
+    return min(most, max(least, power_of_2(math.isqrt(max(n - 1, 0)) // 2 + 1)))
+
+
+@functools.lru_cache(maxsize=_VARIANTS)
+def _inverse(divisor: int) -> tuple[int, int]:
+    """A multiplier, in the bits of an int32, and a shift: (n + (multiplier * n >> 32)) >> shift is n // divisor.
+
+    For n below 2**31.
+    """
+    shift = (divisor - 1).bit_length()
+    multiplier = ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1
+    return multiplier - (1 << 32 if multiplier >= 1 << 31 else 0), shift
 
 
 class _Space(NamedTuple):
@@ -1047,27 +1103,26 @@ def _specialize(
     wide = far or n >= INT32_LIMIT or any([span(sizes, own) >= INT32_LIMIT for own in every])
     tile = _choose_tile(sizes, every, types.itemsize)
     if tile is None:
-        block = device.flat_bytes // max(types.itemsize, 2)
-        # So that more of the device works.
-        if n <= 2 * device.small_elements:
-            block = min(block, device.small_block)
-        elif n <= 16 * device.small_elements:
-            block = min(block, 2 * device.small_block)
+        block = _block(n, device.flat_bytes // max(types.itemsize, 2))
         block = min(block, power_of_2(n)) if device.interpreted else block
-        mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 else 2
+        several = block > 32 * device.num_warps
+        mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 or not several else 2
         blocks = (("MASK", mask), ("BLOCK", block))
-        masks, grid, sized = (True, False), -(-n // block), (sizes, n)
+        inverses = tuple([_inverse(size) for size in sizes[:-1]]) if n < INT32_LIMIT else ()
+        masks, grid, sized = (True, False), -(-n // block), (sizes, inverses, n)
     else:
         rows, columns = tile
         blocks = (("ROWS", rows), ("COLUMNS", columns))
         masks = (sizes[0] % columns != 0, sizes[1] % rows != 0)
-        grid, sized = -(-sizes[0] // columns) * -(-sizes[1] // rows) * math.prod(sizes[2:]), (sizes,)
+        tiles: tuple[int, ...] = (-(-sizes[0] // columns), -(-sizes[1] // rows), *sizes[2:])
+        inverses = tuple([_inverse(count) for count in tiles[:-1]])
+        grid, sized = math.prod(tiles), (sizes, inverses, tiles)
     # Only what lets accesses be vectorised is told apart, so that few kernels serve all shapes.
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
     ]
     if tile is None:
-        paths += [(6,)] if n % 16 == 0 else []
+        paths += [(7,)] if n % 16 == 0 else []
     else:
         paths += [(5, 0)] if sizes[0] % 16 == 0 else []
         for which, owners in ((3, strides), (4, out_strides)):
@@ -1076,7 +1131,7 @@ def _specialize(
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(types, kinds, out_kinds, wide, blocks, masks, tuple(paths), units)
+    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, tuple(paths), units)
     return variant.over((strides, out_strides, *sized), grid)
 
 
@@ -1086,6 +1141,7 @@ def _variant(
     kinds: tuple[tuple[int, ...], ...],
     out_kinds: tuple[tuple[int, ...], ...],
     wide: bool,
+    inverses: int,
     blocks: tuple[tuple[str, int], ...],
     masks: tuple[bool, bool],
     divisible: tuple[tuple[int, ...], ...],
@@ -1103,9 +1159,12 @@ def _variant(
         "strides": tuple(dims if own else () for own in kinds),
         "out_strides": tuple(dims for _ in out_kinds),
         "shape": dims,
+        "inverses": (("i32", "i32"),) * inverses,
     }
     if flat:
         signature["n"] = integer
+    else:
+        signature["tiles"] = ("i32",) * len(dims)
     layout = Layout(
         parameters=tuple(_over(own, i, kinds, dict(units)) for i, own in enumerate(types.parameters)),
         results=tuple(own._replace(kinds=out_kinds[own.position]) for own in types.results),

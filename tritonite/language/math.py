@@ -48,15 +48,20 @@ def inverse(x):
 
 @triton.jit
 def _divide_by_one(x, y):
-    # The inverse of a smaller divisor would be infinite.
-    lift = tl.where(tl.abs(y) < 1e-30, 1.8446744073709552e19, 1.0)
-    share = inverse(y * lift)
-    x, y = tl.broadcast(x, y * lift)
+    size = tl.abs(y)
+    # So that neither the divisor nor its inverse is near the ends of the range.
+    scale = tl.where(size < 1e-30, 1.8446744073709552e19, tl.where(size > 1e30, 5.421010862427522e-20, 1.0))
+    size = size * scale
+    near = approximate.reciprocal(size)
+    rest = libdevice.fma(near * -1.0, size, tl.full(size.shape, 1.0, size.dtype))
+    # The inverse of 0 or of infinity has no remainder.
+    share = tl.where(rest == rest, libdevice.fma(near, rest, near), near)
+    x, size = tl.broadcast(x, size)
     x, share = tl.broadcast(x, share)
     near = x * share
-    quotient = libdevice.fma(libdevice.fma(-near, y, x), share, near)
-    exact = (tl.abs(x) > 1e-30) & (tl.abs(near) > 1e-30) & (tl.abs(near) < 1e38)
-    return tl.where(exact, quotient, near) * lift
+    # The remainder's sign is turned twice, so that a quotient of -0.0 stays that.
+    quotient = libdevice.fma(libdevice.fma(near, size, x * -1.0), share * -1.0, near)
+    return tl.where(quotient == quotient, quotient, near) * libdevice.copysign(scale, y)
 
 
 @triton.jit
@@ -74,10 +79,27 @@ def divide(x, y):
 
 
 @triton.jit
+def _root_of_float32(x):
+    # So that neither it nor its remainder is subnormal.
+    small = x < 7.888609052210118e-31
+    scaled = tl.where(small, x * 1.8446744073709552e19, x)
+    inverse = approximate.inverse_root(scaled)
+    near = scaled * inverse
+    rest = libdevice.fma(near * -1.0, near, scaled)
+    root = libdevice.fma(rest, 0.5 * inverse, near)
+    root = tl.where((scaled == 0.0) | (scaled == float("inf")), scaled, root)
+    return root * tl.where(small, 2.3283064365386963e-10, 1.0)
+
+
+@triton.jit
 def square_root(x):
-    """The square root, correctly rounded; Triton's own of float32 is an approximation."""
+    """The square root, correctly rounded; Triton's own of float32 is an approximation.
+
+    float32's by the instructions that NVIDIA's compiler takes for ordinary numbers, without its branch for every
+    element to the others.
+    """
     if x.dtype == tl.float32:
-        root = tl.sqrt_rn(x)
+        root = _root_of_float32(x)
     else:
         root = libdevice.sqrt(x)
     return root
