@@ -13,8 +13,8 @@ from tritonite import devices
 from tritonite.engine.indexing import compact, read, segments
 from tritonite.errors import Decline
 
-conditional, indexing, scatter = (
-    importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "indexing", "scatter")
+conditional, embedding, indexing, scatter = (
+    importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
 )
 
 
@@ -501,6 +501,24 @@ def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
         actual = torch.channel_shuffle(x, groups)
     assert torch.equal(actual, expected)
     assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
+
+
+def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
+    """In place ATen's kernel for GPUs reads other elements; a copy of its has none between rows."""
+    weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
+    expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)
+    monkeypatch.setattr(embedding, "_ON_CPU", False)
+    ops = tritonite.overloads()
+    out = torch.empty(7, 20, device=device)
+    found = ops["embedding_renorm"](weight, indices, 1.5, 2.0)
+    ops["embedding_renorm.out"](weight, indices, 1.5, 2.0, out=out)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(out, expected)
+    for rows in (weight, weight.t().contiguous().t()):
+        with pytest.raises(Decline, match="rows that are apart"):
+            ops["embedding_renorm_"](rows, indices, 1.5, 2.0)
+    with pytest.raises(Decline, match="rows that are apart"):
+        ops["embedding_renorm"](weight.t().contiguous().t(), indices, 1.5, 2.0)
 
 
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import math
 
@@ -12,6 +13,7 @@ import tritonite
 from tritonite import devices, dtypes
 from tritonite.catalog import scalar_kernel
 from tritonite.engine.pointwise import Placed
+from tritonite.errors import Decline
 from tritonite.language.places import read_at
 
 
@@ -287,6 +289,19 @@ def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
     torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=expected)
     serves("im2col.out", lambda: torch.ops.aten.im2col.out(x, [2, 3], [1, 1], [1, 0], [2, 1], out=found), declined=True)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
+def test_indices_of_an_empty_triangle_have_any_dtype_on_gpus(name, monkeypatch):
+    creation = importlib.import_module("tritonite.ops.creation")
+    function, out = getattr(creation, name), torch.empty(2, 0)
+    with pytest.raises(Decline, match="float32"):
+        function(3, 3, outs=(out,))
+    monkeypatch.setattr(creation, "_ON_CPU", False)
+    (found,) = function(3, 0, outs=(out,))
+    assert found is out and found.dtype is torch.float32
+    with pytest.raises(Decline, match="float32"):
+        function(3, 3, outs=(out,))
 
 
 @pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])

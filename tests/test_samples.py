@@ -4,16 +4,27 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import types
 
 import pytest
 import torch
 
 import tritonite
+from tritonite import devices
 from tritonite.catalog import Op
+from tritonite.devices import nvidia
 from tritonite.errors import Decline
 from tritonite.testing import opinfo, verify
 from tritonite.testing.judge import to_reference
-from tritonite.testing.samples import MAY_DECLINE, NOT_REACHED, REFERENCES, MayDecline, compares_zero_sign, samples
+from tritonite.testing.samples import (
+    MAY_DECLINE,
+    NOT_REACHED,
+    REFERENCES,
+    MayDecline,
+    compares_zero_sign,
+    facts,
+    samples,
+)
 
 
 def _exceptions():
@@ -125,6 +136,27 @@ def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
     monkeypatch.setattr(verify, "use_gems", lambda **_: contextlib.nullcontext())
     report = verify.check_overload(op, torch.float32, labels=("zero_dim",))
     assert report.failures == [f"zero_dim: declined: exp: {NOT_REACHED}"]
+
+
+def test_what_is_made_on_another_device_tells_nothing(monkeypatch):
+    """As what a factory makes on the CPU that no device is given, where kernels are for a GPU."""
+    made = [types.SimpleNamespace(input=1, args=(3, 4), kwargs={"device": "meta"}, transform=lambda _: made[0])]
+    monkeypatch.setattr(opinfo, "sample_inputs", lambda *_, **__: iter(made))
+    info = types.SimpleNamespace(
+        op=torch.linspace, name="linspace", aten_name="linspace", inplace_variant=None, supports_out=False
+    )
+    info.supports_autograd = False
+    report = verify.check_opinfo("linspace", info, torch.float32, limit=None)
+    assert not report.samples and not report.failures
+
+
+def test_nan_has_no_sign_where_aten_sorts_by_digits(monkeypatch):
+    x = torch.tensor([-1, 0x7F80, 0, -0x8000], dtype=torch.int16).view(torch.bfloat16)
+    assert facts.without_signed_nan(x) is x or tritonite.device == "cuda"
+    monkeypatch.setattr(devices, "current", nvidia.RECORD)
+    found = facts.without_signed_nan(x)
+    assert found.isnan().tolist() == [True, False, False, False] and found.signbit().tolist() == [False] * 3 + [True]
+    assert facts.without_signed_nan(found) is found
 
 
 @pytest.mark.parametrize("name", ["add.Tensor", "native_layer_norm", "mm", "nll_loss_forward", "glu_backward"])

@@ -698,3 +698,12 @@ def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
         assert served("isin.Tensor_Tensor")
         with pytest.raises(RuntimeError, match="view size"):
             torch.isin(x, tests[:4])
+
+
+def test_sets_of_nothing_have_places_on_gpus(monkeypatch, device):
+    """ATen's kernels for GPUs give them whether they are asked for or not."""
+    monkeypatch.setattr(sets, "_ON_CPU", False)
+    for dtype in (torch.float32, torch.bool):
+        found = tritonite.overloads()["_unique2"](torch.empty(0, 3, dtype=dtype, device=device), True, False, True)
+        assert [tuple(part.shape) for part in found] == [(0,), (0, 3), (0,)]
+        assert [part.dtype for part in found] == [dtype, torch.int64, torch.int64]
