@@ -115,19 +115,64 @@ def polynomial(x, coefficients: tl.constexpr):
 
 
 @triton.jit
+def rational(x, numerator: tl.constexpr, denominator: tl.constexpr):
+    """The ratio of two polynomials at x; of float32 without a branch for every element."""
+    above, below = polynomial(x, numerator), polynomial(x, denominator)
+    if x.dtype == tl.float32:
+        result = above * inverse(below)
+    else:
+        result = true_divide(above, below)
+    return result
+
+
+@triton.constexpr_function
+def _powers(coefficients):
+    """The polynomial, highest power first, that a Chebyshev series is, but for terms that float32 does not hold."""
+    begin, rest = 0, abs(coefficients[0])
+    while rest < 2.0**-32 * abs(coefficients[-1]):
+        begin += 1
+        rest += abs(coefficients[begin])
+    terms = coefficients[begin:][::-1]
+    # 2 T_k(x / 2) and the one after it, lowest power first.
+    own, following = [2.0], [0.0, 1.0]
+    total = [0.0] * len(terms)
+    for k, term in enumerate(terms):
+        for power, factor in enumerate(own):
+            total[power] += (0.25 if k == 0 else 0.5) * term * factor
+        steps = [0.0, *following]
+        own, following = following, [step - (own[i] if i < len(own) else 0.0) for i, step in enumerate(steps)]
+    return tuple(total[::-1])
+
+
+@triton.jit
 def chebyshev_series(x, coefficients: tl.constexpr):
     """The Chebyshev series sum' c_k T_k(x / 2), x in [-2, 2], by Clenshaw's recurrence; coefficients highest first.
 
-    As in Cephes, the term of order 0 counts half.
+    As in Cephes, the term of order 0 counts half. float32's is a polynomial by Horner's rule, which takes half of the
+    steps and, of series that fall as fast as these, loses less.
     """
-    last = tl.zeros_like(x)
-    before = last
-    result = last + coefficients[0]
-    for i in tl.static_range(1, len(coefficients)):
+    if x.dtype == tl.float32:
+        result = polynomial(x, _powers(coefficients))
+    else:
+        last = tl.zeros_like(x)
         before = last
-        last = result
-        result = x * last - before + coefficients[i]
-    return 0.5 * (result - before)
+        total = last + coefficients[0]
+        for i in tl.static_range(1, len(coefficients)):
+            before = last
+            last = total
+            total = x * last - before + coefficients[i]
+        result = 0.5 * (total - before)
+    return result
+
+
+@triton.jit
+def by_range(x, near, of_near: tl.constexpr, of_far: tl.constexpr):
+    """of_near(x) where `near`, of_far(x) elsewhere; a block of elements that are all near does without the latter."""
+    if tl.min(near.to(tl.int32), axis=None) != 0:
+        result = of_near(x)
+    else:
+        result = tl.where(near, of_near(x), of_far(x))
+    return result
 
 
 @triton.jit

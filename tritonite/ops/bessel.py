@@ -13,7 +13,15 @@ import triton.language as tl
 from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import chebyshev_series, inverse, polynomial, square_root, true_divide
+from tritonite.language.math import (
+    by_range,
+    chebyshev_series,
+    inverse,
+    polynomial,
+    rational,
+    square_root,
+    true_divide,
+)
 
 # fmt: off
 # The coefficients stay several to a line.
@@ -22,15 +30,20 @@ _special = functools.partial(pointwise, promote=Promotion.INT_TO_FLOAT, accepts=
 
 
 @triton.jit
-def _ratio(x, numerator: tl.constexpr, denominator: tl.constexpr):
-    return true_divide(polynomial(x, numerator), polynomial(x, denominator))
+def _over_root(value, x):
+    """value / sqrt(x), x normal."""
+    if x.dtype == tl.float32:
+        result = value * libdevice.rsqrt(x)
+    else:
+        result = true_divide(value, square_root(x))
+    return result
 
 
 @triton.jit
 def _hankel_0(x):
     """P and Q of Hankel's expansion for order 0 (DLMF 10.17.3), x > 5, with the factor sqrt(1 / (pi x))."""
     z = 25.0 / (x * x)
-    p = _ratio(
+    p = rational(
         z,
         (
             0.0007969367292973471, 0.08283523921074408, 1.239533716464143, 5.447250030587687, 8.74716500199817,
@@ -41,7 +54,7 @@ def _hankel_0(x):
             5.306052882353947, 1.0,
         ),
     )
-    q = _ratio(
+    q = rational(
         z,
         (
             -0.011366383889846916, -1.2825271867050931, -19.553954425773597, -93.20601521237683, -177.68116798048806,
@@ -60,7 +73,7 @@ def _hankel_0(x):
 def _hankel_1(x):
     """P and Q of Hankel's expansion for order 1 (DLMF 10.17.3), x > 5, with the factor sqrt(1 / (pi x))."""
     z = 25.0 / (x * x)
-    p = _ratio(
+    p = rational(
         z,
         (
             0.0007621256162081731, 0.07313970569409176, 1.1271960812968493, 5.112079511468076, 8.424045901417724,
@@ -71,7 +84,7 @@ def _hankel_1(x):
             5.209828486823619, 1.0,
         ),
     )
-    q = _ratio(
+    q = rational(
         z,
         (
             0.05108625947501766, 4.982138729512334, 75.82382841325453, 366.7796093601508, 710.8563049989261,
@@ -90,7 +103,7 @@ def _hankel_1(x):
 def _j0_near(x):
     """J0 on [-5, 5]: its two zeros there times a ratio of polynomials."""
     z = x * x
-    ratio = _ratio(
+    ratio = rational(
         z,
         (
             -4794432209.782018, 1956174919465.5657, -249248344360967.72, 9708622510473064.0,
@@ -107,7 +120,7 @@ def _j0_near(x):
 def _j1_near(x):
     """J1 on [-5, 5]: its zeros there times a ratio of polynomials."""
     z = x * x
-    ratio = _ratio(
+    ratio = rational(
         z,
         (
             -899971225.7055594, 452228297998.19403, -72749424522181.83, 3682957328638529.0,
@@ -124,28 +137,38 @@ def _j1_near(x):
 # itself they keep the digits that the subtraction would round away.
 
 
+@triton.jit
+def _j0_far(x):
+    p, q = _hankel_0(x)
+    sin, cos = libdevice.sin(x), libdevice.cos(x)
+    return p * (cos + sin) - q * (sin - cos)
+
+
+@triton.jit
+def _j1_far(signed):
+    x = tl.abs(signed)
+    p, q = _hankel_1(x)
+    sin, cos = libdevice.sin(x), libdevice.cos(x)
+    far = p * (sin - cos) + q * (sin + cos)
+    return tl.where(signed < 0.0, -far, far)
+
+
 @_special("special_bessel_j0")
 def special_bessel_j0(self):
     x = tl.abs(self)
-    p, q = _hankel_0(x)
-    sin, cos = libdevice.sin(x), libdevice.cos(x)
-    return tl.where(x <= 5.0, _j0_near(x), p * (cos + sin) - q * (sin - cos))
+    return by_range(x, x <= 5.0, _j0_near, _j0_far)
 
 
 @_special("special_bessel_j1")
 def special_bessel_j1(self):
-    x = tl.abs(self)
-    p, q = _hankel_1(x)
-    sin, cos = libdevice.sin(x), libdevice.cos(x)
-    far = p * (sin - cos) + q * (sin + cos)
-    return tl.where(x <= 5.0, _j1_near(self), tl.where(self < 0.0, -far, far))
+    return by_range(self, tl.abs(self) <= 5.0, _j1_near, _j1_far)
 
 
-@_special("special_bessel_y0")
-def special_bessel_y0(self):
-    """Near zero Y0 - 2/pi log(x) J0 is a ratio of polynomials; nan for negative numbers comes from the logarithm."""
-    ratio = _ratio(
-        self * self,
+@triton.jit
+def _y0_near(x):
+    """Y0 on (0, 5]."""
+    ratio = rational(
+        x * x,
         (
             15592.436785523574, -14663929.59039716, 5435264770.518765, -982136065717.9115, 87590639439536.7,
             -3466283033847297.0, 4.4273326857256984e+16, -1.8495080043698668e+16,
@@ -155,18 +178,27 @@ def special_bessel_y0(self):
             3171577528429750.5, 2.5059625617265306e+17,
         ),
     )
-    near = ratio + 0.6366197723675814 * libdevice.log(self) * _j0_near(self)
-    p, q = _hankel_0(self)
-    sin, cos = libdevice.sin(self), libdevice.cos(self)
-    far = p * (sin - cos) + q * (cos + sin)
-    return tl.where(self == 0.0, float("-inf"), tl.where(self <= 5.0, near, far))
+    return ratio + 0.6366197723675814 * libdevice.log(x) * _j0_near(x)
 
 
-@_special("special_bessel_y1")
-def special_bessel_y1(self):
-    """Near zero Y1 - 2/pi (log(x) J1 - 1/x) is x times a ratio of polynomials."""
-    ratio = _ratio(
-        self * self,
+@triton.jit
+def _y0_far(x):
+    p, q = _hankel_0(x)
+    sin, cos = libdevice.sin(x), libdevice.cos(x)
+    return p * (sin - cos) + q * (cos + sin)
+
+
+@_special("special_bessel_y0")
+def special_bessel_y0(self):
+    """Near zero Y0 - 2/pi log(x) J0 is a ratio of polynomials; nan for negative numbers comes from the logarithm."""
+    return tl.where(self == 0.0, float("-inf"), by_range(self, self <= 5.0, _y0_near, _y0_far))
+
+
+@triton.jit
+def _y1_near(x):
+    """Y1 on (0, 5]."""
+    ratio = rational(
+        x * x,
         (
             1263204747.9017804, -647355876379.1603, 114509511541823.73, -8127702555013251.0, 2.024394757135949e+17,
             -7.788771962659501e+17,
@@ -176,12 +208,21 @@ def special_bessel_y1(self):
             620557727146953.8, 6.871410873553005e+16, 3.9727060811656064e+18,
         ),
     )
-    reciprocal = inverse(self)
-    near = self * ratio + 0.6366197723675814 * (_j1_near(self) * libdevice.log(self) - reciprocal)
-    p, q = _hankel_1(self)
-    sin, cos = libdevice.sin(self), libdevice.cos(self)
-    far = q * (sin - cos) - p * (sin + cos)
-    return tl.where(self == 0.0, float("-inf"), tl.where(self <= 5.0, near, far))
+    reciprocal = inverse(x)
+    return x * ratio + 0.6366197723675814 * (_j1_near(x) * libdevice.log(x) - reciprocal)
+
+
+@triton.jit
+def _y1_far(x):
+    p, q = _hankel_1(x)
+    sin, cos = libdevice.sin(x), libdevice.cos(x)
+    return q * (sin - cos) - p * (sin + cos)
+
+
+@_special("special_bessel_y1")
+def special_bessel_y1(self):
+    """Near zero Y1 - 2/pi (log(x) J1 - 1/x) is x times a ratio of polynomials."""
+    return tl.where(self == 0.0, float("-inf"), by_range(self, self <= 5.0, _y1_near, _y1_far))
 
 
 @_special("special_spherical_bessel_j0")
@@ -230,9 +271,9 @@ def _i1_near(x):
 
 
 @triton.jit
-def _i0_scaled(x):
-    """I0(x) / exp(x) for x >= 0."""
-    far = chebyshev_series(
+def _i0_far(x):
+    """I0(x) / exp(x) for x > 8."""
+    series = chebyshev_series(
         32.0 / x - 2.0,
         (
             -7.233180487874754e-18, -4.830504485944182e-18, 4.46562142029676e-17, 3.461222867697461e-17,
@@ -244,7 +285,13 @@ def _i0_scaled(x):
             0.8044904110141088,
         ),
     )
-    return tl.where(x <= 8.0, _i0_near(x), true_divide(far, square_root(x)))
+    return _over_root(series, x)
+
+
+@triton.jit
+def _i0_scaled(x):
+    """I0(x) / exp(x) for x >= 0."""
+    return by_range(x, x <= 8.0, _i0_near, _i0_far)
 
 
 @triton.jit
@@ -269,10 +316,9 @@ def special_i0e(self):
 
 
 @triton.jit
-def _i1_scaled(signed):
-    """I1(x) / exp(|x|)."""
-    x = tl.abs(signed)
-    far = chebyshev_series(
+def _i1_far(x):
+    """I1(x) / exp(x) for x > 8."""
+    series = chebyshev_series(
         32.0 / x - 2.0,
         (
             7.517296310842105e-18, 4.414348323071708e-18, -4.6503053684893586e-17, -3.209525921993424e-17,
@@ -284,7 +330,14 @@ def _i1_scaled(signed):
             0.7785762350182801,
         ),
     )
-    result = tl.where(x <= 8.0, _i1_near(x), true_divide(far, square_root(x)))
+    return _over_root(series, x)
+
+
+@triton.jit
+def _i1_scaled(signed):
+    """I1(x) / exp(|x|)."""
+    x = tl.abs(signed)
+    result = by_range(x, x <= 8.0, _i1_near, _i1_far)
     return tl.where(signed < 0.0, -1.0 * result, result)
 
 
@@ -343,7 +396,7 @@ def _k0_far(x):
             2.4403030820659555,
         ),
     )
-    return true_divide(series, square_root(x))
+    return _over_root(series, x)
 
 
 @triton.jit
@@ -375,7 +428,7 @@ def _k1_far(x):
             2.7206261904844427,
         ),
     )
-    return true_divide(series, square_root(x))
+    return _over_root(series, x)
 
 
 @triton.jit
@@ -421,7 +474,7 @@ def _ai_oscillating(x, zeta):
     """Ai for x < -2.09 (DLMF 9.7.9), zeta = 2/3 |x|^(3/2)."""
     reciprocal = inverse(zeta)
     z = reciprocal * reciprocal
-    f = _ratio(
+    f = rational(
         z,
         (
             -0.1316963234183318, -0.6264565444319123, -0.6931580360369335, -0.2797799815451191, -0.04919001326095003,
@@ -432,7 +485,7 @@ def _ai_oscillating(x, zeta):
             0.11568717379518804, 0.004402916416152112, 7.547203482874142e-05, 4.5185009297058035e-07,
         ),
     )
-    g = _ratio(
+    g = rational(
         z,
         (
             0.01973399320916857, 0.39110302961568827, 1.0657989759959559, 0.9391692298166502, 0.35146565610554764,
@@ -453,7 +506,7 @@ def _ai_oscillating(x, zeta):
 @triton.jit
 def _ai_decaying(x, zeta):
     """Ai for x >= 2.09 (DLMF 9.7.5), zeta = 2/3 x^(3/2)."""
-    ratio = _ratio(
+    ratio = rational(
         inverse(zeta),
         (
             0.346538101525629, 12.007595273964581, 76.27960536152345, 168.08922493463058, 159.75639135016442,

@@ -6,7 +6,7 @@ import triton.language as tl
 from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import inverse, polynomial, square_root, true_divide
+from tritonite.language.math import by_range, inverse, rational, square_root
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 FULL = FULL_FLOATS + INTS + BOOL
@@ -43,46 +43,8 @@ def special_log_ndtr(self):
 
 
 @triton.jit
-def _ratio(x, numerator: tl.constexpr, denominator: tl.constexpr):
-    return true_divide(polynomial(x, numerator), polynomial(x, denominator))
-
-
-@pointwise("special_ndtri", promote=INT_TO_FLOAT, accepts=FULL)
-def special_ndtri(self):
-    """The inverse of the normal distribution: Moshier's Cephes (ndtri.c), three rational approximations."""
-    upper = self > 1.0 - 0.13533528323661269189
-    y = tl.where(upper, 1.0 - self, self)
-    w = y - 0.5
-    w2 = w * w
-    middle = w + w * (
-        w2
-        * _ratio(
-            w2,
-            (
-                -5.99633501014107895267e1,
-                9.80010754185999661536e1,
-                -5.66762857469070293439e1,
-                1.39312609387279679503e1,
-                -1.23916583867381258016e0,
-            ),
-            (
-                1.0,
-                1.95448858338141759834e0,
-                4.67627912898881538453e0,
-                8.63602421390890590575e1,
-                -2.25462687854119370527e2,
-                2.00260212380060660359e2,
-                -8.20372256168333339912e1,
-                1.59056225126211695515e1,
-                -1.18331621121330003142e0,
-            ),
-        )
-    )
-    middle = middle * 2.50662827463100050242
-    x = square_root(-2.0 * libdevice.log(y))
-    x0 = x - true_divide(libdevice.log(x), x)
-    z = inverse(x)
-    near = z * _ratio(
+def _near_the_end(z):
+    return z * rational(
         z,
         (
             4.05544892305962419923e0,
@@ -107,7 +69,11 @@ def special_ndtri(self):
             -9.33259480895457427372e-4,
         ),
     )
-    far = z * _ratio(
+
+
+@triton.jit
+def _at_the_end(z):
+    return z * rational(
         z,
         (
             3.23774891776946035970e0,
@@ -132,7 +98,45 @@ def special_ndtri(self):
             6.79019408009981274425e-9,
         ),
     )
-    tail = x0 - tl.where(x < 8.0, near, far)
+
+
+@pointwise("special_ndtri", promote=INT_TO_FLOAT, accepts=FULL)
+def special_ndtri(self):
+    """The inverse of the normal distribution: Moshier's Cephes (ndtri.c), three rational approximations."""
+    upper = self > 1.0 - 0.13533528323661269189
+    y = tl.where(upper, 1.0 - self, self)
+    w = y - 0.5
+    w2 = w * w
+    middle = w + w * (
+        w2
+        * rational(
+            w2,
+            (
+                -5.99633501014107895267e1,
+                9.80010754185999661536e1,
+                -5.66762857469070293439e1,
+                1.39312609387279679503e1,
+                -1.23916583867381258016e0,
+            ),
+            (
+                1.0,
+                1.95448858338141759834e0,
+                4.67627912898881538453e0,
+                8.63602421390890590575e1,
+                -2.25462687854119370527e2,
+                2.00260212380060660359e2,
+                -8.20372256168333339912e1,
+                1.59056225126211695515e1,
+                -1.18331621121330003142e0,
+            ),
+        )
+    )
+    middle = middle * 2.50662827463100050242
+    x = square_root(-2.0 * libdevice.log(y))
+    z = inverse(x)
+    x0 = x - libdevice.log(x) * z
+    # Not far is also nan, of numbers outside.
+    tail = x0 - by_range(z, (x >= 8.0) == 0, _near_the_end, _at_the_end)
     tail = tl.where(upper, tail, -1.0 * tail)
     result = tl.where(y > 0.13533528323661269189, middle, tail)
     result = tl.where(self == 0, tl.full(x.shape, float("-inf"), x.dtype), result)
