@@ -333,3 +333,32 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
         for _ in range(2):
             actual = torch.ops.aten._masked_softmax(x, mask, -1, kind)
             torch.testing.assert_close(actual, expected, equal_nan=True, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((3, 4, 500), 2), ((2, 12, 81), 1), ((40, 6, 353), 2), ((2, 6, 1300), 6), ((1, 4, 16), 1)]
+)
+def test_group_norm_of_channels_of_long_groups(shape, groups, affine, dtype, tiny_blocks):
+    """Where no program holds a group, its channels are rows by themselves, with one weight each."""
+    x, channels = normal(*shape, dtype=dtype) + 1, shape[1]
+    weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
+    sizes = (shape[0], channels, shape[2], groups)
+    aten = torch.ops.aten
+    exact = aten.native_group_norm(
+        x.double(), *(part if part is None else part.double() for part in (weight, bias)), *sizes, 1e-5
+    )
+    theirs = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+    grad, saved, mask = normal(*shape, dtype=dtype), [part.clone() for part in theirs[1:]], (True, False, False)
+    wide = [part if part is None else part.double() for part in (grad, x, *saved, weight)]
+    exact_gradient = aten.native_group_norm_backward(*wide, *sizes, mask)[0]
+    their_gradient = aten.native_group_norm_backward(grad, x, *saved, weight, *sizes, mask)[0]
+    with tritonite.use_gems():
+        ours = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+        gradient = aten.native_group_norm_backward(grad, x, *saved, weight, *sizes, mask)[0]
+    for parts in zip(ours, theirs, exact, strict=True):
+        assert_close(*parts)
+    assert_close(gradient, their_gradient, exact_gradient, terms=shape[2] * channels // groups)
+    for name in ("native_group_norm", "native_group_norm_backward"):
+        assert not tritonite.stats()[name].declined

@@ -480,7 +480,7 @@ def test_few_short_rows_are_for_more_threads(monkeypatch):
         x = torch.empty(count, 17, dtype=torch.float16, device="meta")
         cut = blocks.for_transform(blocks.Space.of((x,), (1,), (x,), (), False), traits)
         found.append(cut.rows * cut.columns // cut.warps)
-    assert found == [256, 256, 1024]
+    assert found == [64, 128, 1024]
 
 
 @libentry()
@@ -513,3 +513,64 @@ def test_quotients_by_a_product(divisor, device):
 def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
     assert blocks.Space.of((x,), (0, 2), (), (), False).aligned == aligned
+
+
+@pytest.mark.parametrize("n", [129, 130, 131, 137, 255, 257, 300, 517, 1031])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_rows_that_begin_in_the_middle_of_words(n, dtype, device, monkeypatch):
+    """Of whole words, but for what is before the first and behind the last; also where a word is all that is left."""
+    for programs in (1, 64):
+        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
+        monkeypatch.setattr(devices, "current", tiny)
+        storage = torch.randn(9, n + 1, device=device).to(dtype)
+        for x in (storage.view(-1)[: 9 * n].view(9, n), storage[:, :n], storage[:, 1:]):
+            grad, y = torch.randn_like(x), x.softmax(1)
+            calls = {
+                "_softmax": lambda x=x: x.softmax(1),
+                "_log_softmax": lambda x=x: x.log_softmax(1),
+                "native_layer_norm": lambda x=x: torch.native_layer_norm(x, (n,), None, None, 1e-5),
+                "_softmax_backward_data": lambda x=x, grad=grad, y=y: torch.ops.aten._softmax_backward_data(
+                    grad, y, 1, x.dtype
+                ),
+            }
+            close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
+            for name, call in calls.items():
+                expected = call()
+                with tritonite.use_gems():
+                    torch.testing.assert_close(call(), expected, **close)
+                assert served(name)
+
+
+def test_rows_are_shifted_in_place(device, monkeypatch):
+    """The last block, which has no whole word, is not what the one before it has been made of already."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
+    for n in range(256, 275):
+        x = torch.randn(7, n, device=device)
+        expected = x.softmax(1)
+        with tritonite.use_gems():
+            torch.ops.aten._softmax.out(x, 1, False, out=x)
+        torch.testing.assert_close(x, expected)
+    assert served("_softmax.out")
+
+
+def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
+    monkeypatch.setattr(devices, "current", nvidia.RECORD)
+    x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
+    for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
+        space = blocks.Space.of((x,), (1,), others, (), False)
+        found = blocks.by_words(space, (x, *others))
+        assert found.shifted == shifted and found.word == (8 if shifted else 1)
+    short = x[:, :1000]
+    assert not blocks.by_words(blocks.Space.of((short,), (1,), (short,), (), False), (short, short)).shifted
+
+
+def test_few_upright_rows_are_for_many_programs(monkeypatch):
+    """As many as there are, where few elements are next to each other; a cache line has a row's own."""
+    monkeypatch.setattr(devices, "current", nvidia.RECORD)
+    traits = blocks.Traits(2, False, 2, torch.float32)
+    found = []
+    for shape in ((31, 1781, 5), (5000, 1781, 5), (31, 1781, 64)):
+        x = torch.empty(shape, dtype=torch.float16, device="meta")
+        cut = blocks.for_transform(blocks.Space.of((x, x), (1,), (x,), (), False), traits)
+        found.append((cut.rows, cut.columns, cut.splits))
+    assert found[:2] == [(1, 2048, 1), (8, 2048, 1)] and found[2][0] >= 16

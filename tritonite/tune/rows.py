@@ -56,6 +56,7 @@ class Rows(NamedTuple):
       `cooperative_bytes`: no cache would keep longer rows. Programs share them, `cooperative` or, where stages give a
       state, `cooperative_staged` and, of half types, `cooperative_halves`: softmax of (2048, 128256) in float32 took
       674 us, and takes 579; log_softmax of (4096, 128256) in bfloat16 takes 562 us with four blocks, 598 with three.
+      Moments, of three values a state, spill in large blocks (`cooperative_moments_bytes`).
     `common_bytes`: so much that is the same in every row goes past a multiprocessor's own cache, which then keeps the
     row: root mean square norm of (1024, 65536) in float32 went from 83 to 87 %.
     `invariant`: of all rows, where a row's bits may depend on nothing but the row.
@@ -74,6 +75,7 @@ class Rows(NamedTuple):
     cooperative_staged: Cooperative
     cooperative_halves: Cooperative
     cooperative_bytes: int
+    cooperative_moments_bytes: int
     common_bytes: int
     invariant: Invariant
 
@@ -92,6 +94,7 @@ _NVIDIA = Rows(
     cooperative_staged=Cooperative(16 * 1024, 3, 8),
     cooperative_halves=Cooperative(16 * 1024, 4, 8),
     cooperative_bytes=192 * 1024,
+    cooperative_moments_bytes=128 * 1024,
     common_bytes=128 * 1024,
     invariant=Invariant(1 / 4, 16, 16),
 )

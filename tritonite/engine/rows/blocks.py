@@ -17,6 +17,9 @@ from tritonite.tune.rows import ROWS, Cooperative, Regime
 
 # Loops over at most so many blocks are unrolled.
 _MOST_UNROLLED = 4
+# How many threads most programs have, and a warp.
+_THREADS = 128
+_WARP = 32
 
 
 class Space(NamedTuple):
@@ -27,7 +30,8 @@ class Space(NamedTuple):
     is read in vectors whatever others need. Rows of inputs that are `aligned` start at 16 bytes, or at words of
     several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
     `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
-    input's elements.
+    input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
+    they are read but for what is before the first and behind the last that is theirs alone.
     """
 
     n_kept: int
@@ -41,6 +45,7 @@ class Space(NamedTuple):
     itemsize: int
     aligned: int
     part: int
+    shifted: bool = False
 
     @property
     def inner(self) -> bool:
@@ -59,6 +64,12 @@ class Space(NamedTuple):
     def has_weights(self) -> bool:
         """Whether an operand is the same for every row."""
         return REDUCED in self.kinds
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether an operand has one element for all of a part of every row."""
+        once = [kind in (REDUCED, PARTS) and not own[0] for kind, own in zip(self.kinds, self.reduced[0], strict=True)]
+        return self.inner and any(once)
 
     @property
     def word(self) -> int:
@@ -162,6 +173,24 @@ def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], parts: Se
     return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
 
 
+def by_words(space: Space, tensors: Sequence[torch.Tensor]) -> Space:
+    """The same, `shifted` where rows begin in the middle of words, all operands' in the same, and are long or many.
+
+    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time.
+    """
+    device, first = devices.current, tensors[0]
+    itemsize = first.dtype.itemsize
+    least = device.row_elements * (
+        ROWS[device.kind].held_tiles if tile_elements(space) < device.row_elements else 1 / 4
+    )
+    if space.n_reduced <= least or space.word * itemsize >= 16 or not space.inner or settings().invariant:
+        return space
+    alike = all(x.dtype.itemsize == itemsize and x.stride() == first.stride() for x in tensors)
+    if not alike or space.reduced[0][0] != (1,) or any(kind != BOTH for kind in space.kinds):
+        return space
+    return space._replace(aligned=16 // itemsize, shifted=True)
+
+
 class Blocks(NamedTuple):
     """How a space is cut: a program takes `steps` blocks of `rows` rows, `columns` elements of each at a time.
 
@@ -193,9 +222,14 @@ class Blocks(NamedTuple):
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
-        whole = (space.n_kept % self.rows == 0, space.n_reduced % self.columns == 0 != space.n_reduced)
+        whole = (
+            space.n_kept % self.rows == 0,
+            space.n_reduced % self.columns == 0 != space.n_reduced and not space.shifted,
+        )
         once = self.steps <= 1
-        held = once and self.splits == self.sharing == 1 and 2 * space.n_reduced > self.columns
+        # All but what is in no whole word.
+        length = space.n_reduced - 2 * space.aligned * space.shifted
+        held = once and self.splits == self.sharing == 1 and 2 * length > self.columns
         # Where a thread has more elements, there are registers for none besides.
         ahead = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
         found = {"block": self[:2], "whole": whole, "once": once, "held": held, "ahead": ahead}
@@ -213,20 +247,43 @@ def fusion() -> dict[str, Any]:
 class Traits(NamedTuple):
     """What the blocks of a row operator depend on besides the space.
 
-    It reduces `folded` operands, the first with elements of `itemsize` bytes, in the dtype `compute`, and is `staged`
-    where the reduction has stages.
+    It reduces `folded` operands, the first with elements of `itemsize` bytes, in the dtype `compute`, to so many
+    `states`, and is `staged` where the reduction has stages.
     """
 
     itemsize: int
     staged: bool
     folded: int
     compute: torch.dtype
+    states: int = 1
 
 
 def tile_elements(space: Space) -> int:
     """What a program takes at a time: of small spaces a quarter, so that more of the device works."""
     tile = devices.current.row_elements
     return tile // 4 if space.n_kept * space.n_reduced <= 64 * tile else tile
+
+
+def _spread(space: Space, most: int) -> int:
+    """Of how many elements a program is, at `most`, so that all of the device works.
+
+    A thread has what it loads at once, or two elements: with eight that are loaded one by one, each of a row of its
+    own, softmax of (420, 13) took 480 instructions, and they most of its 2.6 us.
+    """
+    each = power_of_2(space.n_kept * space.n_reduced // devices.current.programs)
+    return min(most, max(_THREADS * max(2, space.word), each))
+
+
+def _of_warps(space: Space, elements: int) -> Blocks | None:
+    """Rows that are longer than what a warp loads at once, but no more than eight elements a thread, by a warp each.
+
+    Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A program
+    has a fourth of the `elements` that one of four warps would have.
+    """
+    columns = power_of_2(space.n_reduced)
+    if not _WARP * space.word < columns <= 8 * _WARP:
+        return None
+    return cut(space, min(power_of_2(space.n_kept), max(1, elements // 4 // columns)), columns, 1)
 
 
 def cut(space: Space, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8) -> Blocks:
@@ -276,9 +333,15 @@ def for_reduction(space: Space, states: int) -> Blocks:
         rows = min(power_of_2(space.n_kept), beside)
         return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)))
     columns = min(power_of_2(space.n_reduced), tile)
-    long = space.n_reduced > tile == device.row_elements
-    if not long or (space.aligned and states > 1):
-        return tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
+    if columns < tile:
+        tile = _spread(space, tile)
+        return _of_warps(space, tile) or tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
+    if tile < device.row_elements and tile < space.n_reduced <= 8 * tile:
+        # Few rows: a program has all of one at once, and a thread eight elements.
+        columns = power_of_2(space.n_reduced)
+        return cut(space, 1, columns, max(4, columns // 256))
+    if space.n_reduced <= tile or tile < device.row_elements or (space.aligned and states > 1):
+        return tiled(space, 1, columns)
     warps = ROWS[device.kind].reduced_warps
     while not space.aligned and columns > 1024 and 4 * (-space.n_reduced % columns) > space.n_reduced:
         # Element by element a program loads as long for those that there are not.
@@ -322,19 +385,42 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
             columns,
             regimes.short.warps,
         )
-    tile = max(device.row_elements // 4, min(tile, each))
-    rows = min(power_of_2(space.n_kept), max(1, tile // columns))
-    blocks = tiled(space, rows, columns)
+    tile = _spread(space, tile)
+    rows = 1 if space.shifted else min(power_of_2(space.n_kept), max(1, tile // columns))
+    blocks = _of_warps(space, tile) or tiled(space, rows, columns)
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
         blocks = blocks._replace(warps=2 * blocks.warps)
     return blocks
 
 
+def for_parts(space: Space) -> Blocks:
+    """The blocks of rows whose results are known, as parts of longer rows are: each is transformed by itself."""
+    if settings().invariant:
+        return invariant(space)
+    tile = devices.current.row_elements
+    columns = min(power_of_2(space.n_reduced), tile)
+    while columns > tile // 8 and 4 * (-space.n_reduced % columns) > space.n_reduced:
+        columns //= 2
+    splits = -(-space.n_reduced // columns)
+    blocks = tiled(space, min(power_of_2(space.n_kept), tile // columns), columns)
+    return blocks._replace(splits=splits, steps=1)
+
+
 def _columns(space: Space, itemsize: int) -> Blocks:
     """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
     device, tile = devices.current, tile_elements(space)
-    rows = min(power_of_2(space.n_kept), device.row_columns // 4)
-    blocks = tiled(space, rows, min(power_of_2(space.n_reduced), max(1, tile // rows)))
+    rows, length = min(power_of_2(space.n_kept), device.row_columns // 4), power_of_2(space.n_reduced)
+    beside = space.shapes[0][0] if space.shapes[0] else space.n_kept
+    if beside < device.row_columns // 4 and rows * length > tile and length <= device.row_elements:
+        # Few elements are next to each other: a program holds all of those, or of a small space so many that all of the
+        # device works, which read what is in the same cache lines again.
+        held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)
+        whole = held >= beside
+        while held > 1 and 8 * space.n_kept < held * device.programs:
+            held, whole = held // 2, True
+        if whole:
+            return cut(space, held, length, max(1, held * length // 512))
+    blocks = tiled(space, rows, min(length, max(1, tile // rows)))
     if blocks.splits > 1:
         # A reduction finds their results before: what counts is how many elements next to each other a program takes.
         rows = min(power_of_2(space.n_kept), 4 * device.row_columns // itemsize)
@@ -347,7 +433,10 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     device, regimes = devices.current, ROWS[devices.current.kind]
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
     if 2 * space.n_kept <= device.programs:
-        return _regime(space, regimes.split)
+        blocks = _regime(space, regimes.split)
+        # A multiprocessor that has no second program has one of more warps.
+        alone = blocks.splits == 1 and 8 * space.n_kept <= device.programs
+        return blocks._replace(warps=2 * blocks.warps) if alone else blocks
     if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
@@ -355,7 +444,7 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
         return _shared(space, itemsize, shared if staged else regimes.cooperative)
     if staged and itemsize < 4 and tiles <= regimes.halves_tiles:
         return _regime(space, regimes.twice_halves)
-    if staged and itemsize <= 4 and tiles > regimes.twice_staged.tiles:
+    if staged and traits.states < 3 and itemsize <= 4 and tiles > regimes.twice_staged.tiles:
         return _regime(space, regimes.twice_staged)
     return _regime(space, regimes.twice_narrow if not staged and len(space.kinds) > 2 else regimes.twice)
 
@@ -371,8 +460,9 @@ def _gains_by_sharing(space: Space, traits: Traits) -> bool:
     is read: layer norm loses up to 13 %. Several operands of half types that are folded take 84 registers, so that a
     multiprocessor has one program, and is idle while that waits.
     """
-    row_bytes = space.n_reduced * traits.itemsize
-    if row_bytes <= ROWS[devices.current.kind].cooperative_bytes or space.shapes != ((), ()):
+    row_bytes, regimes = space.n_reduced * traits.itemsize, ROWS[devices.current.kind]
+    most = regimes.cooperative_bytes if traits.states < 3 else regimes.cooperative_moments_bytes
+    if row_bytes <= most or space.shapes[1]:
         return False
     if traits.compute is not torch.float32:
         return False

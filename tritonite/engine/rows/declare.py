@@ -191,6 +191,7 @@ class Reduction:
             folded=len(space.kinds),
             aligned=space.aligned,
             part=space.part,
+            shifted=space.shifted,
             upright=not space.inner and not invariant,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
@@ -233,17 +234,28 @@ class RowTransform:
         if not space.n_kept:
             return
         device = inputs[0].device
-        traits = Traits(inputs[0].dtype.itemsize, bool(reduction.stages), folded, compute)
+        states = len(reduction.states)
+        space = choice.by_words(space, (*inputs, *outs))
+        traits = Traits(inputs[0].dtype.itemsize, bool(reduction.stages), folded, compute, states)
         blocks = choice.for_transform(space, traits)
         given: tuple[torch.Tensor, ...] = ()
         scratch: tuple[torch.Tensor, ...] = ()
         if blocks.sharing > 1:
-            scratch = (cooperative.scratch(space.n_kept, len(reduction.states), blocks.sharing, device),)
-        if blocks.splits > 1:
+            scratch = (cooperative.scratch(space.n_kept, states, blocks.sharing, device),)
+        in_parts = space.in_parts and blocks.steps * blocks.splits > 1
+        if blocks.splits > 1 or in_parts:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([empty(shape, compute, device) for _ in range(reduction.results)])
             reduction.run(inputs[:folded], dims, given, compute, numbers)
-            space = Space.of(inputs, dims, outs, (*row_outs, *given), False)
+            along = dims
+            if in_parts:
+                # Parts are rows by themselves, whose weights are one number each.
+                along, row_outs, given = _of_parts(inputs, dims, row_outs, given)
+            space = Space.of(inputs, along, outs, (*row_outs, *given), False)
+            if in_parts:
+                blocks = choice.for_parts(space)
+            elif blocks.rows == 1:
+                space = choice.by_words(space, (*inputs, *outs))
         facts = dataclasses.replace(
             reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
             apply=self.apply,
@@ -254,12 +266,29 @@ class RowTransform:
             unrolled=choice.unrolled(space, traits, blocks),
             common=choice.modifier_of_common(space, inputs),
         )
+        if space.shifted:
+            facts = dataclasses.replace(facts, edges=dataclasses.replace(facts, block=(1, 2 * space.aligned)))
         transform_rows[blocks.grid](
             *(inputs, outs, (row_outs, given, scratch), space.shapes, space.strides, space.sizes, blocks.steps),
             *(float(space.n_reduced), *_padded(numbers)),
             FACTS=facts,
             **blocks.options | (devices.current.flushing if self.flushing else {}),
         )
+
+
+def _of_parts(inputs: Sequence[torch.Tensor], dims: tuple[int, ...], *of_rows: tuple[torch.Tensor, ...]) -> Any:
+    """The dimensions of the parts of rows along `dims`, and tensors of rows as if they were of parts.
+
+    A part is what all operands that are not the same throughout a row have one element for, or more than one.
+    """
+    sizes, rank = inputs[0].shape, inputs[0].dim()
+    along = tuple([d for d in dims if sizes[d] > 1])
+    for x in inputs:
+        own = tuple([d for d in along if not x.stride(d)])
+        along = own if own and len(own) < len(along) else along
+    shape = [1 if d in along else size for d, size in enumerate(sizes)]
+    kept = tuple([None if d in dims else slice(None) for d in range(rank)])
+    return along, *[tuple([(x if x.dim() == rank else x[kept]).expand(shape) for x in each]) for each in of_rows]
 
 
 def _padded(numbers: Sequence[Any]) -> tuple[Any, Any]:

@@ -48,6 +48,9 @@ class Facts:
     # `Space.aligned`, what divides the length of rows' parts, and the integers that offsets are computed in.
     aligned: int = 1
     part: int = 1
+    # Whether a row begins in the middle of a word of so many elements; and the facts of what is in no whole word.
+    shifted: bool = False
+    edges: Any = None
     # Whether rows stand upright, and their elements may be combined in the order of a block's layout; and whether the
     # next block of them is loaded before one is combined.
     upright: bool = False

@@ -15,7 +15,8 @@ import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.facts import KEPT, PARTS, REDUCED
-from tritonite.language.folds import fold, fold_in_order
+from tritonite.language.folds import fold, fold_all, fold_in_order
+from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.launch import libentry
 
@@ -23,9 +24,13 @@ _KEPT, _REDUCED, _PARTS = tl.constexpr(KEPT), tl.constexpr(REDUCED), tl.constexp
 
 
 @triton.jit
-def strided_pointers(base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr):
+def strided_pointers(
+    base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr, SHIFTED: tl.constexpr = False
+):
+    """Pointers to a block; of rows that are SHIFTED from the first whole word on."""
     kept, shapes = rows[0], rows[2]
-    kept_offset = aligned_to(strided_offset(kept, shapes[0], kept_strides), ALIGNED)[:, None]
+    kept_offset = strided_offset(kept, shapes[0], kept_strides) + (ALIGNED - 1 if SHIFTED else 0)
+    kept_offset = aligned_to(kept_offset, ALIGNED)[:, None]
     # By two additions, so that constants between a row's elements can be part of what loads them.
     return base + kept_offset + strided_offset(reduced, shapes[1], reduced_strides, ALIGNED)[None, :]
 
@@ -58,6 +63,8 @@ def load(
     is loaded so, too: with two layouts the compiler would pass elements from thread to thread.
     """
     kept, kept_mask, shapes, strides = rows
+    # Which part an element is of is found by a product where there is nothing to hint at.
+    PART: tl.constexpr = FACTS.part if FACTS.part > 1 else 0
     values = ()
     for i in tl.static_range(BEGIN, END):
         if FACTS.kinds[i] == _KEPT:
@@ -73,11 +80,13 @@ def load(
                 offset = tl.max_contiguous(offset, [1, max(1, FACTS.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=COMMON)
         elif FACTS.kinds[i] == _PARTS:
-            offset = strided_offset(reduced, shapes[1], strides[1][i], FACTS.part, True)[None, :]
+            offset = strided_offset(reduced, shapes[1], strides[1][i], PART, True)[None, :]
             offset += strided_offset(kept, shapes[0], strides[0][i])[:, None]
             value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
-            pointers = strided_pointers(inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned)
+            pointers = strided_pointers(
+                inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned, FACTS.shifted
+            )
             mask = kept_mask[:, None] & reduced_mask[None, :]
             # What is in more parts than the first operand is read again, such as a group norm's weights.
             if len(strides[1][i]) > len(strides[1][0]):
@@ -374,6 +383,30 @@ def _extent(start, n_reduced, FACTS: tl.constexpr):
 
 
 @triton.jit
+def _edges(row, n_reduced, shapes, strides, FACTS: tl.constexpr):
+    """(the length of a row's whole words, the places of what is before and behind them, which of those there are).
+
+    Places are counted from the first whole word on.
+    """
+    WORD: tl.constexpr = FACTS.aligned
+    offset = strided_offset(row, shapes[0], strides[0][0])
+    before = (WORD - offset % WORD) % WORD
+    length = (n_reduced - before) // WORD * WORD
+    place = tl.arange(0, 2 * WORD) - WORD
+    mask = tl.where(place < 0, place >= -before, place < n_reduced - before - length)
+    return length, place + tl.where(place < 0, 0, length), mask
+
+
+@triton.jit
+def _fold_edges(states, FACTS: tl.constexpr):
+    """The state of a row's edges, as a number, which leaves them in a layout of their own: an element a thread."""
+    flat = ()
+    for i in tl.static_range(len(states)):
+        flat = flat + (tl.reshape(states[i], (2 * FACTS.aligned,)),)
+    return fold_all(flat, FACTS.combine)
+
+
+@triton.jit
 def _steps_before(start, steps, n_reduced, COLUMNS: tl.constexpr):
     """How many of `steps` blocks from `start` on there are."""
     return tl.minimum(steps, tl.cdiv(n_reduced - start, COLUMNS))
@@ -417,6 +450,7 @@ def reduce(
 
     `sizes` are the number of rows and their length, `count` is how many elements a row's results are of.
     """
+    wait_for_previous_launch()
     n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
     kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
@@ -444,7 +478,7 @@ def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, FACTS: t
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned)
+        pointers = strided_pointers(outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned, FACTS.shifted)
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
 
@@ -483,8 +517,9 @@ def transform_rows(
     Memory would be read twice but for the caches. So the first reading asks them to keep a row (evict_last), the second
     goes backwards, from what was read last, and it and the results ask for no room (evict_first).
     """
+    wait_for_previous_launch()
     written, given, scratch = of_rows
-    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    n_kept, n_reduced = sizes[0], sizes[1]
     ONCE: tl.constexpr = FACTS.once and len(given) == 0
     if FACTS.sharing > 1:
         row, share = take_ticket(scratch[0], FACTS.sharing, FACTS.index)
@@ -493,6 +528,11 @@ def transform_rows(
     kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
     rows = (kept, kept_mask, shapes, strides)
+    if FACTS.shifted:
+        n_reduced, edges, edge_mask = _edges(row, n_reduced, shapes, strides, FACTS)
+        edge_mask = edge_mask & (share == 0)
+        edge_values = load(inputs, rows, edges, edge_mask, FACTS.edges, 0, len(FACTS.kinds), "", "")
+    n_reduced = aligned_to(n_reduced, FACTS.aligned)
     start, n_reduced = _extent(share * steps * FACTS.block[1], n_reduced, FACTS)
     steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
     numbers = _in_float64(number_0, number_1, FACTS.numbers)
@@ -509,6 +549,9 @@ def transform_rows(
         leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
         span = (start, steps, n_reduced)
         states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
+        if FACTS.shifted:
+            more = leaves(edge_values[: FACTS.folded], rows, edges, edge_mask[None, :], leaf_numbers, FACTS.edges)
+            states = combine_states(states, _fold_edges(more, FACTS), FACTS.combine, FACTS)
         if FACTS.sharing > 1:
             states = states_of_row(states, scratch[0], row, share, FACTS)
         results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
@@ -520,11 +563,14 @@ def transform_rows(
     APPLIED: tl.constexpr = FACTS.applied
     for i in tl.static_range(APPLIED):
         applied = applied + (results[i],)
+    if FACTS.shifted:
+        _apply(edge_values, applied, numbers, outs, rows, edges, edge_mask, FACTS.edges, "")
     if ONCE:
         _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
     else:
-        # Only the first of these blocks may go beyond the row's end.
+        # Only the first of these blocks may go beyond the row's end. Of what has no whole word there is none.
+        first = tl.minimum(steps, 1) if FACTS.shifted else 1
         for later in tl.static_range(2):
-            for step in range(1 if later else 0, steps if later else 1):
+            for step in range(1 if later else 0, steps if later else first):
                 begin = start + (steps - 1 - step) * FACTS.block[1]
                 _read_and_apply(inputs, applied, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)
