@@ -1103,7 +1103,9 @@ def _specialize(
     wide = far or n >= INT32_LIMIT or any([span(sizes, own) >= INT32_LIMIT for own in every])
     tile = _choose_tile(sizes, every, types.itemsize)
     if tile is None:
-        block = _block(n, device.flat_bytes // max(types.itemsize, 2))
+        # Elements that are read one by one are as many of halves, which would only take registers.
+        one_by_one = len(sizes) > 1 or any([own[0] > 1 for own in every])
+        block = _block(n, device.flat_bytes // max(types.itemsize, 4 if one_by_one else 2))
         block = min(block, power_of_2(n)) if device.interpreted else block
         several = block > 32 * device.num_warps
         mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 or not several else 2
