@@ -11,6 +11,7 @@ from tritonite import devices
 from tritonite.bench.results import Result, Run, Timing, slower_operators
 from tritonite.dispatch import call
 from tritonite.errors import ATEN_IS_FASTER, Decline
+from tritonite.testing.stand_in import standing_in
 from tritonite.tune import slower
 
 
@@ -68,6 +69,21 @@ def test_direct_calls_are_asked_for_the_same(device, path, exp_is_slower):
     torch.testing.assert_close(tritonite.ops.exp(x), x.exp())
     with tritonite.use_gems(include=(), faster_only=False):
         torch.testing.assert_close(exp(x), x.exp())
+
+
+def test_outside_any_scope_calls_are_asked_for_what_enable_asks(device, path, exp_is_slower):
+    x, seen = torch.rand(5, device=device), []
+
+    def host(self):
+        seen.append(call.settings())
+        return call.empty(self.shape, self.dtype, self.device)
+
+    for asked in ({"faster_only": False}, {"invariant": True}):
+        with tritonite.use_gems(include="add", **asked):
+            pass
+        with standing_in("exp", host):
+            x.exp()
+    assert seen == [(True, False)] * 2
 
 
 def test_it_is_seen_apart_from_other_declines(device, path, exp_is_slower):

@@ -37,16 +37,17 @@ _scope_ids = itertools.count(1)
 
 
 class _Layer(NamedTuple):
-    """What `enable()` or a scope selects, and what it asks of kernels."""
+    """What `enable()` or a scope selects, also as the native dispatcher takes it, and what it asks of kernels."""
 
     names: frozenset[str]
+    switches: bytes
     settings: Settings | None
 
 
-_NOTHING = _Layer(frozenset(), None)
+_NOTHING = _Layer(frozenset(), b"", None)
 # Those in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
 _layers: dict[int, _Layer] = {}
-_in_force: frozenset[str] = frozenset()
+_in_force = _NOTHING
 # How to take out each overload that is registered with torch.
 _registered: dict[str, Callable[[], None]] = {}
 # Selections that are registered as a whole.
@@ -55,14 +56,18 @@ _complete: set[frozenset[str]] = set()
 _over_users: set[str] = set()
 # Whether nothing is to stay registered once the last scope has ended.
 _leaving = False
+# The native dispatcher, once it has been asked for and is there.
+_native: ModuleType | None = None
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
     """The overloads that `include` (default: the verified) names and `exclude` does not. Raises UnknownOperator."""
-    return _selected(*(None if each is None else _listed(each) for each in (include, exclude)))
+    return _selected(_listed(include), _listed(exclude))
 
 
-def _listed(given: Name | Iterable[Name]) -> tuple[Name, ...]:
+def _listed(given: Names) -> tuple[Name, ...] | None:
+    if given is None:
+        return None
     return (given,) if isinstance(given, str) or callable(given) else tuple(given)
 
 
@@ -109,28 +114,41 @@ def _names(pattern: str, overload: str) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) for text in (overload, packet, operator, spelled))
 
 
+def _layer(include: Names, exclude: Names, faster_only: bool, invariant: bool) -> _Layer:
+    names = select(include, exclude)
+    return _Layer(names, _switches(names), call.settings_of(faster_only, invariant))
+
+
 def _apply() -> None:
-    """Put the last layer's selection and settings in force."""
-    global _in_force
-    wanted, settings = _layers[max(_layers)] if _layers else _NOTHING
-    for name in _over_users - wanted:
-        _take_out(name)
-    users = _of_users() if wanted else frozenset()
-    if users or wanted not in _complete:
-        _register(wanted, users)
-    _in_force = wanted
-    call.put_in_force(settings)
-    python.put_in_force(wanted)
-    if (dispatcher := _dispatcher_in_use()) is not None:
-        _tell(dispatcher)
+    """Put the last layer in force."""
+    layer = _layers[max(_layers)] if _layers else _NOTHING
+    if layer is not _in_force:
+        _put_in_force(layer)
     if _leaving and not _layers:
         for name in list(_registered):
             _take_out(name)
 
 
+def _put_in_force(layer: _Layer) -> None:
+    global _in_force
+    wanted = layer.names
+    if _over_users:
+        for name in _over_users - wanted:
+            _take_out(name)
+    if wanted:
+        users = _of_users(wanted)
+        if users or wanted not in _complete:
+            _register(wanted, users)
+    _in_force = layer
+    call.put_in_force(layer.settings)
+    python.put_in_force(wanted)
+    if _native is not None:
+        _tell(_native)
+
+
 def _register(wanted: frozenset[str], users: frozenset[str]) -> None:
     """Have all overloads of a selection registered, over the kernels of `users` too."""
-    users &= wanted - _in_force
+    users -= _in_force.names
     for name in users & _registered.keys():
         # A kernel that came after ours is in its place.
         _take_out(name)
@@ -180,37 +198,41 @@ def _remove_all(library: Any, names: list[str]) -> None:
         _registered.pop(name, None)
 
 
-def _of_users() -> frozenset[str]:
-    """The overloads that Python code has registered a kernel of its own for, which it may take back."""
-    found = _places().keys() & torch.library._impls if not torch.library._impls.isdisjoint(_place_names()) else ()
-    return frozenset(_places()[place] for place in found)
+def _of_users(wanted: frozenset[str]) -> frozenset[str]:
+    """The overloads among them that Python code has registered a kernel of its own for, which it may take back."""
+    places = _places(wanted)
+    if torch.library._impls.isdisjoint(places):
+        return frozenset()
+    return frozenset(name for name in wanted if _place(name) in torch.library._impls)
 
 
-@functools.lru_cache(maxsize=1)
-def _places() -> dict[str, str]:
-    """Overloads by what torch calls a Python kernel in their place."""
-    return {f"aten/{name}/{devices.current.dispatch_key}": name for name in catalog.overloads()}
+@functools.lru_cache(maxsize=_MOST_SELECTIONS)
+def _places(names: frozenset[str]) -> frozenset[str]:
+    """What torch calls Python kernels in the places of overloads."""
+    return frozenset(map(_place, names))
 
 
-@functools.lru_cache(maxsize=1)
-def _place_names() -> frozenset[str]:
-    return frozenset(_places())
+def _place(name: str) -> str:
+    return f"aten/{name}/{devices.current.dispatch_key}"
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _switches(names: frozenset[str]) -> bytes:
-    """A selection as the native dispatcher takes it: a byte for each overload, in the catalog's order."""
-    return bytes(name in names for name in catalog.overloads())
+    """A selection as the native dispatcher takes it: a bit for each overload in the catalog's order, in whole words."""
+    table = catalog.overloads()
+    bits = sum(1 << i for i, name in enumerate(table) if name in names)
+    return bits.to_bytes(8 * -(-len(table) // 64), "little")
 
 
 def _tell(dispatcher: ModuleType) -> None:
     """Tell the native dispatcher what is in force."""
-    dispatcher.select(_switches(_in_force), call.settings().word)
+    dispatcher.select(_in_force.switches, (_in_force.settings or call.settings_of()).word)
 
 
 @functools.lru_cache(maxsize=1)
 def native_dispatcher() -> ModuleType | None:
     """The native dispatcher, told of every operator there is; None where calls go through Python."""
+    global _native
     module = native.module()
     if module is not None:
         for op in catalog.overloads().values():
@@ -219,12 +241,8 @@ def native_dispatcher() -> ModuleType | None:
         stats.read_native(module)
         with _lock:
             _tell(module)
+    _native = module
     return module
-
-
-def _dispatcher_in_use() -> ModuleType | None:
-    """The native dispatcher if it has been asked for: this must not build it."""
-    return native_dispatcher() if native_dispatcher.cache_info().currsize else None
 
 
 def declare_native(module: ModuleType, op: Op) -> None:
@@ -273,7 +291,7 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
     """
     global _leaving
     _require_device()
-    layer = _Layer(select(include, exclude), call.settings_of(faster_only, invariant))
+    layer = _layer(include, exclude, faster_only, invariant)
     with _lock:
         _leaving = False
         _layers[0] = layer
@@ -305,7 +323,7 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
     def __new__(  # type: ignore[misc]
         cls, include: Any = None, exclude: Names = None, *, faster_only: bool = True, invariant: bool = False
     ) -> Any:
-        if inspect.isfunction(include) and not include.__module__.startswith("torch"):
+        if isinstance(include, types.FunctionType) and not include.__module__.startswith("torch"):
             return cls(faster_only=faster_only, invariant=invariant)(include)
         return super().__new__(cls)
 
@@ -314,7 +332,7 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
         self, include: Names = None, exclude: Names = None, *, faster_only: bool = True, invariant: bool = False
     ) -> None:
         _require_device()
-        self._layer = _Layer(select(include, exclude), call.settings_of(faster_only, invariant))
+        self._layer = _layer(include, exclude, faster_only, invariant)
         self._scopes: list[int] = []
 
     @opaque
@@ -370,7 +388,7 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
 
 def installed() -> frozenset[str]:
     """The overloads in force at this moment."""
-    return _in_force
+    return _in_force.names
 
 
 def registered() -> frozenset[str]:

@@ -289,8 +289,9 @@ struct State {
   std::vector<bool> tensor, written;
   // By argument: of numbers plans hold the value (0), the type alone (1), or whether they are 0 or 1, too (2).
   std::vector<uint8_t> slot;
-  // Whether it is in the selection that is in force. Others go to ATen's kernel.
-  std::atomic<bool>* active = nullptr;
+  // The bit that says whether it is in the selection that is in force. Others go to ATen's kernel.
+  std::atomic<uint64_t>* switches = nullptr;
+  uint64_t bit = 0;
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
   // Of an operator outside ATen what autograd does, in Python, where a gradient is wanted.
@@ -301,6 +302,12 @@ struct State {
   std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> found;
   std::atomic<uint64_t> replayed{0};
   std::unordered_map<std::string, std::unique_ptr<std::atomic<uint64_t>>> reasons;
+
+  bool active() const { return switches->load(std::memory_order_relaxed) & bit; }
+
+  void set_active(bool on) {
+    on ? switches->fetch_or(bit) : switches->fetch_and(~bit);
+  }
 };
 
 // Guards the plans of all operators; held for a look-up or an insertion.
@@ -1272,7 +1279,7 @@ bool launches_are_watched() {
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
   State& state = *states().find(&handle.schema())->second;
-  if (inside_kernel || !state.active->load(std::memory_order_relaxed)) return call_kernel(state, keys, stack);
+  if (inside_kernel || !state.active()) return call_kernel(state, keys, stack);
   const size_t arguments = handle.schema().arguments().size();
   Call call;
   const bool keyed = key_call(state, *stack, arguments, call) && !launches_are_watched();
@@ -1345,10 +1352,10 @@ State& state_of(const std::string& name) {
   return *by_name().at(name);
 }
 
-// Whether each of ATen's operators is active, in the order they were declared in. Side by side, and not in their states,
-// because a scope sets all of them.
-std::deque<std::atomic<bool>>& switches() {
-  static auto* all = new std::deque<std::atomic<bool>>();
+// Whether each of ATen's operators is active, 64 to a word in the order they were declared in. Side by side, and not in
+// their states, because a scope sets all of them.
+std::deque<std::atomic<uint64_t>>& switches() {
+  static auto* all = new std::deque<std::atomic<uint64_t>>();
   return *all;
 }
 
@@ -1381,8 +1388,12 @@ void declare(
   state->written = flags<bool>(written);
   state->slot = flags<uint8_t>(slots);
   state->record = callable.release().ptr();
-  static std::atomic<bool> always{true};
-  state->active = state->is_atens() ? &switches().emplace_back(false) : &always;
+  static std::atomic<uint64_t> always{1};
+  static size_t declared = 0;
+  const size_t place = state->is_atens() ? declared++ % 64 : 0;
+  state->bit = uint64_t{1} << place;
+  if (state->is_atens() && place == 0) switches().emplace_back(0);
+  state->switches = state->is_atens() ? &switches().back() : &always;
   by_name()[name] = state.get();
   states()[&handle.schema()] = std::move(state);
 }
@@ -1394,12 +1405,15 @@ void redeclare(const std::string& name, const py::list& slots, py::object callab
   py::reinterpret_steal<py::object>(std::exchange(state.record, callable.release().ptr()));
 }
 
-// Puts a selection in force, a byte for each of ATen's operators in the order they were declared in, with its settings.
+// Puts a selection in force, a bit for each of ATen's operators in the order they were declared in, with its settings.
 void select(const std::string& chosen, uint64_t word) {
   settings.store(word, std::memory_order_relaxed);
-  auto next = chosen.begin();
-  for (std::atomic<bool>& active : switches()) {
-    active.store(next != chosen.end() && *next++, std::memory_order_relaxed);
+  size_t next = 0;
+  for (std::atomic<uint64_t>& sixty_four : switches()) {
+    uint64_t bits = 0;
+    if (next + sizeof bits <= chosen.size()) std::memcpy(&bits, chosen.data() + next, sizeof bits);
+    next += sizeof bits;
+    sixty_four.store(bits, std::memory_order_relaxed);
   }
 }
 
@@ -1513,7 +1527,7 @@ PYBIND11_MODULE(tritonite_dispatcher, module) {
   module.def("install", &install);
   module.def("install_gate", &install_gate);
   module.def("select", [](const py::bytes& chosen, uint64_t word) { select(chosen, word); });
-  module.def("set_active", [](const std::string& name, bool active) { *state_of(name).active = active; });
+  module.def("set_active", [](const std::string& name, bool active) { state_of(name).set_active(active); });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);
   module.def("kept", &kept);
