@@ -393,6 +393,42 @@ def test_compiled_graphs_give_the_same(dynamic):
         torch.testing.assert_close(own, eager, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_compiled_graphs_and_their_gradients_go_either_path(path):
+    """In a process of its own, because operators are registered once."""
+    code = """
+import torch, tritonite
+from tritonite import fused
+
+def layer(x, residual, weight):
+    normalized, total = fused.skip_rms_norm(x, residual, weight, 1e-3)
+    return fused.silu_and_mul(normalized) * fused.gelu_and_mul(total, total)[..., :4]
+
+def reference(x, residual, weight):
+    total = x + residual
+    normalized = torch.nn.functional.rms_norm(total, (8,), weight, 1e-3)
+    gated = torch.nn.functional.silu(normalized[..., :4]) * normalized[..., 4:]
+    return gated * (torch.nn.functional.gelu(total) * total)[..., :4]
+
+operands = [torch.randn(s, device=tritonite.device, requires_grad=True) for s in ((2, 3, 8), (2, 3, 8), (8,))]
+grad = torch.randn(2, 3, 4, device=tritonite.device)
+expected = reference(*operands)
+expected_grads = torch.autograd.grad(expected, operands, grad)
+compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+for _ in range(2):
+    found = compiled(*operands)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, operands, grad), expected_grads)
+counts = tritonite.stats()
+for name in ("skip_rms_norm", "silu_and_mul", "gelu_and_mul"):
+    for own in (counts[f"tritonite::{name}"], counts[f"tritonite::{name}_backward"]):
+        assert (own.launched, own.replayed) == (EXPECTED), (name, own)
+"""
+    code = code.replace("EXPECTED", "1, 1" if path == "native" else "2, 0")
+    environment = os.environ | {"TRITONITE_NATIVE": "1" if path == "native" else "0"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 def test_compiled_graphs_write_in_place():
     def turn(x, cos):
         query = x * 2
