@@ -73,9 +73,10 @@ def test_a_product_runs_by_what_is_stored():
 def test_candidates(M):
     problem = Problem(1, M, 4096, 4096, torch.bfloat16, torch.bfloat16, True, False)
     found = list(tuner.candidates(problem))
-    assert 10 < len(found) == len(set(found)) < 200
-    assert all((config.BLOCK_M == 1) == (M == 1) for config in found)
-    assert any(config.splits > 1 for config in found)
+    assert 1 < len(found) == len(set(found))
+    # Kernels of one row have no other.
+    assert all(M == 1 or config.BLOCK_M > 1 for config in found)
+    assert all(config.splits * config.BLOCK_K <= problem.K for config in found)
 
 
 def test_candidates_compile_in_processes_without_a_gpu():
@@ -147,37 +148,70 @@ def test_operands_in_the_cache_are_there_sooner(monkeypatch):
     assert 0 < near < far
 
 
-def test_copies_are_made_where_they_take_less_than_they_save(monkeypatch):
+@pytest.fixture
+def of_hopper(monkeypatch):
+    """Decisions as they are on a GPU of sm_90."""
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
     for name, answer in answers.items():
         monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", interpreted=False))
 
-    def copied(M, K, N, dtype, a_strides=None, b_strides=None):
-        a = torch.empty(1, M, K, dtype=dtype, device="meta").as_strided((1, M, K), (M * K, *(a_strides or (K, 1))))
-        b = torch.empty(1, K, N, dtype=dtype, device="meta").as_strided((1, K, N), (K * N, *(b_strides or (N, 1))))
-        return product._worth_copies(a, b, torch.empty(1, M, N, dtype=dtype, device="meta"))
 
-    single, half, none = torch.float32, torch.float16, (False, False, False)
-    assert copied(2048, 2560, 4096, single) == none
-    # Rows of an odd length, in either operand, in both; a wide one that costs more than it would save; few rows.
-    assert copied(2048, 2561, 5120, single) == (True, False, False)
-    assert copied(899, 3200, 6912, single, (1, 899), (1, 3200)) == (True, False, False)
-    assert copied(427, 2559, 4864, single, b_strides=(1, 2559)) == (True, True, False)
-    assert copied(3, 5497, 2816, single, (5500, 1), (1, 5497)) == none
-    assert copied(16, 3343, 96, single) == none
-    # Halves are all copied that have no descriptors, the result as well.
-    assert copied(2456, 1600, 5497, half) == (False, True, True)
-    assert copied(66, 12_287, 4544, half, (1, 66), (1, 12_287)) == (True, True, False)
-    assert copied(12, 5114, 5632, half, b_strides=(1, 5114)) == none
+def _products(dtype):
+    """(operands and result, which of them a load of 16 bytes cannot take) of products, in rows and in columns."""
+    odd = lambda *sizes: sizes[-1] * dtype.itemsize % 16 != 0
+    meta = {"dtype": dtype, "device": "meta"}
+    for M, K, N in itertools.product((24, 427, 2048), (1600, 2559), (96, 5497)):
+        for columns in (False, True):
+            a, b = [
+                torch.empty(1, *sizes[::-1], **meta).mT if columns else torch.empty(1, *sizes, **meta)
+                for sizes in ((M, K), (K, N))
+            ]
+            unaligned = odd(M if columns else K), odd(K if columns else N), odd(N)
+            yield (a, b, torch.empty(1, M, N, **meta)), unaligned
 
 
-def test_unaligned_float32_is_the_first_operand_of_tensor_cores(monkeypatch):
-    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    problem = Problem(1, 512, 512, 512, torch.float32, torch.float32, True, False)
-    first = choose.fastest(problem._replace(a_vector=4), DEVICE, _table()[4], False, False)
-    second = choose.fastest(problem._replace(b_vector=4), DEVICE, _table()[4], False, False)
-    assert (first.transposed, second.transposed) == (False, True)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, monkeypatch):
+    """Of a product that takes 10 as it is, and 1 of operands that lie as fast kernels want them."""
+
+    def time(problem, device, descriptors):
+        fast = descriptors if dtype.itemsize == 2 else min(problem.a_vector, problem.b_vector) == 16
+        return 1.0 if fast else 10.0
+
+    monkeypatch.setattr(choose, "microseconds", time)
+    for operands, unaligned in _products(dtype):
+        wanted = unaligned if dtype.itemsize == 2 else (*unaligned[:2], False)
+        for cost in (0.1, 8.9, 9.1, 100.0):
+            each = cost / max(1, sum(wanted))
+            monkeypatch.setattr(choose, "copying", lambda sizes, each=each: each * len(sizes))
+            expected = wanted if any(wanted) and cost < 9 else (False,) * 3
+            assert product._worth_copies(*operands) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
+    """By the device's own model, which some copies are worth to and some are not."""
+    copying, worth = choose.copying, set()
+    for operands, unaligned in _products(dtype):
+        found = []
+        for factor in (0.0, 1.0, 1e9):
+            monkeypatch.setattr(choose, "copying", lambda sizes, factor=factor: factor * copying(sizes))
+            found.append(product._worth_copies(*operands))
+        assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
+        # What is worth its cost is worth less, and nothing is worth any cost.
+        assert any(found[0]) >= any(found[1]) and not any(found[2])
+        worth |= {any(found[1])} if any(unaligned) else set()
+    assert worth == {False, True}
+
+
+def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
+    """The product is transposed where loads of the second operand's single elements would conflict."""
+    aligned = Problem(1, 1024, 1024, 1024, torch.float32, torch.float32, True, False)
+    time = lambda **vectors: choose.microseconds(aligned._replace(**vectors), DEVICE, False)
+    first, second, both = time(a_vector=4), time(b_vector=4), time(a_vector=4, b_vector=4)
+    assert time() < first and time() < second < both
+    assert second == pytest.approx(first, rel=0.2) and both > 1.5 * second
 
 
 def _timed_as(table, dtype, count):
@@ -199,18 +233,21 @@ def test_what_aten_takes_is_fitted(tmp_path):
     assert model.load(tmp_path / "table.json")[2].aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
 
 
-def test_few_products_are_left_to_aten_by_the_model(monkeypatch):
+def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
-    choose._aten_is_faster.cache_clear()
-    problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 400))
-    left = [problem for problem in problems if choose.aten_is_faster(problem, DEVICE)]
-    assert 1 <= len(left) <= 20
-    assert not choose.aten_is_faster(left[0]._replace(dtype=torch.float32, result=torch.float32), DEVICE)
-    assert not choose.aten_is_faster(left[0]._replace(result=torch.float32), DEVICE)
-    assert not choose.aten_is_faster(left[0]._replace(K=0), DEVICE)
-    store.save(devices.name_of(DEVICE), left[0].key, Config(64, 64, 64), 1.0)
-    assert not choose.aten_is_faster(left[0], DEVICE)
+    problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 40))
+    for aten, left in ((0.0, True), (1e9, False)):
+        choose._aten_is_faster.cache_clear()
+        monkeypatch.setattr(choose, "least_microseconds", lambda *_, aten=aten: aten)
+        assert all(choose.aten_is_faster(problem, DEVICE) is left for problem in problems)
+        if not left:
+            continue
+        # Where nothing is known of ATen, where there is nothing to multiply, and what tuning has found tiles for, not.
+        for other in ({"dtype": torch.float32, "result": torch.float32}, {"result": torch.float32}, {"K": 0}):
+            assert not choose.aten_is_faster(problems[0]._replace(**other), DEVICE)
+        store.save(devices.name_of(DEVICE), problems[0].key, Config(64, 64, 64), 1.0)
+        assert not choose.aten_is_faster(problems[0], DEVICE)
     choose._aten_is_faster.cache_clear()
 
 
