@@ -599,25 +599,34 @@ def check(work, empty="inf"):
         torch.testing.assert_close(logsumexp, others, atol=2e-5, rtol=2e-5)
 
 
-def test_tiles_by_how_many_there_are():
-    """Where few, one group of warps has one; else two have, or three where all rounds of the device are full."""
-    chosen = lambda head, length, heads: table.warp_specialized(head, head, length, heads, 132)
-    assert chosen(64, 512, 32).BLOCK_M == chosen(128, 64, 200).BLOCK_M == 64
-    assert chosen(64, 512, 48).BLOCK_M == chosen(128, 4096, 8).BLOCK_M == chosen(256, 64, 1).BLOCK_M == 128
-    assert chosen(64, 4096, 128).BLOCK_M == 192
-    assert table.warp_specialized(64, 64, 4096, 128, 132, True).BLOCK_M == 128
-    assert table.warp_specialized(64, 64, 512, 32, 132, True).BLOCK_M == 64
-    assert chosen(64, 512, 64).persistent and not chosen(64, 512, 32).persistent and not chosen(128, 512, 64).persistent
+def chosen(size, value=None):
+    """Every tile that some number of queries and of heads has, of 132 multiprocessors."""
+    sizes = itertools.product((1, 64, 300, 512, 4096, 16384), (1, 8, 32, 48, 64, 100, 128, 512), (False, True))
+    return {table.warp_specialized(size, value or size, *some, 132, masked) for *some, masked in sizes}
 
 
-_TABLES = table.WARP_SPECIALIZED, table._FINER_TILES, table._CAUSAL_TILES, table._FEW_TILES
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_tiles_have_the_registers_that_they_ask_for(size):
+    """The warps of a device share 64 Ki; a thread has 255 of them at most, and whole eights."""
+    for tile in chosen(size):
+        copying, multiplying = 128 * table.COPYING, 128 * tile.groups * tile.registers
+        assert tile.BLOCK_M % 64 == 0 and tile.registers % 8 == 0 < tile.registers < 256
+        assert (
+            tile.resident * (copying + multiplying) <= tile.resident * 128 * (tile.groups + 1) * tile.maxnreg <= 2**16
+        )
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_fewer_heads_have_no_larger_tiles(size):
+    for queries, causal in itertools.product((64, 512, 4096), (False, True)):
+        tiles = [table.warp_specialized(size, size, queries, heads, 132, causal).BLOCK_M for heads in (1, 32, 4096)]
+        assert tiles == sorted(tiles)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
     """By every tile, of 227 KiB; results of another size than keys have their own."""
-    tiles = [tiles[D] for tiles in _TABLES if D in tiles]
-    assert all(_has_room_for_a_bias(tile, D, V) for tile, V in itertools.product(tiles, (D, D // 2)))
+    assert all(_has_room_for_a_bias(tile, D, V) for V in (D, D // 2) for tile in chosen(D, V))
     if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
         queries, keys = table.warp_specialized_backward(D, D, True)
         assert 2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIERS <= 227 * 1024
@@ -628,13 +637,13 @@ def test_who_is_faster_with_a_bias(monkeypatch):
     """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
     passes = "forward", "warp specialised", "backward", "backward of a bias"
     slower = lambda size, head, keys=512: [table.aten_is_faster(each, size, head, True, keys) for each in passes]
-    assert slower(2, 64, 511) == slower(2, 32, 4096) == slower(2, 256) == [True] * 4
-    assert slower(2, 64, 512) == slower(2, 48, 1500) == slower(2, 128) == slower(2, 80) == [True, False, True, True]
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
     assert slower(2, 64) == slower(2, 128) == [True] * 4
-    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {"warp specialised": {64: 0, 128: 0, 256: 0}, "backward": {128: 0}})
-    assert slower(2, 64) == [True, False, True, True]
-    assert slower(2, 128) == [True, False, False, True]
+    found = {"warp specialised": {64: 512, 128: 0, 256: 0}, "backward": {128: 0}}
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", found)
+    assert slower(2, 64, 511) == slower(2, 32, 4096) == [True] * 4
+    assert slower(2, 64, 512) == slower(2, 48, 1500) == [True, False, True, True]
+    assert slower(2, 128) == slower(2, 80) == [True, False, False, True]
     assert slower(2, 256) == [True, False, True, True]
     assert slower(4, 64) == [False, True, True, True]
 
@@ -718,7 +727,7 @@ def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
 
 
 @on_sm_90
-@pytest.mark.parametrize("tile", [table.WARP_SPECIALIZED[64], table._FINER_TILES[64]])
+@pytest.mark.parametrize("tile", sorted(tile for tile in chosen(64) if tile.persistent))
 @pytest.mark.parametrize(("S", "H"), [(600, 101), (1000, 72)])
 def test_so_many_tiles_that_they_are_in_pairs(S, H, tile, monkeypatch):
     """Of an even or an odd number, and keys that are copied several blocks ahead."""
