@@ -585,3 +585,14 @@ def test_few_upright_rows_are_for_many_programs(monkeypatch):
     few, many, beside = found
     assert few.rows < many.rows and few.programs * few.splits >= nvidia.RECORD.programs // 8
     assert beside.rows * 2 >= 32
+
+
+@pytest.mark.parametrize(("shape", "beside"), [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)])
+def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device, cut):
+    for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
+        x = x[..., : shape[-1]]
+        assert blocks.Space.of((x,), (x.dim() - 2,), (), (), False).beside == beside
+        expected = x.sum(-2), x.softmax(-2)
+        with tritonite.use_gems():
+            torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)
+    assert served("sum.dim_IntList") and served("_softmax")

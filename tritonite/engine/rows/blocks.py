@@ -31,7 +31,8 @@ class Space(NamedTuple):
     several elements; where it is above 1 it divides their length, all strides between them, and that of their parts.
     `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
     input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
-    they are read but for what is before the first and behind the last that is theirs alone.
+    they are read but for what is before the first and behind the last that is theirs alone. Of upright rows that are
+    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint.
     """
 
     n_kept: int
@@ -46,6 +47,7 @@ class Space(NamedTuple):
     aligned: int
     part: int
     shifted: bool = False
+    beside: int = 1
 
     @property
     def inner(self) -> bool:
@@ -144,12 +146,18 @@ class Space(NamedTuple):
             aligned=_alignment([x.dtype.itemsize for x in inputs], apart, [math.prod(sizes), *parts]),
             part=math.gcd(16, reduced_sizes[0]) if PARTS in kinds else 1,
         )
+        if not space.inner:
+            both = [i for i, kind in enumerate(kinds) if kind == BOTH]
+            steps = [step for i in both for step in (*kept_strides[i][1:], *reduced_strides[i])]
+            if kept_sizes and all(kept_strides[i][0] == 1 for i in both):
+                space = space._replace(beside=math.gcd(16, kept_sizes[0], *steps) % 16 or 1)
+            return space
         # Elements with others between them, in the same 32 bytes: threads next to each other have to load them at once.
         beside = [
             kind == BOTH and own[0] * x.dtype.itemsize < 32 and own[0] > 1
             for x, kind, own in zip(inputs, kinds, reduced_strides, strict=False)
         ]
-        return space._replace(aligned=0) if any(beside) and space.inner else space
+        return space._replace(aligned=0) if any(beside) else space
 
 
 def _tuples(strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

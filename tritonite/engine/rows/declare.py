@@ -119,6 +119,7 @@ class Reduction:
             reduced=(strides[1], ()),
             kinds=(BOTH,) * len(partial),
             index_strides=(),
+            beside=1,
         )
         last = choice.for_states(of_states)
         self._launch(partial, outs, of_states, last, facts.of_states(**last.facts(of_states)), count, padded)
@@ -192,6 +193,7 @@ class Reduction:
             aligned=space.aligned,
             part=space.part,
             shifted=space.shifted,
+            beside=space.beside if blocks.rows > 1 else 1,
             upright=not space.inner and not invariant,
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,

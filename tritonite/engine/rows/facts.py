@@ -51,6 +51,8 @@ class Facts:
     # Whether a row begins in the middle of a word of so many elements; and the facts of what is in no whole word.
     shifted: bool = False
     edges: Any = None
+    # `Space.beside`.
+    beside: int = 1
     # Whether rows stand upright, and their elements may be combined in the order of a block's layout; and whether the
     # next block of them is loaded before one is combined.
     upright: bool = False

@@ -25,14 +25,26 @@ _KEPT, _REDUCED, _PARTS = tl.constexpr(KEPT), tl.constexpr(REDUCED), tl.constexp
 
 @triton.jit
 def strided_pointers(
-    base, rows, reduced, kept_strides, reduced_strides, ALIGNED: tl.constexpr, SHIFTED: tl.constexpr = False
+    base,
+    rows,
+    reduced,
+    kept_strides,
+    reduced_strides,
+    ALIGNED: tl.constexpr,
+    SHIFTED: tl.constexpr = False,
+    BESIDE: tl.constexpr = 1,
 ):
-    """Pointers to a block; of rows that are SHIFTED from the first whole word on."""
+    """Pointers to a block; of rows that are SHIFTED from the first whole word on. BESIDE is `Facts.beside`."""
     kept, shapes = rows[0], rows[2]
-    kept_offset = strided_offset(kept, shapes[0], kept_strides) + (ALIGNED - 1 if SHIFTED else 0)
-    kept_offset = aligned_to(kept_offset, ALIGNED)[:, None]
+    kept_offset = strided_offset(kept, shapes[0], kept_strides, BESIDE)
+    if SHIFTED:
+        kept_offset += ALIGNED - 1
+    kept_offset = aligned_to(kept_offset, ALIGNED)
+    kept_offset = kept_offset[:, None]
     # By two additions, so that constants between a row's elements can be part of what loads them.
-    return base + kept_offset + strided_offset(reduced, shapes[1], reduced_strides, ALIGNED)[None, :]
+    return (
+        base + kept_offset + aligned_to(strided_offset(reduced, shapes[1], reduced_strides, ALIGNED), BESIDE)[None, :]
+    )
 
 
 @triton.jit
@@ -85,7 +97,7 @@ def load(
             value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(
-                inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned, FACTS.shifted
+                inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned, FACTS.shifted, FACTS.beside
             )
             mask = kept_mask[:, None] & reduced_mask[None, :]
             # What is in more parts than the first operand is read again, such as a group norm's weights.
@@ -451,7 +463,7 @@ def reduce(
     `sizes` are the number of rows and their length, `count` is how many elements a row's results are of.
     """
     wait_for_previous_launch()
-    n_kept, n_reduced = sizes[0], aligned_to(sizes[1], FACTS.aligned)
+    n_kept, n_reduced = aligned_to(sizes[0], FACTS.beside), aligned_to(sizes[1], FACTS.aligned)
     kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
     start, n_reduced = _extent(tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1], n_reduced, FACTS)
@@ -478,7 +490,9 @@ def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, FACTS: t
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned, FACTS.shifted)
+        pointers = strided_pointers(
+            outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned, FACTS.shifted, FACTS.beside
+        )
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)
 
@@ -519,7 +533,7 @@ def transform_rows(
     """
     wait_for_previous_launch()
     written, given, scratch = of_rows
-    n_kept, n_reduced = sizes[0], sizes[1]
+    n_kept, n_reduced = aligned_to(sizes[0], FACTS.beside), sizes[1]
     ONCE: tl.constexpr = FACTS.once and len(given) == 0
     if FACTS.sharing > 1:
         row, share = take_ticket(scratch[0], FACTS.sharing, FACTS.index)
