@@ -542,10 +542,12 @@ def transform_rows(
     kept = row * FACTS.block[0] + tl.arange(0, FACTS.block[0])
     kept_mask = inside(kept, n_kept, FACTS.whole[0])
     rows = (kept, kept_mask, shapes, strides)
+    # By a name of its own, for Triton 3.6.
+    EDGES: tl.constexpr = FACTS.edges
     if FACTS.shifted:
         n_reduced, edges, edge_mask = _edges(row, n_reduced, shapes, strides, FACTS)
         edge_mask = edge_mask & (share == 0)
-        edge_values = load(inputs, rows, edges, edge_mask, FACTS.edges, 0, len(FACTS.kinds), "", "")
+        edge_values = load(inputs, rows, edges, edge_mask, EDGES, 0, len(FACTS.kinds), "", "")
     n_reduced = aligned_to(n_reduced, FACTS.aligned)
     start, n_reduced = _extent(share * steps * FACTS.block[1], n_reduced, FACTS)
     steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
@@ -564,7 +566,7 @@ def transform_rows(
         span = (start, steps, n_reduced)
         states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
         if FACTS.shifted:
-            more = leaves(edge_values[: FACTS.folded], rows, edges, edge_mask[None, :], leaf_numbers, FACTS.edges)
+            more = leaves(edge_values[: FACTS.folded], rows, edges, edge_mask[None, :], leaf_numbers, EDGES)
             states = combine_states(states, _fold_edges(more, FACTS), FACTS.combine, FACTS)
         if FACTS.sharing > 1:
             states = states_of_row(states, scratch[0], row, share, FACTS)
@@ -578,7 +580,7 @@ def transform_rows(
     for i in tl.static_range(APPLIED):
         applied = applied + (results[i],)
     if FACTS.shifted:
-        _apply(edge_values, applied, numbers, outs, rows, edges, edge_mask, FACTS.edges, "")
+        _apply(edge_values, applied, numbers, outs, rows, edges, edge_mask, EDGES, "")
     if ONCE:
         _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
     else:
