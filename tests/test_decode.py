@@ -25,7 +25,7 @@ def small_tiles(request, monkeypatch):
     """Tiles of which small operands have several, in one split and in many, of which programs combine 16 at a time."""
     share = 2**20 if request.param == "one split" else 16
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(16, 16))
-    monkeypatch.setattr(decode.table, "share", lambda *_: share)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: share)
     monkeypatch.setattr(decode.table, "LEAST", 16)
 
 
@@ -134,7 +134,7 @@ def test_same_bits_each_time(small_tiles):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_through_the_dispatcher(path, monkeypatch, dtype):
     """Recorded and repeated with another scale, and its gradients, which the usual kernels give."""
-    monkeypatch.setattr(decode.table, "share", lambda *_: 128)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 128)
     launched = []
     run = decode._run
     monkeypatch.setattr(decode, "_run", lambda *args, **others: (launched.append(args), run(*args, **others)))
@@ -198,27 +198,27 @@ def test_operators_of_cuda(monkeypatch):
     assert logsumexp.shape == (2, 4, 32) and logsumexp[:, :, 3:].eq(math.inf).all()
 
 
-@pytest.mark.parametrize(("share", "expected"), [(2**20, [(False, False)]), (64, [(True, False), (True, True)])])
-def test_only_the_second_launch_is_dependent(monkeypatch, share, expected):
-    """It waits for the first, which begins when what is before it has ended."""
+@pytest.mark.parametrize(("split_keys", "expected"), [(2**20, [False]), (64, [True, True])])
+def test_only_splits_have_the_next_launch_begin_sooner(monkeypatch, split_keys, expected):
+    """That which combines them waits for them beside them."""
     launches = []
     monkeypatch.setattr(devices, "has_dependent_launch", lambda device: True)
-    monkeypatch.setattr(decode.table, "share", lambda *_: share)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split_keys)
     monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(kwargs))
     query, key, value = _operands()
     decode.decode(Problem(query, key, value, None, None, False, 0, "ieee"), torch.empty_like(query), None)
-    assert [(each["FACTS"].dependent, each.get("launch_pdl", False)) for each in launches] == expected
+    assert [each["FACTS"].dependent for each in launches] == expected
 
 
 @pytest.mark.parametrize("programs", [1, 8, 100, 264, 300, 512, 4000])
 @pytest.mark.parametrize("keys", [100, 256, 2048, 8192, 131072])
 def test_how_keys_are_shared(programs, keys):
     """In whole blocks, none too small, and never with more time than one split takes, by rounds of the device."""
-    share = table.share(programs, keys, 64, 132)
-    splits = -(-keys // share)
-    assert share % 64 == 0 and (share >= table.LEAST or splits == 1)
-    assert -(-programs * splits // 264) * share <= 1.25 * -(-programs // 264) * (-(-keys // 64) * 64 + 128)
+    split_keys = table.keys_of_split(programs, keys, 64, 132)
+    splits = -(-keys // split_keys)
+    assert split_keys % 64 == 0 and (split_keys >= table.LEAST or splits == 1)
+    assert -(-programs * splits // 264) * split_keys <= 1.25 * -(-programs // 264) * (-(-keys // 64) * 64 + 128)
     if programs == 8 and keys >= 8192:
         assert 200 <= programs * splits <= 264
     if programs >= 4000:
-        assert splits == 1 or share >= 2048
+        assert splits == 1 or split_keys >= 2048

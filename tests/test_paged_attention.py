@@ -24,7 +24,7 @@ HALVES = [torch.float16, torch.bfloat16]
 def small_tiles(monkeypatch):
     """Tiles of which small operands have several, and splits of one or two of them."""
     monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(16, 32))
-    monkeypatch.setattr(decode.table, "share", lambda *_: 64)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 64)
     monkeypatch.setattr(decode.table, "LEAST", 32)
 
 
@@ -140,7 +140,7 @@ def test_windows(small_tiles, window, tokens):
 def test_blocks_of_keys_that_all_queries_see(monkeypatch, window, page):
     """Many queries at a time take those without comparing."""
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(64, 32))
-    monkeypatch.setattr(decode.table, "share", lambda *_: 96)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 96)
     monkeypatch.setattr(decode.table, "APART", 64)
     Sequences([200, 40, 90], tokens=[50, 40, 1], page=page).check(window=window)
 
@@ -224,7 +224,7 @@ def test_drawn(monkeypatch, seed):
     block = draw.choice((16, 32, 64))
     rows, split = draw.choice((16, 32, 64)), block * draw.choice((1, 2, 9))
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(rows, block))
-    monkeypatch.setattr(decode.table, "share", lambda *_: split)
+    monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split)
     monkeypatch.setattr(decode.table, "LEAST", draw.choice((block, 3 * block)))
     monkeypatch.setattr(decode.table, "APART", draw.choice((16, 128)))
     lengths = [draw.choice((0, 1, 17, 64, draw.randrange(1, 200))) for _ in range(draw.randrange(1, 5))]
@@ -357,7 +357,7 @@ from tritonite import fused
 from tritonite.engine.attention import decode
 decode.table.LEAST = 32
 for share, window in ((2**20, None), (64, 1000)):
-    decode.table.share = lambda *_: share
+    decode.table.keys_of_split = lambda *_: share
     for tokens in (None, [3, 1, 2]):
         for seed, lengths in enumerate(([300, 31, 9], [257, 3, 20], [300, 40, 3])):
             sequences = Sequences(lengths, tokens, room=20 - -(-lengths[0] // 16), seed=seed)

@@ -37,13 +37,13 @@ class Settings(NamedTuple):
     invariant: bool
 
     @property
-    def word(self) -> int:
+    def bits(self) -> int:
         """As the native dispatcher has them in its keys."""
         return self.faster_only | self.invariant << 1
 
     @staticmethod
-    def of_word(word: int) -> Settings:
-        return Settings(bool(word & 1), bool(word & 2))
+    def of_bits(bits: int) -> Settings:
+        return Settings(bool(bits & 1), bool(bits & 2))
 
 
 class _Local(threading.local):

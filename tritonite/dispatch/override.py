@@ -226,7 +226,7 @@ def _switches(names: frozenset[str]) -> bytes:
 
 def _tell(dispatcher: ModuleType) -> None:
     """Tell the native dispatcher what is in force."""
-    dispatcher.select(_in_force.switches, (_in_force.settings or call.settings_of()).word)
+    dispatcher.select(_in_force.switches, (_in_force.settings or call.settings_of()).bits)
 
 
 @functools.lru_cache(maxsize=1)

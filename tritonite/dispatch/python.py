@@ -101,7 +101,7 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
     def call(values: list[Any], settings: int) -> tuple[Any, ...]:
         try:
             # Those of the key: another thread may have put others in force since.
-            with under(Settings.of_word(settings)):
+            with under(Settings.of_bits(settings)):
                 results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
             if op.declaration.library is not None:

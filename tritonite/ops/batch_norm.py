@@ -53,8 +53,9 @@ _FORWARD = by_statistics(_statistics, 3)
 
 @triton.jit
 def _moved(running_mean, running_var, mean, variance, momentum):
-    share = momentum.to(mean.dtype)
-    return (1.0 - share) * running_mean + share * mean, (1.0 - share) * running_var + share * variance
+    momentum = momentum.to(mean.dtype)
+    kept = 1.0 - momentum
+    return kept * running_mean + momentum * mean, kept * running_var + momentum * variance
 
 
 @triton.jit

@@ -362,18 +362,18 @@ def moment_leaf(x):
 def combine_moments(mean, squares, count, other_mean, other_squares, other_count):
     """Means, sums of squared distances from them, and counts, of two sets and of both."""
     total = count + other_count
-    share = other_count / tl.maximum(total, 1.0)
+    fraction = other_count / tl.maximum(total, 1.0)
     # Next to a set of none its mean does not count, infinite as the other may be.
     distance = tl.where((count == 0.0) | (other_count == 0.0), 0.0, other_mean - mean)
-    mean = tl.where(count == 0.0, other_mean, mean + distance * share)
-    return mean, squares + other_squares + distance * (distance * (share * count)), total
+    mean = tl.where(count == 0.0, other_mean, mean + distance * fraction)
+    return mean, squares + other_squares + distance * (distance * (fraction * count)), total
 
 
 @triton.jit
-def _with_one_more(mean, squares, x, share):
-    """Of a set with one more element, which is a `share` of it: Welford 1962."""
+def _with_one_more(mean, squares, x, fraction):
+    """Of a set with one more element, which is a `fraction` of it: Welford 1962."""
     distance = x - mean
-    mean = mean + distance * share
+    mean = mean + distance * fraction
     return mean, squares + distance * (x - mean)
 
 
@@ -430,7 +430,7 @@ def _moments_of_block(estimate, mean, squares, count):
 def moments(project, results):
     """A reduction to results of (mean, sum of squared distances from it, count).
 
-    A block's mean is a sum of shares, which does not overflow, and then the mean distance from that is added: elements
+    A block's mean is a sum of parts, which does not overflow, and then the mean distance from that is added: elements
     that are all alike have no variance.
     """
     stages = (

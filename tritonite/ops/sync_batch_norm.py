@@ -113,9 +113,9 @@ def _normalized(input, mean, invstd, weight, bias):
 
 @scalar_kernel(accepts=FLOATS, cast=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "count"))
 def _gradient(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
-    share = inverse(count)
+    inverse_count = inverse(count)
     scale = invstd if weight is None else invstd * weight
-    return (grad_out - sum_dy * share - (input - mean) * (invstd * invstd * sum_dy_xmu * share)) * scale
+    return (grad_out - sum_dy * inverse_count - (input - mean) * (invstd * invstd * sum_dy_xmu * inverse_count)) * scale
 
 
 def _checked(input, statistics, *parameters):

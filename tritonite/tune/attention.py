@@ -258,8 +258,8 @@ def decoding(kind: str, size: int, head: int, rows: int, shared: int) -> Tile:
 
 
 @functools.lru_cache(maxsize=1024)
-def share(programs: int, keys: int, block: int, multiprocessors: int) -> int:
-    """The keys that a program takes, in whole blocks, where so many programs would take all of them.
+def keys_of_split(programs: int, keys: int, block: int, multiprocessors: int) -> int:
+    """The keys of a split, in whole blocks, where so many programs would take all of them.
 
     The fewest rounds of the device by the time of each, of which a beginning and an end are a part. Where there are
     two rounds, programs that end make room for others, and nothing is shared: what splits leave takes memory.

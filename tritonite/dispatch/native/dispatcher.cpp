@@ -314,7 +314,7 @@ struct State {
 std::mutex plans_mutex;
 size_t most_plans = 1024;
 std::atomic<bool> poison{false};
-// What is asked of all calls alike: `Settings.word` of call.py.
+// What is asked of all calls alike: `Settings.bits` of call.py.
 std::atomic<uint64_t> settings{0};
 thread_local bool inside_kernel = false;
 // Lists of what Triton is to call at launches: a profiler's, for example.

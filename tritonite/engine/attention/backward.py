@@ -305,12 +305,12 @@ def _take_queries(
         MASKED,
         FACTS,
     )
-    shares = probability
+    weights = probability
     if drawn is not None:
         keeps = tl.trans(kept_tile(drawn, corner[0], corner[1], span[1], FACTS))
-        shares = tl.where(keeps, shares, 0.0)
-    shares = parts(shares.to(grad.dtype), PRECISION)
-    of_value = multiply(shares, parts(grad, PRECISION), of_value, PRECISION)
+        weights = tl.where(keeps, weights, 0.0)
+    weights = parts(weights.to(grad.dtype), PRECISION)
+    of_value = multiply(weights, parts(grad, PRECISION), of_value, PRECISION)
     of_shares = multiply(v, parts(tl.trans(grad), PRECISION), None, PRECISION)
     if drawn is not None:
         of_shares = tl.where(keeps, of_shares * drawn[3], 0.0)

@@ -109,8 +109,8 @@ def _cut(block, count, length, diagonal, window, splits, least, FACTS: tl.conste
     if FACTS.windowed:
         low = tl.maximum(block * BLOCK_M // FACTS.ratio + diagonal - window + 1, 0)
     base = low // BLOCK_N * BLOCK_N
-    share = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
-    return low, base, tl.maximum(share, least), end
+    split_keys = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
+    return low, base, tl.maximum(split_keys, least), end
 
 
 @triton.jit
@@ -349,9 +349,9 @@ def attend_to_splits(
         block -= _first_block(tl.load(starts + sequence).to(tl.int32), sequence, FACTS)
     sizes = (sequences, tokens, queries, keys, diagonal)
     first, count, length, diagonal = _sequence(sequence, starts, lengths, sizes)
-    low, base, share, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
-    begin = base + split * share
-    stop = tl.minimum(end, begin + share)
+    low, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
+    begin = base + split * split_keys
+    stop = tl.minimum(end, begin + split_keys)
     batch, head = sequence.to(tl.int64), head.to(tl.int64)
     if logsumexp is not None:
         _fill(logsumexp, batch, head * RATIO, strides[5], count, padded, (split == 0) & (block == 0), FACTS)
@@ -478,8 +478,8 @@ def combine_splits(
         sequence = _sequence_at(starts, sequences, token, False, FACTS)
     first, count, length, diagonal = _sequence(sequence, starts, lengths, (sequences, tokens, queries, keys, diagonal))
     block = ((token - first) * RATIO + head % RATIO) // FACTS.block_m
-    _, base, share, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
-    there = tl.cdiv(tl.maximum(end - base, 0), share)
+    _, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
+    there = tl.cdiv(tl.maximum(end - base, 0), split_keys)
     # Before the loop, as above.
     batch, own = sequence.to(tl.int64), token.to(tl.int64)
     if starts is None:
@@ -553,8 +553,8 @@ class _Cut(NamedTuple):
         """For as many keys, or fewer."""
         if settings().invariant:
             return _Cut(tile, blocks, 1, 0)
-        share = table.share(blocks * shared, keys, tile.BLOCK_N, devices.multiprocessors(device))
-        return _Cut(tile, blocks, max(1, -(-keys // share)), table.LEAST)
+        split_keys = table.keys_of_split(blocks * shared, keys, tile.BLOCK_N, devices.multiprocessors(device))
+        return _Cut(tile, blocks, max(1, -(-keys // split_keys)), table.LEAST)
 
 
 def _run(

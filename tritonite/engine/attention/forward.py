@@ -177,8 +177,8 @@ def _take(
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     if drawn is not None:
         exponentials = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), exponentials, 0.0)
-    shares = parts(exponentials.to(v.dtype), PRECISION)
-    total = multiply(shares, parts(v, PRECISION), total * kept[:, None], PRECISION)
+    weights = parts(exponentials.to(v.dtype), PRECISION)
+    total = multiply(weights, parts(v, PRECISION), total * kept[:, None], PRECISION)
     return total, most, denominator
 
 

@@ -206,12 +206,12 @@ def _unpacked(pairs, DTYPE: gl.constexpr, total):
 @gluon.jit
 def _add_values(pairs, total, vs, v_ready, step):
     """Start the products of probabilities and a block of values: (these, what has to stay until they are there)."""
-    shares = _unpacked(pairs, vs.dtype, total)
+    weights = _unpacked(pairs, vs.dtype, total)
     STAGES: gl.constexpr = vs.shape[0]
     stage = step % STAGES
     mbarrier.wait(v_ready.index(stage), step // STAGES % 2)
     v = vs.index(stage).reshape((vs.shape[3], vs.shape[4]))
-    return warpgroup_mma(shares, v, total, is_async=True), shares
+    return warpgroup_mma(weights, v, total, is_async=True), weights
 
 
 @gluon.jit
@@ -288,7 +288,7 @@ def _attend_block(
     _wait_for_turn(turns, step, WHICH, PING_PONG)
     scores = _scores(q, ks, step, layout)
     if OVERLAPPED:
-        total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+        total, weights = _add_values(pairs, total, vs, v_ready, step - 1)
     if PING_PONG:
         mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
     if OVERLAPPED:
@@ -306,13 +306,13 @@ def _attend_block(
     # Here, because the assembler does not move what comes after it before the exponentials.
     wait_for_block(ks, k_ready, step + 1, left > 0)
     if OVERLAPPED:
-        total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+        total, weights = warpgroup_mma_wait(0, deps=(total, weights))
         mbarrier.arrive(v_free.index((step - 1) % STAGES))
         total = _rows_times(total, kept)
     pairs = _packed(exponentials, vs.dtype)
     if not OVERLAPPED:
-        total, shares = _add_values(pairs, total, vs, v_ready, step)
-        total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+        total, weights = _add_values(pairs, total, vs, v_ready, step)
+        total, weights = warpgroup_mma_wait(0, deps=(total, weights))
         # Its values, too, have been used: to arrive makes the group's warps wait for each other.
         mbarrier.arrive(k_free.index(step % STAGES))
     return total, pairs, largest, denominator
@@ -421,8 +421,8 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         slot, _turn = _slot(tile, programs, ORDER)
         q = qs.index(slot + WHICH).reshape((ROWS, FACTS.block_d))
         if not OVERLAPPED:
-            total, shares = _add_values(pairs, total, vs, v_ready, step)
-            total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+            total, weights = _add_values(pairs, total, vs, v_ready, step)
+            total, weights = warpgroup_mma_wait(0, deps=(total, weights))
             mbarrier.arrive(k_free.index(step % STAGES))
         for i in range(1, masked):
             state = (total, pairs, largest, denominator)
@@ -450,7 +450,7 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             _wait_for_turn(turns, step, WHICH, PING_PONG)
             scores = _first_scores(tile + programs, number, step, buffers, barriers, programs, of_scores, WHICH, ORDER)
             if OVERLAPPED:
-                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
+                total, weights = _add_values(pairs, total, vs, v_ready, step - 1)
             if PING_PONG:
                 mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS))
             if OVERLAPPED:
@@ -464,14 +464,14 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             exponentials, most, sums = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
-                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+                total, weights = warpgroup_mma_wait(0, deps=(total, weights))
                 mbarrier.arrive(v_free.index((step - 1) % STAGES))
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
             pairs, largest, denominator = _packed(exponentials, vs.dtype), most, sums
         else:
             if OVERLAPPED:
-                total, shares = _add_values(pairs, total, vs, v_ready, step - 1)
-                total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+                total, weights = _add_values(pairs, total, vs, v_ready, step - 1)
+                total, weights = warpgroup_mma_wait(0, deps=(total, weights))
             _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
     tma.store_wait(pendings=0)
 
@@ -596,9 +596,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
     of_bias = 0 if problem.bias is None else tile.BLOCK_M if problem.bias.stride(2) else 1
-    stage = size * tile.BLOCK_N * (columns + of_bias)
+    stage_bytes = size * tile.BLOCK_N * (columns + of_bias)
     beside = size * tile.BLOCK_M * (block_d + columns) + _BARRIERS
-    most = (devices.shared_memory(out.device) // tile.resident - beside) // stage
+    most = (devices.shared_memory(out.device) // tile.resident - beside) // stage_bytes
     persistent = tile.persistent and most >= tile.num_stages
     programs = min(tiles, multiprocessors * tile.resident) if persistent else tiles
     several = programs < tiles

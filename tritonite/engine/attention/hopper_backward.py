@@ -408,8 +408,8 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
-    shares = _halves(probabilities, gs.dtype, of_value)
-    of_value = warpgroup_mma(shares, grad, of_value, is_async=True)
+    weights = _halves(probabilities, gs.dtype, of_value)
+    of_value = warpgroup_mma(weights, grad, of_value, is_async=True)
     delta = _matrix(deltas, stage).load(of_scores)
     grads = warpgroup_mma_wait(1, deps=(grads,))
     grad_scores = probabilities * (grads - delta)
@@ -417,7 +417,7 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
         grad_scores = gl.where(exists, grad_scores, 0.0)
     halves = _halves(grad_scores, qs.dtype, of_key)
     of_key = warpgroup_mma(halves, q, of_key, is_async=True)
-    of_key, of_value, shares, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, shares, halves))
+    of_key, of_value, weights, halves = warpgroup_mma_wait(0, deps=(of_key, of_value, weights, halves))
     mbarrier.arrive(free.index(stage))
     return of_key, of_value
 
@@ -483,13 +483,13 @@ def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MAS
     probabilities = gl.exp2(scores * factor - logarithm)
     if MASKED:
         probabilities = gl.where(_are_seen(first, begins, queries, BLOCK_M, FACTS), probabilities, 0.0)
-    shares = _halves(probabilities, gs.dtype, total)
+    weights = _halves(probabilities, gs.dtype, total)
     mbarrier.wait(g_ready.index(stage), phase)
-    total = warpgroup_mma(shares, _matrix(gs, stage), total, is_async=True)
+    total = warpgroup_mma(weights, _matrix(gs, stage), total, is_async=True)
     mbarrier.wait(shared_free.index(step % BUFFERS), 1 - step // BUFFERS % 2)
     shared.index(step % BUFFERS).store(probabilities)
     mbarrier.arrive(shared_ready.index(step % BUFFERS))
-    total, shares = warpgroup_mma_wait(0, deps=(total, shares))
+    total, weights = warpgroup_mma_wait(0, deps=(total, weights))
     mbarrier.arrive(free.index(stage))
     return total
 

@@ -314,12 +314,12 @@ class Dense:
         bits = zeros((n_words,), torch.int32, device)
         counts = (zeros((ROOM // 4,), torch.int32, device),) if self._counted else ()
         blocks = -(-self._x.numel() // (_THREADS * _EACH))
-        shares = {"THREADS": _THREADS, "EACH": _EACH, **self._facts}
+        constants = {"THREADS": _THREADS, "EACH": _EACH, **self._facts}
         programs = min(blocks, _TOGETHER * devices.multiprocessors(device))
         _mark[(programs,)](
             *(bits, counts, self._extrema, *self._given, -(-blocks // programs)),
             ROOM=ROOM // 4,
-            **shares,
+            **constants,
         )
         ranks = empty((n_words,), torch.int64, device) if out.ranks is not None else None
         programs = -(-n_words // _WORDS)
@@ -334,4 +334,4 @@ class Dense:
             num_warps=_THREADS // 32,
         )
         if ranks is not None:
-            _look_up[(blocks,)](out.ranks, ranks, self._extrema, *self._given, **shares)
+            _look_up[(blocks,)](out.ranks, ranks, self._extrema, *self._given, **constants)

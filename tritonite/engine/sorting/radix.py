@@ -80,9 +80,9 @@ def leave_word(counts, block, own):
 
 @triton.jit
 def counted_before(counts, block, own):
-    """How many elements of each class all blocks before a program's have, which has left word of its `own`.
+    """How many elements of each class all blocks before a program's have, which has published its `own`.
 
-    Each class is looked for by itself, in several blocks at a time, as far as their programs have left word.
+    Each class is looked for by itself, in several blocks at a time, as far as their programs have published theirs.
     """
     CLASSES: tl.constexpr = own.shape[0]
     AT_ONCE: tl.constexpr = 8 if CLASSES > 32 else 16

@@ -71,16 +71,16 @@ def _longest_run(
 
 @triton.jit
 def _word(count, start, kind):
-    """What a program leaves word of: how many runs begin, where the last does (-1 if none), and what that is of.
+    """What a program publishes: how many runs begin, where the last does (-1 if none), and what that is of.
 
-    1 is its block, 2 all blocks up to it. Where there is no word yet, there is 0.
+    1 is its block, 2 all blocks up to it. Where nothing is published yet, there is 0.
     """
     return (count.to(tl.int64) << 32) | ((start + 1).to(tl.int64) << 2) | kind
 
 
 @triton.jit
 def runs_before(words, block, count, start, AT_ONCE: tl.constexpr):
-    """(how many runs begin in all blocks before a program's, where the last does), leaving word of its own block's.
+    """(how many runs begin in all blocks before a program's, where the last does), publishing its own.
 
     Each thread looks at the word of another block, so that all of them go on or end together.
     """

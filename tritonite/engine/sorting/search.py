@@ -359,8 +359,8 @@ def among_few(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.d
 def among_many(x: torch.Tensor, tests: torch.Tensor, invert: bool, dtype: torch.dtype, out: torch.Tensor) -> None:
     """The same of many tests, by a table of them, half of which at least stays free."""
     size = power_of_2(2 * tests.numel())
-    word = torch.int64 if dtype.itemsize == 8 else torch.int32
-    table = zeros((size + 1 + _BLOCK,), word, x.device)
+    counter = torch.int64 if dtype.itemsize == 8 else torch.int32
+    table = zeros((size + 1 + _BLOCK,), counter, x.device)
     for tensor in (tests, x):
         inserts = tensor is tests
         shape, strides, integer = in_row_major(tensor)
