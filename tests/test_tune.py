@@ -134,18 +134,15 @@ def test_a_program_alone_on_a_multiprocessor_is_faster():
     assert one == pytest.approx(64 * 1.25 / 1.5) and two == pytest.approx(64) and three == pytest.approx(one + two)
 
 
-def test_operands_in_the_cache_are_there_sooner(monkeypatch):
-    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(choose, "table_for", lambda *_: _table()[2])
-    problem = PROBLEM._replace(M=16, N=4096, K=1024)
-    near = choose.microseconds(problem, DEVICE, True)
-    for cache in (choose.microseconds, choose._fastest):
-        cache.cache_clear()
-    monkeypatch.setattr(choose, "CACHED", 0)
-    far = choose.microseconds(problem, DEVICE, True)
-    for cache in (choose.microseconds, choose._fastest):
-        cache.cache_clear()
-    assert 0 < near < far
+def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
+    for name, answer in {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90"}.items():
+        monkeypatch.setattr(devices, name, lambda device, answer=answer: answer)
+    small, large = [PROBLEM._replace(M=16, N=4096, K=K) for K in (512, 8192)]
+    for dtype in (torch.bfloat16, torch.float32):
+        table = _table()[dtype.itemsize]
+        near, far = [choose.table_for(x._replace(dtype=dtype, result=dtype), DEVICE, True) for x in (small, large)]
+        assert (near.costs, far.costs) == (table.cached.costs, table.costs)
+        assert near.configs == far.configs and near.costs.launch < far.costs.launch
 
 
 @pytest.fixture
@@ -281,8 +278,9 @@ def test_a_sweep_is_fitted(tmp_path, monkeypatch):
     assert fitted.costs.launch == pytest.approx(9, rel=0.1)
     assert sweep.regret(timed, fitted, 132) < 1.01
     monkeypatch.setattr(model.cache, "folder", lambda: tmp_path)
-    model.save(model.own("A GPU"), {4: fitted})
+    model.save(model.own("A GPU"), {4: dataclasses.replace(fitted, cached=table)})
     loaded = model.tables("A GPU", "sm_90")[4]
+    assert loaded.cached.block == pytest.approx(table.block, rel=1e-3)
     assert loaded.configs == fitted.configs and loaded.b_inner == fitted.b_inner
     assert loaded.block == pytest.approx(fitted.block, rel=1e-3)
     model.tables.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -496,18 +497,20 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
     tables = dict(model.tables(name, devices.architecture(device)) or model.tables("", "sm_90"))
     for dtype in (torch.bfloat16, torch.float32):
         size = dtype.itemsize
-        with console.status(f"timing drawn products of {dtype}"):
-            timed = list(sweep.sweep(dtype, seconds, seed, jobs, tables[size]))
-        with console.status(f"fitting {len(timed)} products of {dtype}"):
-            seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
-            regret = sweep.regret(unseen, sweep.fit(seen, tables[size], count), count)
-            tables[size] = sweep.fit(timed, tables[size], count)
-            if dtype is torch.bfloat16:
+        fitted = []
+        for cached, table in ((False, tables[size]), (True, tables[size].cached or tables[size])):
+            where = "in the cache" if cached else "in memory"
+            with console.status(f"timing drawn products of {dtype} {where}"):
+                timed = list(sweep.sweep(dtype, seconds / 2, seed, jobs, table, cached))
+            with console.status(f"fitting {len(timed)} products of {dtype} {where}"):
+                seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
+                regret = sweep.regret(unseen, sweep.fit(seen, table, count), count)
+                table = sweep.fit(timed, table, count)
                 # In float32 the times of ATen's library differ by a fifth from any such estimate.
-                tables[size] = sweep.fit_aten(timed, tables[size], count)
-        console.print(
-            f"{dtype}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen", highlight=False
-        )
+                fitted.append(sweep.fit_aten(timed, table, count) if dtype is torch.bfloat16 else table)
+            found = f"{dtype} {where}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen"
+            console.print(found, highlight=False)
+        tables[size] = dataclasses.replace(fitted[0], cached=fitted[1])
     model.save(model.own(name), tables)
     console.print(f"kept in {model.own(name)}", highlight=False, soft_wrap=True)
 

@@ -68,7 +68,8 @@ class Table:
     """The tiles of a device for one size of elements, and what each costs: `block` and `tile` are arrays.
 
     `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1. `aten` is
-    what ATen's products cost there, as if they were cut into its tiles, where that has been fitted.
+    what ATen's products cost there, as if they were cut into its tiles, where that has been fitted, and `cached` what
+    all cost where operands are in the L2 cache, as those are that were written or read right before.
     """
 
     configs: tuple[Config, ...]
@@ -77,6 +78,7 @@ class Table:
     b_inner: tuple[int, ...]
     costs: Costs
     aten: Table | None = None
+    cached: Table | None = None
 
     @functools.cached_property
     def candidates(self) -> Any:
@@ -153,8 +155,8 @@ def _table(kept: Mapping[str, Any]) -> Table:
     configs = tuple([Config(**each["config"]) for each in tiles])
     block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
     b_inner = tuple([each.get("b_inner", -1) for each in tiles])
-    aten = _table(kept["aten"]) if "aten" in kept else None
-    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), aten)
+    aten, cached = (_table(kept[name]) if name in kept else None for name in ("aten", "cached"))
+    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), aten, cached)
 
 
 def own(name: str) -> Path:
@@ -189,5 +191,6 @@ def _text(table: Table) -> str:
         given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
         line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
         lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
-    aten = f',\n"aten": {_text(table.aten)}' if table.aten else ""
-    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{aten}}}"
+    beside = {"aten": table.aten, "cached": table.cached}
+    more = "".join([f',\n"{name}": {_text(each)}' for name, each in beside.items() if each])
+    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{more}}}"

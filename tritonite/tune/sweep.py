@@ -59,10 +59,16 @@ def drawn(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
         yield Problem(*sizes, dtype, dtype, *inner)
 
 
-def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table) -> Iterator[Timed]:
-    """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`."""
+def sweep(
+    dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table, cached: bool = False
+) -> Iterator[Timed]:
+    """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`.
+
+    Of those that are `cached` all operands are in the L2 cache, and of others none.
+    """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
-    for problem, _ in zip(drawn(dtype, seed), range(int(4 * seconds)), strict=False):
+    problems = (problem for problem in drawn(dtype, seed) if not cached or problem.bytes <= choose.CACHED)
+    for problem, _ in zip(problems, range(int(4 * seconds)), strict=False):
         tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         work.append((problem, draw.sample(every, min(_CANDIDATES, len(every)))))
@@ -78,8 +84,8 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model
         for config in configs:
             call = functools.partial(product, a, b, out, config=choose.fitting(config, problem, device))
             call()
-            found.append((config, _time(call)))
-        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out)), tuple(found))
+            found.append((config, _time(call, cached)))
+        yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(found))
 
 
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
@@ -89,8 +95,9 @@ def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
     return alike if config.warp_specialize else (*alike, *sizes)
 
 
-def _time(call: timing.Call) -> float:
-    return statistics.median(timing.device_samples(timing.captured(call, 1), _CALLS))
+def _time(call: timing.Call, cached: bool) -> float:
+    samples = timing.graph_samples(call, _CALLS) if cached else timing.device_samples(timing.captured(call, 1), _CALLS)
+    return statistics.median(samples)
 
 
 def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:

@@ -29,13 +29,12 @@ LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
 CONFLICTS = 0.032
+# And what a block of few rows takes to arrive from the L2 cache.
+WAITED = 0.3
 # Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
 BLOCK, ADDING = 0.35, 2.5
-# The model was fitted to cold caches, where the second launch of a product in parts waits for its instructions. Between
-# products of no more bytes than this they stay in the L2 cache, and it takes so many microseconds less. So do operands,
-# which are taken, without a measurement, to come so many times as fast, and so many microseconds sooner for all stages.
-CACHED, FETCHED = 2**24, 1.2
-FASTER, SOONER = 1.25, 0.2
+# Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them.
+CACHED = 2**24
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this: of more,
 # larger ones fill a device.
 NARROW = 192
@@ -68,6 +67,11 @@ class Problem(NamedTuple):
     a_vector: int = 16
     b_vector: int = 16
     out_vector: int = 16
+
+    @property
+    def bytes(self) -> int:
+        """Of the operands and the result."""
+        return self.dtype.itemsize * self.batches * (self.M * self.K + self.K * self.N + self.M * self.N)
 
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
@@ -114,7 +118,8 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
         return None
     if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return None
-    return model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
+    table = model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
+    return table.cached if table and table.cached and problem.bytes <= CACHED else table
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,15 +190,11 @@ def _fastest(
 ) -> tuple[Config, float]:
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
     work = model.work(problem, tiles, devices.multiprocessors(device))
-    block, cached = table.block[tiles["number"]], problem.dtype.itemsize == 2 and work.bytes <= CACHED
-    if cached:
-        # What is added up without tensor cores is loaded into registers, without stages.
-        sooner = np.where(tiles["BLOCK_M"] < FEW, 0, SOONER / (tiles["num_stages"] - 1))
-        work, block = work._replace(bytes=work.bytes / FASTER), np.maximum(block - sooner, block / 2)
-    block = block + _loads(problem, tiles)
+    block = table.block[tiles["number"]] + _loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
-    if cached:
-        times -= np.where(work.splits > 1, FETCHED, 0)
+    # Without stages a program waits for each of its blocks, however few others there are.
+    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * WAITED, 0.0) + (work.splits > 1) * table.costs.split
+    times = np.maximum(times, table.costs.launch + waiting)
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     return table.configs[tiles[best]["number"]]._replace(**own), float(times[best])

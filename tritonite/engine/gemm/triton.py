@@ -97,6 +97,9 @@ def multiply(
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if not B_INNER and EVERY_B == 1:
+        # As many neighbours as a thread stores at once it would load one by one, each from another sector.
+        columns = tl.max_contiguous(columns, 1)
     row_mask, column_mask = rows < M, columns < N
     begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K
     end = tl.minimum(begin + steps * BLOCK_K, K)
