@@ -294,7 +294,7 @@ def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
 @pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
 def test_indices_of_an_empty_triangle_have_any_dtype_on_gpus(name, monkeypatch):
     creation = importlib.import_module("tritonite.ops.creation")
-    function, out = getattr(creation, name), torch.empty(2, 0)
+    function, out = getattr(creation, name), torch.empty(2, 0, device=tritonite.device)
     with pytest.raises(Decline, match="float32"):
         function(3, 3, outs=(out,))
     monkeypatch.setattr(creation, "_ON_CPU", False)

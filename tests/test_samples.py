@@ -13,6 +13,7 @@ import tritonite
 from tritonite import devices
 from tritonite.catalog import Op
 from tritonite.devices import nvidia
+from tritonite.dispatch import override
 from tritonite.errors import Decline
 from tritonite.testing import opinfo, verify
 from tritonite.testing.judge import to_reference
@@ -79,9 +80,16 @@ def test_exceptions_are_few():
 
 @pytest.fixture
 def declining(monkeypatch):
-    """Makes kernels decline what a condition on their arguments asks for."""
+    """Makes an operator's kernels decline what a condition on its arguments asks for, not replay what others ran."""
+    forgotten = set()
 
-    def decline(condition):
+    def forget(name):
+        if (dispatcher := override.native_dispatcher()) is not None:
+            dispatcher.clear(name)
+
+    def decline(name, condition):
+        forgotten.add(name)
+        forget(name)
         results = Op.results
 
         def whimsical(op, args, kwargs):
@@ -91,12 +99,14 @@ def declining(monkeypatch):
 
         monkeypatch.setattr(Op, "results", whimsical)
 
-    return decline
+    yield decline
+    for name in forgotten:
+        forget(name)
 
 
 @pytest.mark.parametrize("name", ["add.Tensor", "exp.out", "neg_", "sum.dim_IntList"])
 def test_a_decline_fails(name, declining):
-    declining(lambda x, *_: x.shape == (6, 10))
+    declining(name, lambda x, *_: x.shape == (6, 10))
     report = verify.check_overload(tritonite.overloads()[name], torch.float32, labels=("transposed*", "zero_dim*"))
     declined = {label for label, _ in report.declined}
     assert report.served and declined and all(label.startswith("transposed") for label in declined)
@@ -105,7 +115,7 @@ def test_a_decline_fails(name, declining):
 
 @pytest.mark.skipif(tritonite.device == "cuda", reason="ATen has products of integers on CPUs alone")
 def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
-    declining(lambda *_: True)
+    declining("mm", lambda *_: True)
     report = verify.check_overload(tritonite.overloads()["mm"], torch.int32, labels=("transposed",))
     assert report.samples == len(report.declined) == 1 and not report.served and not report.failures
 
@@ -113,7 +123,7 @@ def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
 def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
     excuse = MayDecline(("exp",), ("zero_dim",), "a whim", "for a test")
     monkeypatch.setattr(verify, "MAY_DECLINE", [excuse])
-    declining(lambda *_: True)
+    declining("exp", lambda *_: True)
     check = functools.partial(verify.check_overload, tritonite.overloads()["exp"], torch.float32)
     assert not check(labels=("zero_dim",)).failures
     assert check(labels=("transposed",)).failures
@@ -125,7 +135,7 @@ def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
 
 def test_a_function_of_which_all_samples_decline_fails(declining):
     info = opinfo.infos()["exp"]
-    declining(lambda *_: True)
+    declining("exp", lambda *_: True)
     report = verify.check_opinfo("exp", info, torch.float32, limit=2)
     assert not report.served
     assert {failure.partition(":")[0] for failure in report.failures} == {"functional", "in-place", "out=", "gradient"}

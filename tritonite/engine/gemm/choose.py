@@ -34,7 +34,7 @@ WAITED = 0.3
 # Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
 BLOCK, ADDING = 0.35, 2.5
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them.
-CACHED = 2**24
+CACHED = 3 * 2**23
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this: of more,
 # larger ones fill a device.
 NARROW = 192
@@ -257,8 +257,8 @@ def _suits(problem: Problem, tiles: Any) -> Any:
     narrow = (np.minimum(tiles["BLOCK_M"], tiles["BLOCK_N"]) < 64) & (tiles["BLOCK_M"] < 128)
     filled &= (problem.M <= NARROW) | ~narrow
     few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
-    few &= (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
-    return np.where(tiles["BLOCK_M"] <= FEW, few, filled)
+    lies = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
+    return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & lies
 
 
 def _fits(problem: Problem, table: model.Table, device: torch.device) -> Any:

@@ -441,10 +441,7 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     device, regimes = devices.current, ROWS[devices.current.kind]
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
     if 2 * space.n_kept <= device.programs:
-        blocks = _regime(space, regimes.split)
-        # A multiprocessor that has no second program has one of more warps.
-        alone = blocks.splits == 1 and 8 * space.n_kept <= device.programs
-        return blocks._replace(warps=2 * blocks.warps) if alone else blocks
+        return _regime(space, regimes.split)
     if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
