@@ -65,7 +65,7 @@ def _model(model: ModelResult, others: list[str]) -> str:
 
 def drawn(run: Run) -> Iterator[str]:
     machine = run.machine
-    yield f"\nCases drawn at random, at commit {machine.commit}, {machine.date}, into"
+    yield f"\nCases drawn at random, on an {machine.device}, at commit {machine.commit}, {machine.date}, into"
     yield f"[drawn.json](benchmarks/drawn.json) with\n\n    {machine.command}\n"
     yield "Percentiles are of the speedups of those that kernels of Tritonite's served.\n"
     yield "| family | dtype | cases | served | minimum | 10 % | median | geometric mean |"
