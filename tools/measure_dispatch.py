@@ -125,7 +125,10 @@ def threads() -> int:
     unary = [
         name
         for name, op in tritonite.overloads().items()
-        if "." not in name and not name.endswith("_") and hasattr(torch, name) and op.family not in ("random", "sampling")
+        if "." not in name
+        and not name.endswith("_")
+        and hasattr(torch, name)
+        and op.family not in ("random", "sampling")
     ]
     shapes = [(i % 7 + 1, i % 13 + 1) for i in range(40)]
     inputs = {shape: torch.rand(shape, device="cuda") + 0.25 for shape in shapes}
