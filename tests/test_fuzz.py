@@ -41,6 +41,13 @@ def test_a_difference_is_seen(kind, ours):
     assert found is not None and found[0] == kind
 
 
+def test_sums_of_the_largest_numbers_are_judged():
+    """Whose squares float64 does not have."""
+    given = {"self": torch.full((2, 3), 1e300, dtype=torch.float64, device=tritonite.device), "dim": [1]}
+    call = outcomes("sum.dim_IntList", given, lambda call, result: result.clone())
+    assert difference(*call, True) is None
+
+
 def test_nothing_is_seen_where_there_is_no_difference():
     assert difference(*outcomes("neg", {"self": x()}, lambda call, result: result.clone()), True) is None
 
