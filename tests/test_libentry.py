@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 import tritonite
+from tritonite import devices
 from tritonite.errors import InvalidDeclaration
 from tritonite.launch import _specialization
 
@@ -181,3 +182,12 @@ def test_a_launch_reads_what_the_one_before_it_wrote(path, device, captured):
     chain()
     for ours, x in zip(found, (rows, columns, sums), strict=True):
         torch.testing.assert_close(ours, x.cpu())
+
+
+def test_a_launch_is_prepared_where_device_and_driver_can(monkeypatch):
+    assert devices.prepares_launches("cuda", 90) and devices.prepares_launches("cuda", 100)
+    assert not devices.prepares_launches("cuda", 80) and not devices.prepares_launches("hip", "gfx942")
+    monkeypatch.setattr(devices, "_driver_version", lambda: 12_020)
+    assert not devices.prepares_launches("cuda", 90)
+    monkeypatch.setattr(devices, "has_tma", lambda device: True)
+    assert not devices.has_dependent_launch(torch.device("cuda", 0))

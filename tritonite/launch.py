@@ -274,8 +274,7 @@ def _hooks() -> tuple[Any, Any]:
 
 def _launched(kernel: Any, target: GPUTarget) -> dict[str, Any]:
     """How a kernel of this function is launched: beside the end of what it waits for, where the device can."""
-    can = target.backend == "cuda" and target.arch >= devices.DEPENDENT_LAUNCH_FROM
-    return _DEPENDENT if can and waits(kernel) else {}
+    return _DEPENDENT if devices.prepares_launches(target.backend, target.arch) and waits(kernel) else {}
 
 
 def _flatten_into(value: Any, flat: list[Any]) -> None:

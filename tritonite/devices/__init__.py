@@ -111,13 +111,28 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type == "cuda" and has_tma(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
-# NVIDIA's devices that prepare a launch before the one ends that it waits for.
-DEPENDENT_LAUNCH_FROM = 90
+# Of CUDA 12.3, which takes such launches into CUDA graphs.
+_FIRST_DRIVER = 12_030
+
+
+def prepares_launches(backend: str, architecture: Any) -> bool:
+    """Whether such devices place a launch's programs while the launch before it ends: "cuda" from sm_90, 90, on."""
+    return backend == "cuda" and architecture >= 90 and _driver_version() >= _FIRST_DRIVER
+
+
+@functools.lru_cache(maxsize=1)
+def _driver_version() -> int:
+    """That of NVIDIA's driver, as 12030 for CUDA 12.3; the first that will do where there is none."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return _FIRST_DRIVER
+    from tritonite.devices import nvidia
+
+    return nvidia.driver_version()
 
 
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether a launch may begin before the one ends that it waits for: NVIDIA's from sm_90 on."""
-    return device.type == "cuda" and has_tma(device)
+    return device.type == "cuda" and has_tma(device) and _driver_version() >= _FIRST_DRIVER
 
 
 @functools.lru_cache(maxsize=64)

@@ -39,6 +39,13 @@ RECORD = Device(
 )
 
 
+def driver_version() -> int:
+    """The newest CUDA that the driver knows, as 12030 for 12.3; 0 where it does not tell."""
+    version = ctypes.c_int(0)
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
 _MAP_BYTES = 128
 
 
