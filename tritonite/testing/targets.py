@@ -220,7 +220,10 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
 
 
 def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Row operators on rows for which no sample is long enough: cooperative ones, and those of unrolled loops."""
+    """Row operators on rows for which no sample is long enough.
+
+    Cooperative ones, those of unrolled loops, and those that begin in the middle of words.
+    """
     x, weight = torch.empty(2, 2**17), torch.empty(2**17)
     arguments: list[tuple[str, tuple[Any, ...]]] = [
         ("_softmax", (x, 1, False)),
@@ -232,6 +235,9 @@ def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]
     for dtype in (torch.float16, torch.bfloat16):
         x, weight = torch.empty(4, 2**16, dtype=dtype), torch.empty(2**16, dtype=dtype)
         arguments.append(("native_layer_norm", (x, weight.shape, weight, weight, 1e-5)))
+    for dtype, (rows, length) in itertools.product((torch.float32, torch.bfloat16), ((64, 20_003), (2, 2**17 + 1))):
+        x = torch.empty(rows, length, dtype=dtype)
+        arguments += [("_log_softmax", (x, 1, False)), ("_softmax_backward_data", (x, x, 1, x.dtype))]
     for name, given in arguments:
         record = dataclasses.replace(devices.current, programs=1)
         with _noting() as found, mock.patch.object(devices, "current", record):
