@@ -146,7 +146,8 @@ def _placed(layout, i, k):
 def _apart(layout):
     # Whether along the fastest dimension elements of some operand are apart, and none are next to each other elsewhere.
     every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
-    return any([kinds[0] == 2 and (layout.flat or kinds[1] != 1) for kinds in every])
+    across = not layout.flat and any([kinds[1] == 1 for kinds in every])
+    return not across and any([kinds[0] == 2 for kinds in every])
 
 
 @triton.constexpr_function
