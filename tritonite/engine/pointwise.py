@@ -32,6 +32,7 @@ from tritonite.engine.iteration import (
 )
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.places import by_inverse
 from tritonite.launch import ASSERTING, Launch, Specialization, flatten
 from tritonite.locks import brief
 
@@ -173,7 +174,7 @@ def _offset(index, strides, origin, KINDS: tl.constexpr):
 def _unravel(linear, sizes, inverses):
     """The coordinates of places in a space of these sizes, fastest first, that is laid flat.
 
-    By `inverses`, where there are any (Granlund and Montgomery 1994): the device has no division of integers.
+    By `inverses`, where there are any, which `_inverse` made: the device has no division of integers.
     """
     index = ()
     rest = linear
@@ -181,8 +182,8 @@ def _unravel(linear, sizes, inverses):
         if len(inverses) == 0:
             outer = rest // sizes[d]
         else:
-            places, multiplier = rest.to(tl.uint32), inverses[d][0].to(tl.uint32)
-            outer = ((tl.umulhi(places, multiplier) + places) >> inverses[d][1].to(tl.uint32)).to(rest.dtype)
+            factor, shift = inverses[d][0].to(tl.uint32), inverses[d][1].to(tl.uint32)
+            outer = by_inverse(rest.to(tl.uint32), factor, shift).to(rest.dtype)
         index = index + (rest - outer * sizes[d],)
         rest = outer
     return index + (rest,)

@@ -13,16 +13,21 @@ def aligned_to(x, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def by_inverse(dividend, factor, shift):
+    """A quotient of what is below 2**31 by a divisor's inverse: Granlund and Montgomery 1994. All are uint32."""
+    return (tl.umulhi(dividend, factor) + dividend) >> shift
+
+
+@triton.jit
 def quotient(x, divisor):
-    """x // divisor of what is not negative; of blocks of 32 bits by a product: Granlund and Montgomery 1994.
+    """x // divisor of what is not negative; of blocks of 32 bits `by_inverse`.
 
     What depends on the divisor alone is computed once, and the rest takes a quarter of a division's instructions.
     """
     if x.dtype == tl.int32:
         shift = ((divisor - 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022
         factor = ((((tl.full((), 1, tl.int64) << shift) - divisor) << 32) // divisor + 1).to(tl.uint32)
-        dividend = x.to(tl.uint32)
-        found = ((tl.umulhi(dividend, factor) + dividend) >> shift.to(tl.uint32)).to(tl.int32)
+        found = by_inverse(x.to(tl.uint32), factor, shift.to(tl.uint32)).to(tl.int32)
     else:
         found = x // divisor
     return found
