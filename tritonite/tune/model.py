@@ -126,7 +126,7 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
         last=beside / tiles["programs"],
         steps=steps,
         splits=splits,
-        bytes=size * batches * (M * K + K * N + M * N),
+        bytes=problem.bytes,
         l2_bytes=size * found * blocks * tiles["BLOCK_K"] * (tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]),
         partial_bytes=np.where(splits > 1, 8 * splits * batches * M * N, 0),
         a_transposed=np.where(swapped, b, a),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tritonite import devices
+from tritonite.engine.iteration import power_of_2
 from tritonite.tune import model, store
 from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
 
@@ -202,7 +203,7 @@ def _fastest(
 
 def _shortened(tiles: Any, problem: Problem) -> Any:
     """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores."""
-    inner, columns = (2 ** int(size - 1).bit_length() for size in (problem.K, problem.N))
+    inner, columns = power_of_2(problem.K), power_of_2(problem.N)
     least = np.where(tiles["BLOCK_M"] < FEW, inner, max(32, inner))
     times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
     times = np.where(tiles["descriptors"] == 1, 1, times)
