@@ -67,7 +67,7 @@ def sweep(
     Of those that are `cached` all operands are in the L2 cache, and of others none.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
-    problems = (problem for problem in drawn(dtype, seed) if not cached or problem.bytes <= choose.CACHED)
+    problems = (problem for problem in drawn(dtype, seed) if not cached or choose.is_cached(problem))
     for problem, _ in zip(problems, range(int(4 * seconds)), strict=False):
         tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
@@ -101,14 +101,19 @@ def _time(call: timing.Call, cached: bool) -> float:
 
 
 def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
-    """The table with numbers for which the model is closest to the times, by their ratios."""
+    """The table with numbers for which the model is closest to the times, by their ratios.
+
+    What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
+    """
     numbers = {config: i for i, config in enumerate(table.configs)}
-    parts, tiles, times = [], [], []
+    parts, tiles, times, shares = [], [], [], []
     for problem, _, found in timed:
         configs = [config for config, _ in found]
         parts.append(model.work(problem, model.records(configs), multiprocessors))
         tiles += [numbers[config._replace(splits=1)] for config in configs]
         times += [each for _, each in found]
+        best = min([each for _, each in found])
+        shares += [best / each for _, each in found]
     lengths = [len(part.rounds) for part in parts]
     work = model.Work(
         *[
@@ -124,7 +129,7 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         return model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs)).log()
 
-    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS)
+    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 2)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
 
 
@@ -167,7 +172,11 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
 
 
 def _descend(
-    estimate: Callable[..., torch.Tensor], parameters: list[torch.Tensor], logarithms: torch.Tensor, steps: int
+    estimate: Callable[..., torch.Tensor],
+    parameters: list[torch.Tensor],
+    logarithms: torch.Tensor,
+    steps: int,
+    weights: torch.Tensor | float = 1.0,
 ) -> list[torch.Tensor]:
     """For which of parameters, given by their logarithms, estimates of logarithms are closest to those measured."""
     for parameter in parameters:
@@ -177,7 +186,8 @@ def _descend(
     for _ in range(steps):
         optimizer.zero_grad()
         found = estimate(*[parameter.exp() for parameter in parameters])
-        torch.nn.functional.smooth_l1_loss(found, logarithms, beta=0.08).backward()
+        losses = torch.nn.functional.smooth_l1_loss(found, logarithms, beta=0.08, reduction="none")
+        (weights * losses).mean().backward()
         optimizer.step()
         schedule.step()
     return [parameter.detach().exp() for parameter in parameters]

@@ -34,8 +34,9 @@ CONFLICTS = 0.032
 WAITED = 0.3
 # Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
 BLOCK, ADDING = 0.35, 2.5
-# Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them.
-CACHED = 3 * 2**23
+# Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
+# what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
+CACHED, BRIEF = 3 * 2**23, 4e9
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this: of more,
 # larger ones fill a device.
 NARROW = 192
@@ -120,7 +121,13 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
     if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return None
     table = model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
-    return table.cached if table and table.cached and problem.bytes <= CACHED else table
+    return table.cached if table and table.cached and is_cached(problem) else table
+
+
+def is_cached(problem: Problem) -> bool:
+    """Whether a problem's costs are those of operands in the L2 cache."""
+    operations = 2 * problem.batches * problem.M * problem.N * problem.K
+    return problem.bytes <= CACHED and operations <= BRIEF
 
 
 @functools.lru_cache(maxsize=4096)
