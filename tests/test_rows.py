@@ -596,3 +596,47 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device
         with tritonite.use_gems():
             torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)
     assert served("sum.dim_IntList") and served("_softmax")
+
+
+@pytest.mark.parametrize("length", [33, 100])
+@pytest.mark.parametrize("beside", [2, 3, 7, 8])
+def test_upright_rows_of_few_neighbours_are_held(length, beside, device, monkeypatch):
+    """By programs that hold all neighbours, some, or one, of rows of up to four blocks."""
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=8)
+    monkeypatch.setattr(devices, "current", tiny)
+    grad, x = torch.randn(2, 9, length, beside, device=device)
+    with tritonite.use_gems():
+        shares = x.softmax(1)
+        gradient = torch._softmax_backward_data(grad, shares, 1, torch.float32)
+    torch.testing.assert_close(shares, x.double().softmax(1).float())
+    exact = torch._softmax_backward_data(grad.double(), shares.double(), 1, torch.float64)
+    torch.testing.assert_close(gradient, exact.float())
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("copied", [False, True])
+def test_operands_across_the_results_grain(order, dim, copied, device, monkeypatch):
+    """Large ones are copied first, and small ones read as they are."""
+    monkeypatch.setattr(declare, "_COPIED", 0 if copied else 2**19)
+    x = torch.randn([(17, 20, 24)[d] for d in order], device=device).permute([order.index(d) for d in range(3)])
+    grad = torch.randn(17, 20, 24, device=device)
+    with tritonite.use_gems():
+        shares = x.softmax(dim)
+        gradient = torch._softmax_backward_data(grad, x, dim, torch.float32)
+    torch.testing.assert_close(shares, x.double().softmax(dim).float())
+    exact = torch._softmax_backward_data(grad.double(), x.double(), dim, torch.float64)
+    torch.testing.assert_close(gradient, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [72, 136, 200, 208])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=64, programs=8))
+    x, weight, bias = [torch.randn(shape, device=device).to(dtype) for shape in ((9, length), (length,), (length,))]
+    norm = torch.nn.functional.layer_norm
+    aten, exact = norm(x, (length,), weight, bias), norm(x.double(), (length,), weight.double(), bias.double())
+    with tritonite.use_gems():
+        found = norm(x, (length,), weight, bias)
+    assert_close(found, aten, exact)
+    assert served("native_layer_norm")

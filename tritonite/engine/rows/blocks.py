@@ -20,6 +20,8 @@ _MOST_UNROLLED = 4
 # How many threads most programs have, and a warp.
 _THREADS = 128
 _WARP = 32
+# So many programs may read the same sectors of memory, each for rows of its own, where it holds those.
+_SHARED = 4
 
 
 class Space(NamedTuple):
@@ -294,22 +296,27 @@ def _of_warps(space: Space, elements: int) -> Blocks | None:
     return cut(space, min(power_of_2(space.n_kept), max(1, elements // 4 // columns)), columns, 1)
 
 
-def cut(space: Space, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8) -> Blocks:
+def cut(
+    space: Space, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8, states: int = 1
+) -> Blocks:
     """Blocks of this shape, by `warps` or as many as a program has.
 
-    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split.
+    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split. Programs
+    that leave several `states` are half as many: adding those up took as long as finding them, and batch norm of
+    channels last 26 us, where it takes 20.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
     if scarcity * programs <= device.programs and steps >= least:
-        each = -(-steps // min(-(-device.programs // programs), steps))
+        most = device.programs if states == 1 else device.programs // 2
+        each = -(-steps // min(-(-most // programs), steps))
         splits, steps = -(-steps // each), each
     return Blocks(rows, columns, warps, programs, steps, splits)
 
 
-def tiled(space: Space, rows: int, columns: int, **scarcity: int) -> Blocks:
+def tiled(space: Space, rows: int, columns: int, states: int = 1) -> Blocks:
     """The same by as many warps as that many elements want."""
-    return cut(space, rows, columns, max(4, rows * columns // 1024), **scarcity)
+    return cut(space, rows, columns, max(4, rows * columns // 1024), states=states)
 
 
 def invariant(space: Space) -> Blocks:
@@ -339,7 +346,7 @@ def for_reduction(space: Space, states: int) -> Blocks:
             # More of a column at a time, so that one launch reduces it.
             beside, elements = max(1, beside // 4), tile
         rows = min(power_of_2(space.n_kept), beside)
-        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)))
+        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
     columns = min(power_of_2(space.n_reduced), tile)
     if columns < tile:
         tile = _spread(space, tile)
@@ -364,8 +371,12 @@ def for_states(space: Space) -> Blocks:
         blocks = invariant(space)
         return blocks._replace(steps=blocks.steps * blocks.splits, splits=1)
     # All splits at once where they fit: they are waited for once.
-    tile, splits = devices.current.row_elements, power_of_2(space.n_reduced)
+    device = devices.current
+    tile, splits = device.row_elements, power_of_2(space.n_reduced)
     rows = min(power_of_2(space.n_kept), max(8, min(32, tile // splits)))
+    # Fewer rows a program where there are few of those, which then has all splits at once.
+    while rows > 1 and 16 * space.n_kept < rows * device.programs and splits > tile // rows:
+        rows //= 2
     columns = min(splits, max(1, tile // rows))
     # Few programs, which nothing else fills the device beside: a thread has eight splits.
     warps = max(4, rows * columns // 256)
@@ -378,10 +389,12 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
         return invariant(space)
     device, tile, regimes = devices.current, tile_elements(space), ROWS[devices.current.kind]
     if not space.inner:
-        return _columns(space, traits.itemsize)
+        return _columns(space, traits)
     if space.n_reduced > regimes.held_tiles * device.row_elements:
         return _long_rows(space, traits)
     columns = power_of_2(space.n_reduced)
+    if looped := _without_waste(space, traits):
+        return looped
     short = int(regimes.short.tiles * tile)
     # Where a program would have less than that, it has fewer elements, so that more of the device works.
     each = power_of_2(space.n_kept * space.n_reduced // device.programs)
@@ -401,6 +414,20 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
     return blocks
 
 
+def _without_waste(space: Space, traits: Traits) -> Blocks | None:
+    """Many rows of a half type, with weights, whose length is far from a power of 2, in blocks that waste little."""
+    device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
+    whole = space.has_weights and space.word * space.itemsize == 16 and traits.itemsize < 4
+    if not whole or length <= device.row_elements or 8 * (power_of_2(length) - length) < length:
+        return None
+    if 2 * space.n_kept < device.programs:
+        return None
+    columns, warps = int(regime.tiles * device.row_elements), regime.warps
+    if 16 * (-length % columns) > length:
+        columns, warps = columns // 2, warps // 2
+    return cut(space, 1, columns, warps)
+
+
 def for_parts(space: Space) -> Blocks:
     """The blocks of rows whose results are known, as parts of longer rows are: each is transformed by itself."""
     if settings().invariant:
@@ -414,16 +441,16 @@ def for_parts(space: Space) -> Blocks:
     return blocks._replace(splits=splits, steps=1)
 
 
-def _columns(space: Space, itemsize: int) -> Blocks:
+def _columns(space: Space, traits: Traits) -> Blocks:
     """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
     device, tile = devices.current, tile_elements(space)
     rows, length = min(power_of_2(space.n_kept), device.row_columns // 4), power_of_2(space.n_reduced)
     beside = space.shapes[0][0] if space.shapes[0] else space.n_kept
-    if beside < device.row_columns // 4 and rows * length > tile and length <= device.row_elements:
-        # Few elements are next to each other: a program holds all of those, or of a small space so many that all of the
-        # device works, which read what is in the same cache lines again.
-        held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)
-        whole = held >= beside
+    held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)
+    if beside < device.row_columns // 4 and rows * length > tile and held:
+        # Few elements are next to each other: a program holds all of those, or a fourth at least, or of a small space
+        # so many that all of the device works. Others read what is in the same cache lines again.
+        whole = _SHARED * held >= beside
         while held > 1 and 8 * space.n_kept < held * device.programs:
             held, whole = held // 2, True
         if whole:
@@ -431,8 +458,8 @@ def _columns(space: Space, itemsize: int) -> Blocks:
     blocks = tiled(space, rows, min(length, max(1, tile // rows)))
     if blocks.splits > 1:
         # A reduction finds their results before: what counts is how many elements next to each other a program takes.
-        rows = min(power_of_2(space.n_kept), 4 * device.row_columns // itemsize)
-        blocks = cut(space, rows, max(1, tile // rows), 4)
+        rows = min(power_of_2(space.n_kept), 4 * device.row_columns // traits.itemsize)
+        blocks = cut(space, rows, max(1, tile // rows), 4, states=traits.states)
     return blocks
 
 
