@@ -53,6 +53,8 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 _OPTIONS = {field.name for options in (CUDAOptions, HIPOptions) for field in dataclasses.fields(options)}
+# How labels end of kernels that have to have room in shared memory.
+_ROOM = "shared memory's room"
 # What reaches global memory in PTX.
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
 # Kernels in NVIDIA's assembly, unless a device has none.
@@ -217,6 +219,20 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
             product(a, b, torch.empty(2, 77, 64, dtype=dtype))
         for specialization in found[:2]:
             yield f"{dtype} in {layout}", specialization, ("sm_90", "sm_100") if full else ("sm_90",)
+
+
+def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Products and a matrix of odd rows by tiles that come through descriptors, as calls fit them to shared memory."""
+    for size, config in tables.every("nvidia"):
+        if size != 2 or not config.descriptors or config.warp_specialize:
+            continue
+        for columns in (505, 512)[: None if full else 1]:
+            # So many rows that a program has several tiles, and writes them by way of shared memory.
+            a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (512, columns, columns)]
+            addend = torch.empty(2**15, columns, dtype=torch.bfloat16)
+            with _noting() as found, mock.patch.object(choose, "choose", lambda *_, config=config: config):
+                product(a, b[:, :512], out, addend=addend)
+            yield f"{config} as a call fits it to {_ROOM}", found[-1], ("sm_90", "sm_100") if full else ("sm_90",)
 
 
 def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -473,6 +489,7 @@ _GROUPS = {
     "sorted": sorted_rows,
     "tiles": tiles,
     "copies": copies,
+    "added": added,
     "rows": long_rows,
     "fused": fused_rows,
     "rings": rings,
@@ -551,10 +568,11 @@ def failures(
 
     "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
     of few queries over many keys, "dropped" for attention with dropout, "sorted" for long rows in order, "tiles" for
-    products by all tables of tiles, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest
-    rows, "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is
-    compiled for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and
-    elsewhere for one of each compiler's, by turns. If `quick`, each kernel of a declaration is compiled once.
+    products by all tables of tiles, "added" for those that a matrix is added to, "rows" for long rows, "fused" for
+    operators outside ATen, "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`,
+    what is alike to all targets of a compiler is compiled for one of them. Where it is met first in a part, or named, a
+    kernel is compiled for all targets, and elsewhere for one of each compiler's, by turns. If `quick`, each kernel of a
+    declaration is compiled once.
     """
     for label, specialization, chosen in _quick(names, part) if quick else _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
@@ -566,6 +584,8 @@ def failures(
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what to report
                 yield f"{label} {name}: {error!r} {error.__cause__!r}"
                 continue
+            if label.endswith(_ROOM) and compiled.metadata.shared > devices.current.shared_memory + 1024:
+                yield f"{label} {name}: {compiled.metadata.shared} bytes of shared memory"
             if TARGETS[name].backend == "cuda" and not _waits_as_launched(compiled):
                 yield f"{label} {name}: it may run before what it waits for has ended"
 

@@ -49,6 +49,14 @@ class _Epilogue(NamedTuple):
             if alike or 0 not in own[1:]
         )
 
+    def beside(self, config: Config) -> int:
+        """The bytes of shared memory for each element of what is written at a time, besides the element's own.
+
+        Of what is loaded an element at a time both subtiles are on their way before the first is written.
+        """
+        one_by_one = any(_vector(tensor, tensor.stride(2) == 1) < 16 for tensor in self.tensors)
+        return self.bytes * (2 if config.split_store and one_by_one else 1)
+
     @property
     def strides(self) -> tuple[tuple[int, ...], ...]:
         """Those of the tensors; along what there is one of nothing varies, whatever the tensor says."""
@@ -140,7 +148,7 @@ def product(
         # Of a long product, what is added to every element is there sooner where all warps wait for it.
         warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
-        config = choose.fitting(config, problem, out.device, epilogue.bytes if config.splits == 1 else 0)
+        config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
     _run(work, config if whole else config._replace(splits=1, descriptors=False))
     if copied[2]:
         _copy_rows(written, out)
