@@ -288,12 +288,15 @@ def _of_warps(space: Space, elements: int) -> Blocks | None:
     """Rows that are longer than what a warp loads at once, but no more than eight elements a thread, by a warp each.
 
     Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A program
-    has a fourth of the `elements` that one of four warps would have.
+    has a fourth of the `elements` that one of four warps would have, or more where programs would be many more than
+    fill the device: one is begun in 0.6 ns, which was most of the 3.7 us of softmax of (4131, 45).
     """
     columns = power_of_2(space.n_reduced)
     if not _WARP * space.word < columns <= 8 * _WARP:
         return None
-    return cut(space, min(power_of_2(space.n_kept), max(1, elements // 4 // columns)), columns, 1)
+    few = power_of_2(-(-2 * space.n_kept // (3 * devices.current.programs)))
+    rows = max(1, elements // 4 // columns, min(few, _WARP * _WARP // columns))
+    return cut(space, min(power_of_2(space.n_kept), rows), columns, 1)
 
 
 def cut(
@@ -301,15 +304,14 @@ def cut(
 ) -> Blocks:
     """Blocks of this shape, by `warps` or as many as a program has.
 
-    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split. Programs
-    that leave several `states` are half as many: adding those up took as long as finding them, and batch norm of
-    channels last 26 us, where it takes 20.
+    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split. A program
+    that leaves several `states` has two blocks at least: adding those up took as long as finding them, and batch norm
+    of channels last 26 us, where it takes 20.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
     if scarcity * programs <= device.programs and steps >= least:
-        most = device.programs if states == 1 else device.programs // 2
-        each = -(-steps // min(-(-most // programs), steps))
+        each = max(1 if states == 1 else 2, -(-steps // min(-(-device.programs // programs), steps)))
         splits, steps = -(-steps // each), each
     return Blocks(rows, columns, warps, programs, steps, splits)
 
@@ -417,7 +419,7 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
 def _without_waste(space: Space, traits: Traits) -> Blocks | None:
     """Many rows of a half type, with weights, whose length is far from a power of 2, in blocks that waste little."""
     device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
-    whole = space.has_weights and space.word * space.itemsize == 16 and traits.itemsize < 4
+    whole = space.has_weights and space.word * space.itemsize >= 8 and traits.itemsize < 4
     if not whole or length <= device.row_elements or 8 * (power_of_2(length) - length) < length:
         return None
     if 2 * space.n_kept < device.programs:

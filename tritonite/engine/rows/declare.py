@@ -266,6 +266,8 @@ class RowTransform:
         facts = dataclasses.replace(
             reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
             apply=self.apply,
+            # With the next block loaded ahead: a gradient of softmax by columns of (1024, 65536) takes 205 us for 245.
+            upright=False,
             folded=folded,
             results=reduction.results,
             applied=self.applied or reduction.results,
