@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 from conftest import calls_through
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
@@ -608,3 +609,21 @@ def test_a_product_without_rows_has_its_addends_shape_in_aten(shape):
     assert torch.addmv(added, mat, vec).shape == shape
     with tritonite.use_gems(include="addmv", faster_only=False):
         assert torch.addmv(added, mat, vec).shape == shape
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch):
+    run, tried = product._run, []
+
+    def refusing(work, config):
+        tried.append(config.num_stages)
+        if config.num_stages > stages:
+            raise OutOfResources(2**18, 2**17, "shared memory")
+        run(work, config)
+
+    monkeypatch.setattr(product, "_run", refusing)
+    a, b = torch.randn(70, 40, device=device), torch.randn(40, 90, device=device)
+    with tritonite.use_gems():
+        found = a @ b
+    torch.testing.assert_close(found, (a.double() @ b.double()).float())
+    assert tried == list(range(tried[0], stages - 1, -1)) and len(tried) > 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
@@ -149,7 +150,7 @@ def product(
         warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
         config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
-    _run(work, config if whole else config._replace(splits=1, descriptors=False))
+    _run_in_room(work, config if whole else config._replace(splits=1, descriptors=False))
     if copied[2]:
         _copy_rows(written, out)
     elif written is not out:
@@ -316,6 +317,19 @@ class _Work(NamedTuple):
         kinds |= {"PRECISION": "bf16x6" if split else self.precision}
         kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
+
+
+def _run_in_room(work: _Work, config: Config) -> None:
+    """Run with fewer stages than estimated to have room where a compiler wants more besides than is known here."""
+    while True:
+        try:
+            _run(work, config)
+        except OutOfResources:
+            if config.num_stages == 1:
+                raise
+            config = config._replace(num_stages=config.num_stages - 1)
+        else:
+            return
 
 
 def _run(work: _Work, config: Config) -> None:
