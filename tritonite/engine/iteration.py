@@ -13,6 +13,8 @@ from tritonite.errors import Decline
 
 # Offsets from here on take 64 bits.
 INT32_LIMIT = 2**31 - 2**20
+# The bytes that memory is read by.
+SECTOR = 32
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

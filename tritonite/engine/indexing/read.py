@@ -13,7 +13,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import Size
 from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
@@ -183,8 +183,6 @@ _HELD_BYTES, _LEAST_BYTES, _MOST_ROWS = 32 * 1024, 1024, 8
 _LOOKED_UP = 1024
 # Of longer rows, the most parts that there may be, and the most bytes of the result and columns that registers hold.
 _MOST_PARTS, _RESULT_BYTES, _RESULT_COLUMNS = 4, 64 * 1024, 2**14
-# What memory is read by: of indices that tell of fewer elements, most of a row would be read for nothing.
-_SECTOR = 32
 
 
 def _held(space: Space, itemsize: int, facts: Facts, source: torch.Tensor) -> Facts | None:
@@ -206,7 +204,8 @@ def _held(space: Space, itemsize: int, facts: Facts, source: torch.Tensor) -> Fa
         looked_up = power_of_2(space.n_columns)
         if width > _MOST_PARTS * _HELD_BYTES or looked_up > min(_RESULT_COLUMNS, _RESULT_BYTES // itemsize):
             return None
-    if space.n_columns * _SECTOR < width or space.n_rows * 4 < rows * device.programs:
+    # Of a row that has many more sectors than there are indices, most would be read for nothing.
+    if space.n_columns * SECTOR < width or space.n_rows * 4 < rows * device.programs:
         return None
     aligned = math.gcd(16 // word, *(n // each for n in (index.size, *space.far[1:])))
     return dataclasses.replace(facts, block=(rows, looked_up), aligned=aligned, held=held)

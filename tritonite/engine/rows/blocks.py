@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import settings
-from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
+from tritonite.engine.iteration import INT32_LIMIT, SECTOR, collapse, power_of_2, span
 from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
 from tritonite.tune.rows import ROWS, Cooperative, Regime
 
@@ -154,9 +154,9 @@ class Space(NamedTuple):
             if kept_sizes and all(kept_strides[i][0] == 1 for i in both):
                 space = space._replace(beside=math.gcd(16, kept_sizes[0], *steps) % 16 or 1)
             return space
-        # Elements with others between them, in the same 32 bytes: threads next to each other have to load them at once.
+        # Elements with others between them, in the same sector: threads next to each other have to load them at once.
         beside = [
-            kind == BOTH and own[0] * x.dtype.itemsize < 32 and own[0] > 1
+            kind == BOTH and own[0] * x.dtype.itemsize < SECTOR and own[0] > 1
             for x, kind, own in zip(inputs, kinds, reduced_strides, strict=False)
         ]
         return space._replace(aligned=0) if any(beside) else space

@@ -19,7 +19,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import empty, empty_strided, settings
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import common_device, is_dense, may_overlap, never_overlaps_itself
+from tritonite.engine.iteration import SECTOR, common_device, is_dense, may_overlap, never_overlaps_itself
 from tritonite.engine.movement import move
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
@@ -33,8 +33,6 @@ from tritonite.launch import ASSERTING
 INDEX = "index"
 # Above so many elements one that lies across the results' grain is copied first: fewer stay in a cache meanwhile.
 _COPIED = 2**19
-# The bytes that memory hands out at once.
-_SECTOR = 32
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ def _lies_across(x: torch.Tensor, out: torch.Tensor) -> bool:
     if any(not x.stride(d) for d in dims):
         return False
     own, other = min(dims, key=x.stride), min(dims, key=out.stride)
-    return x.stride(other) * x.itemsize >= _SECTOR <= out.stride(own) * out.itemsize
+    return min(x.stride(other) * x.itemsize, out.stride(own) * out.itemsize) >= SECTOR
 
 
 def _of_parts(inputs: Sequence[torch.Tensor], dims: tuple[int, ...], *of_rows: tuple[torch.Tensor, ...]) -> Any:
