@@ -192,6 +192,16 @@ _BAD_DATA = {
         "input_val <= one",
     ),
     "target below 0": ("binary_cross_entropy(torch.ones(3), -torch.ones(3))", RuntimeError, "target_val <= one"),
+    "input below 0 among many": (
+        "binary_cross_entropy(torch.arange(-1, 300000).clamp(max=1).float(), torch.ones(300001), reduction='sum')",
+        RuntimeError,
+        "input_val <= one",
+    ),
+    "target above 1 with a weight": (
+        "binary_cross_entropy(torch.ones(3), torch.full((3,), 1.5), torch.zeros(3))",
+        RuntimeError,
+        "target_val <= one",
+    ),
 }
 
 

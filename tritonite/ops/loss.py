@@ -50,10 +50,15 @@ class Loss:
 
     @classmethod
     def of(
-        cls, kernel: Pointwise, leaves: dict[tuple[int, ...], Any], parametric: bool = False, asserting: bool = False
+        cls,
+        kernel: Pointwise,
+        leaves: dict[tuple[int, ...], Any],
+        parametric: bool = False,
+        asserting: bool = False,
+        projects: dict[int, Any] | None = None,
     ) -> "Loss":
         mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, added_to_zero)
-        projects = {MEAN: mean, SUM: total}
+        projects = projects or {MEAN: mean, SUM: total}
         return cls(
             kernel,
             {
@@ -172,30 +177,50 @@ def soft_margin_loss(self, target, reduction, outs=()):
     return _soft_margin_loss.run((self, target), reduction, outs)
 
 
-@scalar_kernel(accepts=FLOATS, asserting=True)
-def _cross_entropy(self, target, weight):
-    # ATen's assertions, in its words, as one: each waits for all of a program's threads.
-    inside = (self >= 0.0) & (self <= 1.0) & (target >= 0.0) & (target <= 1.0)
-    tl.device_assert(inside, "input_val >= zero && input_val <= one && target_val >= zero && target_val <= one")
+@triton.jit
+def _cross_entropy_inside(self, target):
+    """For a target in [0, 1]; nan where the input is outside."""
     log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
     log = tl.where(log < -100.0, -100.0, log)
     other_log = tl.where(other_log < -100.0, -100.0, other_log)
-    loss = (target - 1.0) * other_log - target * log
+    return (target - 1.0) * other_log - target * log
+
+
+@triton.jit
+def _assert_inside(inside):
+    # ATen's assertions, in its words, as one: each waits for all of a program's threads.
+    tl.device_assert(inside, "input_val >= zero && input_val <= one && target_val >= zero && target_val <= one")
+
+
+@scalar_kernel(accepts=FLOATS, asserting=True)
+def _cross_entropy(self, target, weight):
+    _assert_inside((self >= 0.0) & (self <= 1.0) & (target >= 0.0) & (target <= 1.0))
+    loss = _cross_entropy_inside(self, target)
     if weight is not None:
         loss = loss * weight
     return loss
 
 
-_cross_entropy_of = _cross_entropy.formula
+@triton.jit
+def _cross_entropy_or_nan(self, target):
+    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion.
+    return _cross_entropy_inside(self, tl.where((target >= 0.0) & (target <= 1.0), target, float("nan")))
 
 
 @triton.jit
-def _unweighted_cross_entropy(self, target):
-    return _cross_entropy_of(self, target, None)
+def _sum_inside(state, count):
+    _assert_inside(state == state)
+    return added_to_zero(state, count)
 
 
-_binary_cross_entropy = Loss.of(
-    _cross_entropy, {(0, 1): _unweighted_cross_entropy, (0, 1, 2): _cross_entropy.formula}, asserting=True
+@triton.jit
+def _mean_inside(state, count):
+    return over_count(_sum_inside(state, count), count)
+
+
+_weighted_cross_entropy = Loss.of(_cross_entropy, {(0, 1, 2): _cross_entropy.formula}, asserting=True)
+_unweighted_cross_entropy = Loss.of(
+    _cross_entropy, {(0, 1): _cross_entropy_or_nan}, asserting=True, projects={MEAN: _mean_inside, SUM: _sum_inside}
 )
 
 
@@ -209,7 +234,8 @@ def binary_cross_entropy(self, target, weight, reduction, outs=()):
     _check_parts((self, target, weight), self.shape, reduction, outs)
     if reduction == NONE and not outs:
         outs = _fresh(self)
-    return _binary_cross_entropy.run((self, target, weight), reduction, outs)
+    loss = _unweighted_cross_entropy if weight is None else _weighted_cross_entropy
+    return loss.run((self, target, weight), reduction, outs)
 
 
 @scalar_kernel(accepts=FLOATS)

@@ -73,7 +73,7 @@ class Reduction:
         grow: a cheaper way to the state of elements that do not lie next to each other, if that ends with their count:
             (*state without the count, *values, share) -> state without the count, of a set and one more element, whose
             share of both is one scalar for a whole block.
-        asserting: the leaf has assertions, which stop the program.
+        asserting: the leaf or `project` has assertions, which stop the program.
     """
 
     init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
@@ -125,7 +125,8 @@ class Reduction:
             beside=1,
         )
         last = choice.for_states(of_states)
-        self._launch(partial, outs, of_states, last, facts.of_states(**last.facts(of_states)), count, padded)
+        facts = facts.of_states(**last.facts(of_states))
+        self._launch(partial, outs, of_states, last, facts, count, padded, self.asserting)
 
     @staticmethod
     def _launch(
