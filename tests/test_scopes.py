@@ -186,6 +186,21 @@ def test_user_kernel_is_there_again_afterwards(device):
         library._destroy()
 
 
+def test_user_kernel_in_place_of_another_is_noticed(device):
+    key = tritonite.backend.dispatch_key
+    other, library = torch.library.Library("aten", "IMPL"), torch.library.Library("aten", "IMPL")
+    other.impl("linalg_cholesky_ex", lambda *args: None, key)
+    with tritonite.use_gems():
+        pass
+    other._destroy()
+    library.impl("special_bessel_j0", lambda x: torch.full_like(x, 42.0), key)
+    try:
+        with tritonite.use_gems():
+            assert torch.special.bessel_j0(torch.rand(3, device=device))[0] != 42
+    finally:
+        library._destroy()
+
+
 def test_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

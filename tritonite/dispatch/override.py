@@ -13,7 +13,7 @@ import inspect
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -44,6 +44,20 @@ class _Layer(NamedTuple):
     settings: Settings | None
 
 
+class _PythonKernels(NamedTuple):
+    """What Python code had registered with torch when it was last looked through.
+
+    Looking through all of it takes as long as all else that a scope does. What is there when this module is imported is
+    torch's own and stays, so that another selection of places has another total, or lacks a later one.
+    """
+
+    total: int
+    later: Set[str]
+    overloads: frozenset[str]
+
+
+_AT_IMPORT = frozenset(torch.library._impls)
+_python_kernels = _PythonKernels(-1, frozenset(), frozenset())
 _NOTHING = _Layer(frozenset(), b"", None)
 # Those in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
 _layers: dict[int, _Layer] = {}
@@ -200,20 +214,14 @@ def _remove_all(library: Any, names: list[str]) -> None:
 
 def _of_users(wanted: frozenset[str]) -> frozenset[str]:
     """The overloads among them that Python code has registered a kernel of its own for, which it may take back."""
-    places = _places(wanted)
-    if torch.library._impls.isdisjoint(places):
-        return frozenset()
-    return frozenset(name for name in wanted if _place(name) in torch.library._impls)
-
-
-@functools.lru_cache(maxsize=_MOST_SELECTIONS)
-def _places(names: frozenset[str]) -> frozenset[str]:
-    """What torch calls Python kernels in the places of overloads."""
-    return frozenset(map(_place, names))
-
-
-def _place(name: str) -> str:
-    return f"aten/{name}/{devices.current.dispatch_key}"
+    global _python_kernels
+    places = torch.library._impls
+    if len(places) != _python_kernels.total or not _python_kernels.later <= places:
+        begin, end = "aten/", f"/{devices.current.dispatch_key}"
+        ours = [place for place in places if place.startswith(begin) and place.endswith(end)]
+        overloads = frozenset(place[len(begin) : -len(end)] for place in ours)
+        _python_kernels = _PythonKernels(len(places), places - _AT_IMPORT, overloads)
+    return _python_kernels.overloads & wanted
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)

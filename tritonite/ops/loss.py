@@ -179,7 +179,7 @@ def soft_margin_loss(self, target, reduction, outs=()):
 
 @triton.jit
 def _cross_entropy_inside(self, target):
-    """For a target in [0, 1]; nan where the input is outside."""
+    """For targets in [0, 1]; nan where the input is not in it."""
     log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
     log = tl.where(log < -100.0, -100.0, log)
     other_log = tl.where(other_log < -100.0, -100.0, other_log)
@@ -203,8 +203,9 @@ def _cross_entropy(self, target, weight):
 
 @triton.jit
 def _cross_entropy_or_nan(self, target):
-    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion.
-    return _cross_entropy_inside(self, tl.where((target >= 0.0) & (target <= 1.0), target, float("nan")))
+    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion. An element
+    # that is marked last leaves registers for two programs a multiprocessor.
+    return tl.where((target >= 0.0) & (target <= 1.0), _cross_entropy_inside(self, target), float("nan"))
 
 
 @triton.jit
