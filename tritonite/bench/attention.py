@@ -111,14 +111,14 @@ def backward(packet: str, heads: Heads, make: Make, biased: bool = False) -> Sam
 
 def _packed(packet: str, heads: Heads, make: Make) -> tuple[list[Any], dict[str, Any]]:
     """What the operators of packed sequences take, all of one length."""
-    shapes = [(heads.batch * heads.length, each.shape[1], heads.size) for each in heads.operands(_shaped)]
-    operands = [make(*shape) for shape in shapes]
-    starts = torch.arange(heads.batch + 1, dtype=torch.int32, device=operands[0].device) * heads.length
-    lengths = heads.length, heads.length
+    operands = [make(heads.batch * each.shape[2], each.shape[1], heads.size) for each in heads.operands(_shaped)]
+    lengths = heads.queries or heads.length, heads.length
+    first = torch.arange(heads.batch + 1, dtype=torch.int32, device=operands[0].device)
+    starts = tuple(first * length for length in lengths)
     if "flash" in packet:
-        return operands, {"starts": (starts, starts), "rest": (*lengths, 0.0, heads.causal)}
+        return operands, {"starts": starts, "rest": (*lengths, 0.0, heads.causal)}
     operands = [each.unsqueeze(0) for each in operands]
-    return operands, {"starts": (starts, starts), "rest": (*lengths, 0.0, int(heads.causal))}
+    return operands, {"starts": starts, "rest": (*lengths, 0.0, int(heads.causal))}
 
 
 def _shaped(*shape: int) -> torch.Tensor:

@@ -123,7 +123,7 @@ class Case:
         return self.pair is None and tritonite.overloads()[self.overload].inplace
 
     def sample(self) -> Sample:
-        """The call's arguments, freshly made."""
+        """The call's arguments, freshly made. Raises NotImplementedError where the operator takes no such dtype."""
         make = values(self.dtype, tritonite.device, torch.Generator(tritonite.device).manual_seed(0))
         made = self.operands(make)
         if isinstance(made, Sample):
@@ -131,7 +131,9 @@ class Case:
         if self.pair is not None:
             return Sample(self.label, tuple(made), {})
         op = tritonite.overloads()[self.overload]
-        sample = next(calls(op, self.label, list(made)))
+        sample = next(calls(op, self.label, list(made)), None)
+        if sample is None:
+            raise NotImplementedError(f"{self.op} takes no {self.dtype}")
         given = {name: value() if callable(value) else value for name, value in self.given.items()}
         places = {name: i for i, name in enumerate(op.names) if i < len(sample.args)}
         given |= {"tensors": list(made)} if "tensors" in places else {}
@@ -251,6 +253,9 @@ for _name in ("nll_loss_forward", "nll_loss_backward"):
 for _name in ("nll_loss2d_forward", "nll_loss2d_backward"):
     # One image: a class for each row, a point for each column.
     OPERANDS[_name] = lambda make, shape: (make(*shape), make(1), make(1), make(shape[0]))
+for _name in ("batch_norm_stats", "batch_norm_backward_elemt"):
+    # Parameters are float32, as autocast leaves them.
+    OPERANDS[_name] = lambda make, shape: (make(*shape), make(1).float())
 for _name in ("mm", "addmm", "_addmm_activation", "_int_mm", "_scaled_mm"):
     # The second one is transposed, as a layer's weights are.
     OPERANDS[_name] = lambda make, shape: (make(shape[0], shape[2]), make(shape[1], shape[2]))
@@ -283,6 +288,8 @@ ONLY_ON_CPUS = {"_batch_norm_no_update", *sorting.ONLY_ON_CPUS}
 UNREAD = {"fill": 0, "zero": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0}
 UNREAD |= dict.fromkeys(("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"), 0)
 UNREAD |= {"nll_loss_backward": 1, "nll_loss2d_backward": 1} | random.UNREAD
+# Whose results are matrices of rows.
+SHAPES |= dict.fromkeys(("diag_embed", "diagonal_backward"), (SMALL, (16, 1024), (64, 4096)))
 SHAPES |= indexing.SHAPES | random.SHAPES | sampling.SHAPES | sorting.SHAPES
 # The gradient of an embedding of 16,384 tokens, of which some rows are asked for by many, by few, or by all alike.
 SPECIAL += tuple(
@@ -446,7 +453,7 @@ def _of_pair(pair: Pair, shape: Shape, make: Make) -> Sequence[torch.Tensor]:
 
 def _usual(packet: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments that models give, for a shape."""
-    own = indexing.given(packet, shape, dtype) | random.given(packet, shape) | sampling.given(packet, shape)
+    own = indexing.given(packet, shape, dtype) | random.given(packet, shape, dtype) | sampling.given(packet, shape)
     own |= sorting.given(packet, shape, dtype)
     return {**GIVEN.get(packet, {}), **own}
 

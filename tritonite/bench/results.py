@@ -214,11 +214,11 @@ def summaries(run: Run) -> Iterator[Summary]:
 
 
 # Of so many elements a call's time is its kernel's, and below this speed ATen is left to serve it.
-_LARGE, _ENOUGH = 2**20, 0.8
+_LARGE, _ENOUGH = 2**22, 0.85
 
 
 def slower_operators(run: Run) -> dict[str, list[str]]:
-    """The dtypes in which no large case of an operator reaches 0.8 of ATen's speed on the device.
+    """The dtypes in which no large case of an operator reaches 0.85 of ATen's speed on the device.
 
     Not of products, of which the shape decides.
     """

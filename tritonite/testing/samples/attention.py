@@ -7,12 +7,15 @@ import math
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tritonite import devices
 from tritonite.testing.samples import facts
 
 # So that scores are of a few units, whose exponentials keep most of a score's precision.
 _SCALE = 0.125
+# In float64, and several times as much besides.
+_MOST_SCORES = 2**27
 
 
 def _heads(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -201,8 +204,27 @@ def _attended(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, causal: bool, last: bool, scale: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and the logarithms of the sums."""
-    scores = _scores(query, key, bias, causal, last, query.shape[3] ** -0.5 if scale is None else scale)
-    return scores.softmax(-1) @ value.repeat_interleave(query.shape[1] // key.shape[1], 1), scores.logsumexp(-1)
+
+    def attended(query: Any, key: Any, value: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = _scores(query, key, bias, causal, last, query.shape[3] ** -0.5 if scale is None else scale)
+        return scores.softmax(-1) @ value.repeat_interleave(query.shape[1] // key.shape[1], 1), scores.logsumexp(-1)
+
+    batch, heads, queries = query.shape[:3]
+    keys = key.shape[2]
+    if batch * heads * queries * keys <= _MOST_SCORES:
+        return attended(query, key, value, bias)
+    # A head of keys after the other, whose scores a gradient computes again.
+    bias = None if bias is None else bias.expand(batch, heads, queries, keys)
+    ratio, rows = heads // key.shape[1], []
+    for i in range(batch):
+        parts = []
+        for j in range(key.shape[1]):
+            own, shared = (slice(i, i + 1), slice(j * ratio, (j + 1) * ratio)), (slice(i, i + 1), slice(j, j + 1))
+            operands = (query[own], key[shared], value[shared], None if bias is None else bias[own])
+            parts.append(checkpoint(attended, *operands, use_reentrant=False))
+        rows.append([torch.cat(each, 1) for each in zip(*parts, strict=True)])
+    out, logarithms = (torch.cat(each) for each in zip(*rows, strict=True))
+    return out, logarithms
 
 
 def _flash(
