@@ -648,6 +648,16 @@ def test_who_is_faster_with_a_bias(monkeypatch):
     assert slower(4, 64) == [False, True, True, True]
 
 
+def test_who_is_faster_with_short_heads():
+    """ATen over few keys, unless tiles are few as well, and where gradients follow."""
+    slower = lambda head, keys, few=False, done_by="warp specialised": table.aten_is_faster(
+        done_by, 2, head, False, keys, few
+    )
+    assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096)
+    assert slower(32, 4096) and slower(32, 512, few=True) and not slower(128, 64)
+    assert slower(64, 4096, True, "backward") and slower(64, 4096, True, "forward")
+
+
 @on_sm_90
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])

@@ -117,7 +117,9 @@ def _decline_if_slower(problem, *done_by):
     measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
     unmeasured = devices.current.aten_measured and not measured
     if problem.dropout is None:
-        slower = any([table.aten_is_faster(each, size, head, biased, problem.keys) for each in done_by])
+        heads, multiprocessors = problem.batch * query.shape[1], devices.multiprocessors(query.device)
+        given = size, head, biased, problem.keys, table.are_few(problem.queries, heads, multiprocessors)
+        slower = any([table.aten_is_faster(each, *given) for each in done_by])
     else:
         # Flash attention's gradients have 0.69 to 0.83 of ATen's speed, all else 1.1 to 2.0.
         slower = problem.dropout.lanes and "backward" in done_by

@@ -88,21 +88,28 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 FASTER_WITH_BIAS: dict[str, dict[int, int]] = {"warp specialised": {64: 512, 128: 0}}
 
 
-def aten_is_faster(done_by: str, size: int, head: int, biased: bool, keys: int) -> bool:
+# Heads of 64 from so many keys on: of fewer, a tile's beginning and end are a larger part of it than of cuDNN's.
+_LONG = 2048
+
+
+def aten_is_faster(done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False) -> bool:
     """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head` over so many keys.
 
-    A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding" or those of "backward", which
-    may be "backward of a bias". On an H200 the warp-specialised one has 0.94 to 1.10 of cuDNN's speed for heads of 128
-    and 256, and for those of 64 1.04, causal 0.88 to 0.96, and 0.84 over 512 keys; gradients of half types have 0.87 to
-    0.98 for heads of 128, 1.20 for those of 256, and 0.81 to 0.94 for those of 64; half types with a bias have 0.38 to
-    0.75 by the kernels for all devices. In float32 the forward pass has 1.27 to 1.44 of ATen's speed, gradients 0.67 to
-    1.26, the least for heads of 128, and with a bias 0.60 to 0.92. Decoding has 0.94 to 1.36.
+    A pass is done by the "forward" kernel, the "warp specialised" one, of which there may be `few` tiles, that of
+    "decoding" or those of "backward", which may be "backward of a bias". On an H200 the warp-specialised one has 0.96
+    to 1.03 of cuDNN's speed for heads of 128 and 256, and for those of 64 1.03 over 4,096 keys, causal 0.94 over 2,048,
+    0.84 to 0.89 over fewer, and 1.14 of few tiles; gradients of half types have 0.90 to 0.99 for heads of 128, 1.21 for
+    those of 256, and 0.70 to 0.96 for those of 64; half types with a bias have 0.38 to 0.75 by the kernels for all
+    devices. In float32 the forward pass has 1.27 to 1.44 of ATen's speed, gradients 0.67 to 1.34, the least for heads
+    of 128, and with a bias 0.60 to 1.17. Decoding has 0.94 to 1.36. Heads of up to 32 have not been measured.
     """
     if done_by == "decoding":
         return False
     if biased and (size == 2 or done_by != "forward"):
         least = FASTER_WITH_BIAS.get(done_by, {}).get(1 << max(0, head - 1).bit_length())
         return size != 2 or least is None or keys < least
+    if done_by == "warp specialised" and 32 < head <= 64:
+        return not few and keys < _LONG
     return size == 2 and (done_by == "forward" or head <= 64)
 
 
@@ -156,7 +163,7 @@ _FINER_TILES = {64: WarpSpecialized(128, 128, 2, overlapped=False, persistent=Tr
 _FINER_TIME = 1.09
 # Causal tiles, whose keys are few: less of them is beyond the diagonal.
 _CAUSAL_TILES = {64: WarpSpecialized(128, 128, 2, persistent=True, most_stages=4)}
-# Where so few tiles leave multiprocessors idle, of which two have room in one.
+# Where tiles are few, of which two have room in a multiprocessor.
 _FEW_TILES = {
     64: WarpSpecialized(64, 128, 2, ping_pong=False, resident=2),
     128: WarpSpecialized(64, 64, 2, ping_pong=False, resident=2),
@@ -167,12 +174,17 @@ _FEW_TILES = {
 PAIRED_ROUNDS = 8
 
 
+def are_few(queries: int, heads: int, multiprocessors: int) -> bool:
+    """Whether so few tiles of the fewest queries leave multiprocessors idle."""
+    return -(-queries // 64) * heads <= _RESIDENT * multiprocessors
+
+
 def warp_specialized(
     head: int, value: int, queries: int, heads: int, multiprocessors: int, causal: bool = False
 ) -> WarpSpecialized:
     """That for heads and values in powers of two, which the larger decides, of so many queries and heads."""
     size = max(head, value)
-    if size in _FEW_TILES and -(-queries // 64) * heads <= _RESIDENT * multiprocessors:
+    if size in _FEW_TILES and are_few(queries, heads, multiprocessors):
         return _FEW_TILES[size]
     if causal and size in _CAUSAL_TILES:
         return _CAUSAL_TILES[size]
