@@ -574,6 +574,18 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     assert not blocks.by_words(blocks.Space.of((short,), (1,), (short,), (), False), (short, short)).shifted
 
 
+@pytest.mark.parametrize(("length", "word"), [(100, 4), (102, 2), (104, 8), (101, 8)])
+def test_padded_rows_are_read_by_what_divides_their_length(length, word, device, cut):
+    """Where one element does, they are read by whole words as far as there are any."""
+    x = torch.randn(9, 112, device=device).half()[:, :length]
+    assert blocks.Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
+    expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
+    with tritonite.use_gems():
+        found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
+    torch.testing.assert_close(found, expected)
+    assert served("sum.dim_IntList") and served("_softmax") and served("native_layer_norm")
+
+
 def test_few_upright_rows_are_for_many_programs(monkeypatch):
     """The fewer there are the fewer a program has, but of rows beside each other as many as a read of 32 bytes has."""
     monkeypatch.setattr(devices, "current", nvidia.RECORD)

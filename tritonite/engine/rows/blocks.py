@@ -178,9 +178,12 @@ def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], parts: Se
     `parts` are the length of rows and, where those are in several parts, the length of a part and the strides between.
     """
     common = math.gcd(16, *parts, *[step for own in strides for step in own])
-    if any(step * size % 16 for size, own in zip(sizes, strides, strict=False) for step in own):
-        return common if common > 1 and all(common * size % 4 == 0 for size in sizes) else 0
-    return common if common < 16 and all(common * size % 16 == 0 for size in sizes) else 1
+    starts = all(step * size % 16 == 0 for size, own in zip(sizes, strides, strict=False) for step in own)
+    # Several rows that start at 16 bytes may end elsewhere, where a mask of single elements would take loads of them.
+    least = 4 if any(strides) else 16
+    if 1 < common < 16 and all(common * size % least == 0 for size in sizes):
+        return common
+    return 1 if starts else 0
 
 
 def by_words(space: Space, tensors: Sequence[torch.Tensor]) -> Space:
