@@ -552,7 +552,7 @@ def test_permutations_are_atens(state):
 
 @on_cpu
 def test_long_permutations_are_atens(state):
-    """Of keys of 27 to 33 bits, those of 32 with a sign; more numbers than one program sorts."""
+    """Of keys of 27 to 33 bits, those of 32 with a sign; numbers that one program sorts, and more."""
     for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)):
         expected, _ = permutation(n, state(n, 8))
         assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
@@ -567,7 +567,7 @@ def test_long_runs_of_equal_keys_cross_programs(state):
     lengths = [1, 3, 2] * 1000 + [40, 1, 7] * 40
     keys = torch.tensor([key for key, count in enumerate(lengths) for _ in range(count)], dtype=torch.int32)
     n = len(keys)
-    assert n > engine.MOST_SORTED
+    assert n > engine._SHUFFLED
     seed, offset = state(3, 16)
     out = torch.empty(n, dtype=torch.int64)
     engine.permute(keys, out, 16, None)

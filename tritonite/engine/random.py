@@ -19,7 +19,7 @@ from tritonite import devices
 from tritonite.dispatch.call import empty_strided, random_state
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
 from tritonite.engine.sorting.keys import Keys
-from tritonite.engine.sorting.radix import sort_long_rows
+from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
@@ -34,8 +34,7 @@ _ELEMENTS = 2048
 # The threads of ATen's blocks that sample several elements each, and those that a program has here.
 _SHARING = 128
 _SAMPLED = 128
-# The longest permutation that one program sorts, and how many numbers of a longer one a program shuffles.
-MOST_SORTED = 4096
+# How many numbers of a permutation a program shuffles.
 _SHUFFLED = 1024
 
 
@@ -341,19 +340,6 @@ def sample_each(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n"])
-def _sort_kernel(keys, sorted_keys, out, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program sorts the numbers up to `n` by the last BITS of their keys, then by themselves."""
-    wait_for_previous_launch()
-    index = tl.arange(0, BLOCK)
-    key = tl.load(keys + index, mask=index < n, other=0).to(tl.int64)
-    key = tl.where(index < n, key & (2**BITS - 1), 2**BITS)
-    found = tl.sort(key * BLOCK + index)
-    tl.store(sorted_keys + index, found // BLOCK, mask=index < n)
-    tl.store(out + index, (found % BLOCK).to(out.dtype.element_ty), mask=index < n)
-
-
-@libentry()
 @triton.jit(do_not_specialize=["n", "seed", "offset"])
 def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
     """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread.
@@ -389,18 +375,16 @@ def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK
 
 
 def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
-    """Write the numbers up to the count of `keys`, sorted by their last `bits` and shuffled where those are equal.
+    """Write the numbers up to the count of `keys`, in the order of those, and shuffled where they are equal.
 
-    Of more numbers than MOST_SORTED keys have no other bits, unless there are as many as an int32 has.
+    Keys have no other than their last `bits`, unless there are as many as an int32 has.
     """
-    n = keys.numel()
-    block = power_of_2(n)
-    if n <= MOST_SORTED:
-        sorted_keys = empty_strided((n,), (1,), torch.int64, keys.device)
-        _sort_kernel[(1,)](keys, sorted_keys, out, n, BITS=bits, BLOCK=block)
+    n, order = keys.numel(), Keys.of(keys.dtype)
+    sorted_keys = empty_strided((n,), (1,), keys.dtype, keys.device)
+    if route(n, order) == "long":
+        sort_long_rows(keys, 0, order, sorted_keys, out, passes=-(-bits // 8))
     else:
-        block = _SHUFFLED
-        sorted_keys = empty_strided((n,), (1,), keys.dtype, keys.device)
-        sort_long_rows(keys, 0, Keys.of(keys.dtype), sorted_keys, out, passes=-(-bits // 8))
+        sort_along(keys, 0, order, sorted_keys, out)
+    block = min(_SHUFFLED, power_of_2(n))
     state = random_state(keys.device, -(-n // _ADVANCE) * _ADVANCE, generator)
     _shuffle_kernel[(-(-n // block),)](sorted_keys, out, n, *state, BLOCK=block)

@@ -32,16 +32,7 @@ from tritonite.engine.iteration import (
     suggests_channels_last,
 )
 from tritonite.engine.movement import fill, move, result, strides_in, strides_like, words
-from tritonite.engine.random import (
-    MOST_SORTED,
-    Distribution,
-    Order,
-    draw,
-    draw_beside,
-    elementwise,
-    permute,
-    vectors,
-)
+from tritonite.engine.random import Distribution, Order, draw, draw_beside, elementwise, permute, vectors
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.engine.sorting.radix import check_length
 from tritonite.errors import Decline
@@ -609,8 +600,7 @@ def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
     if n < 0:
         raise Decline("fewer numbers than none")
-    if n > MOST_SORTED:
-        check_length(n)
+    check_length(n)
     out = fresh((n,), dtype, layout, device, pin_memory, outs)
     if out.dtype not in NUMBERS or out.dtype is torch.bfloat16 or n > _largest(out.dtype):
         raise Decline(f"dtype {out.dtype}")
@@ -619,7 +609,7 @@ def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory
     drawn = out if out.is_contiguous() else empty((n,), out.dtype, out.device)
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
     keys = empty((n,), torch.int32 if bits <= 32 else torch.int64, out.device)
-    if n <= MOST_SORTED or bits == 32:
+    if bits == 32:
         _draw_integers(keys, -(2**31), 2**31 - 1, generator)
     else:
         # Of numbers from the least to the largest, without that, which have no other last bits.
