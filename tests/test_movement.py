@@ -387,3 +387,12 @@ def test_windows_of_any_step_are_folded(device):
     with tritonite.use_gems():
         found = torch.ops.aten.unfold_backward(grad, [2, 3], 0, 2, 2**31)
     assert torch.equal(found, grad[0].t()) and not tritonite.stats()["unfold_backward"].declined
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
+    real = torch.randn(6, 10, device=device, dtype=torch.float64).to(dtype)
+    imag = real.flip(0)
+    real[0, :3], imag[1, :3] = torch.tensor([-0.0, torch.inf, torch.nan]), torch.tensor([-torch.inf, -0.0, 0.0])
+    for parts in ((real, imag), (real.t(), imag.t()), (real[:, ::2], imag[0, ::2]), (real, imag[0, 0])):
+        assert identical(serves("complex", lambda parts=parts: torch.complex(*parts)), torch.complex(*parts))

@@ -289,3 +289,13 @@ def real_power(x, y):
     else:
         result = libdevice.pow(x, y)
     return result
+
+
+@triton.jit
+def side_by_side(low, high):
+    """The bits of two numbers of 16 or 32 bits as one integer, as a complex number lies in memory."""
+    if low.dtype.primitive_bitwidth == 16:
+        word = low.to(tl.uint16, bitcast=True).to(tl.int32) | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    else:
+        word = low.to(tl.uint32, bitcast=True).to(tl.int64) | (high.to(tl.int32, bitcast=True).to(tl.int64) << 32)
+    return word

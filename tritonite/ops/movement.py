@@ -33,6 +33,7 @@ from tritonite.engine.movement import (
 )
 from tritonite.engine.pointwise import Placed
 from tritonite.errors import Decline
+from tritonite.language.math import side_by_side
 from tritonite.language.places import read_at
 
 operator = functools.partial(any_operator, tensors_only=True)
@@ -457,24 +458,32 @@ def _chunk_cat(tensors, dim, num_chunks, outs=()):
     return (out,)
 
 
-@scalar_kernel(accepts=(torch.float16, torch.float32, torch.float64), output_dtypes=(None, None))
+_COMPLEX_OF = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+@scalar_kernel(accepts=tuple(_COMPLEX_OF), output_dtypes=(None, None))
 def _parts(real, imag):
     return real, imag
 
 
-_COMPLEX_OF = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+@scalar_kernel(own=("real", "imag"), accepts=(torch.int32, torch.int64))
+def _word_of_parts(real, imag):
+    return side_by_side(real, imag)
 
 
 @operator("complex", kernels=(_parts,))
 def complex_(real, imag, outs=()):
-    """Writes the real and imaginary parts of the result through views of it."""
+    """Written in words of both parts, or of float64 through views of it."""
     if real.dtype is not imag.dtype or real.dtype not in _COMPLEX_OF:
         raise Decline(f"dtypes {real.dtype} and {imag.dtype}")
     shape = broadcast_shape((real.shape, imag.shape))
     strides = output_strides(shape, [(x.shape, x.stride()) for x in (real, imag)], False)
     out = result((real, imag), shape, _COMPLEX_OF[real.dtype], outs, strides)
-    halves = torch.view_as_real(out)
-    _parts.run((real, imag), (halves[..., 0], halves[..., 1]))
+    if real.dtype is not torch.float64:
+        _word_of_parts.run((words(real), words(imag)), (words(out),))
+    else:
+        halves = torch.view_as_real(out)
+        _parts.run((real, imag), (halves[..., 0], halves[..., 1]))
     return (out,)
 
 

@@ -8,9 +8,10 @@ from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import ALL, BOOL, FLOATS, FULL_FLOATS, INTS, NUMBERS, Promotion
 from tritonite.engine.iteration import broadcast_shape, output_strides
+from tritonite.engine.movement import words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import true_divide
+from tritonite.language.math import side_by_side, true_divide
 
 
 @pointwise("ceil", accepts=NUMBERS)
@@ -118,12 +119,17 @@ def _polar(abs, angle):
     return abs * libdevice.cos(angle), abs * libdevice.sin(angle)
 
 
+@scalar_kernel(accepts=(torch.float32,), output_dtypes=(torch.int64,))
+def _polar_pair(abs, angle):
+    return side_by_side(abs * libdevice.cos(angle), abs * libdevice.sin(angle))
+
+
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 @operator("polar", kernels=(_polar,))
 def polar(abs, angle, outs=()):
-    """Writes the real and imaginary parts of the complex result through views of it."""
+    """Written in words of both parts, or of float64 through views of it."""
     if abs.dtype is not angle.dtype or abs.dtype not in _COMPLEX:
         raise Decline(f"dtypes {abs.dtype} and {angle.dtype}")
     if not outs:
@@ -132,6 +138,9 @@ def polar(abs, angle, outs=()):
         outs = (empty_strided(shape, strides, _COMPLEX[abs.dtype], abs.device),)
     if outs[0].dtype is not _COMPLEX[abs.dtype]:
         raise Decline(f"output of dtype {outs[0].dtype}")
-    parts = torch.view_as_real(outs[0])
-    _polar.run((abs, angle), (parts[..., 0], parts[..., 1]))
+    if abs.dtype is torch.float32:
+        _polar_pair.run((abs, angle), (words(outs[0]),))
+    else:
+        parts = torch.view_as_real(outs[0])
+        _polar.run((abs, angle), (parts[..., 0], parts[..., 1]))
     return outs
