@@ -140,6 +140,6 @@ def test_an_operator_is_slower_where_no_large_case_is_fast():
         times = {"aten": Timing(8.0, 8.0, 8.0), "tritonite": Timing(tritonite_time, tritonite_time, tritonite_time)}
         return Result(op, "family", f"{elements}", "float32", "device", elements, 0, flops, times)
 
-    results = [result("slow", 2**20, 11.0), result("slow", 2**22, 12.0), result("slow", 64, 2.0)]
-    results += [result("fast", 2**20, 9.0), result("fast", 2**22, 12.0), result("mm", 2**22, 12.0, 1)]
+    results = [result("slow", 2**22, 11.0), result("slow", 2**24, 12.0), result("slow", 2**20, 2.0)]
+    results += [result("fast", 2**22, 9.0), result("fast", 2**24, 12.0), result("mm", 2**24, 12.0, 1)]
     assert slower_operators(Run(None, results)) == {"slow": ["float32"]}

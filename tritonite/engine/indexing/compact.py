@@ -24,7 +24,7 @@ from tritonite.launch import ASSERTING, libentry
 
 _BLOCK = 4096
 # Counts that are added up at a time.
-_COUNTS = 1024
+_COUNTS = 4096
 
 
 @triton.jit
@@ -94,15 +94,17 @@ def _write_coordinates(
     `sizes` are all of x's but the first's, the last first. Without a `limit` of 0 or more all are written.
     """
     wait_for_previous_launch()
-    linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
-    rank = _ranked(starts, found)
-    if limit >= 0:
-        found = found & (rank < limit)
-    rest = linear
-    for d in tl.static_range(len(sizes)):
-        tl.store(out + (len(sizes) - d) * step + rank * apart, (rest % sizes[d]).to(tl.int64), mask=found)
-        rest = rest // sizes[d]
-    tl.store(out + rank * apart, rest.to(tl.int64), mask=found)
+    # Most programs have nothing to write where few are wanted.
+    if (limit < 0) | (tl.load(starts + tl.program_id(0)) < limit):
+        linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
+        rank = _ranked(starts, found)
+        if limit >= 0:
+            found = found & (rank < limit)
+        rest = linear
+        for d in tl.static_range(len(sizes)):
+            tl.store(out + (len(sizes) - d) * step + rank * apart, (rest % sizes[d]).to(tl.int64), mask=found)
+            rest = rest // sizes[d]
+        tl.store(out + rank * apart, rest.to(tl.int64), mask=found)
 
 
 @libentry()
@@ -206,7 +208,7 @@ class Found:
         if blocks:
             _count[self._grid](counts, x, *self._arguments, self.n, ALONE=alone, **self._facts)
         if not alone:
-            _add_up[(1,)](self._starts, counts, blocks, BLOCK=min(_COUNTS, max(16, power_of_2(blocks))))
+            _add_up[(1,)](self._starts, counts, blocks, BLOCK=min(_COUNTS, max(16, power_of_2(blocks))), num_warps=8)
 
     @property
     def total(self) -> torch.Tensor:
