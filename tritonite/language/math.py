@@ -79,14 +79,20 @@ def divide(x, y):
 
 
 @triton.jit
+def _root_of_ordinary(x):
+    """The square root of a float32 that is neither 0 nor infinity, and whose remainder is not subnormal."""
+    inverse = approximate.inverse_root(x)
+    near = x * inverse
+    rest = libdevice.fma(near * -1.0, near, x)
+    return libdevice.fma(rest, 0.5 * inverse, near)
+
+
+@triton.jit
 def _root_of_float32(x):
     # So that neither it nor its remainder is subnormal.
     small = x < 7.888609052210118e-31
     scaled = tl.where(small, x * 1.8446744073709552e19, x)
-    inverse = approximate.inverse_root(scaled)
-    near = scaled * inverse
-    rest = libdevice.fma(near * -1.0, near, scaled)
-    root = libdevice.fma(rest, 0.5 * inverse, near)
+    root = _root_of_ordinary(scaled)
     root = tl.where((scaled == 0.0) | (scaled == float("inf")), scaled, root)
     return root * tl.where(small, 2.3283064365386963e-10, 1.0)
 
@@ -288,6 +294,51 @@ def real_power(x, y):
         result = _power_float32(x, y)
     else:
         result = libdevice.pow(x, y)
+    return result
+
+
+@triton.jit
+def hyperbolic_sine(x):
+    """sinh(x), of float32 without a branch for every element: the series below 1, and exponentials above."""
+    if x.dtype == tl.float32:
+        size, square = tl.abs(x), x * x
+        terms = polynomial(square, (1.0 / 39916800, 1.0 / 362880, 1.0 / 5040, 1.0 / 120, 1.0 / 6))
+        # Of one less, so that it overflows only where the result does.
+        power = libdevice.exp(size - 1.0)
+        far = 1.3591409142295225 * power - 0.18393972058572117 * approximate.reciprocal(power)
+        result = tl.where(size < 1.0, x + x * square * terms, libdevice.copysign(far, x))
+    else:
+        result = libdevice.sinh(x)
+    return result
+
+
+@triton.jit
+def inverse_hyperbolic_sine(x):
+    """asinh(x) = log(1 + u + u^2 / (1 + sqrt(1 + u^2))) with the sign of x, of whose size u is."""
+    if x.dtype == tl.float32:
+        size = tl.abs(x)
+        square = size * size
+        rest = size + square * approximate.reciprocal(1.0 + _root_of_ordinary(1.0 + square))
+        # Where squares overflow, the logarithm of 2 u.
+        large = size > 1e9
+        found = libdevice.log1p(tl.where(large, size, rest)) + tl.where(large, 0.6931471805599453, 0.0)
+        result = libdevice.copysign(found, x)
+    else:
+        result = libdevice.asinh(x)
+    return result
+
+
+@triton.jit
+def inverse_hyperbolic_cosine(x):
+    """acosh(x) = log(1 + t + sqrt(t (x + 1))), t = x - 1."""
+    if x.dtype == tl.float32:
+        rest = x - 1.0
+        rest = tl.where(x > 1.0, rest + _root_of_ordinary(rest * (x + 1.0)), rest)
+        large = x > 1e9
+        result = libdevice.log1p(tl.where(large, x, rest)) + tl.where(large, 0.6931471805599453, 0.0)
+        result = tl.where(x < 1.0, float("nan"), result)
+    else:
+        result = libdevice.acosh(x)
     return result
 
 

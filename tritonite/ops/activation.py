@@ -13,7 +13,7 @@ from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
+from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
 
 _ON_CPU = devices.current.type == "cpu"
 
@@ -116,7 +116,7 @@ def gelu_backward(grad_output, self, approximate):
 
 @pointwise("silu", accepts=FLOATS)
 def silu(self):
-    return true_divide(self, 1.0 + libdevice.exp(-self))
+    return self * sigmoid(self)
 
 
 @pointwise("silu_backward", accepts=FLOATS, one_dtype=True)
@@ -127,7 +127,10 @@ def silu_backward(grad_output, self):
 
 @pointwise("mish", accepts=FLOATS)
 def mish(self):
-    return self * libdevice.tanh(libdevice.log1p(libdevice.exp(self)))
+    """The tangent of log(1 + e) is n / (n + 2), n = e (e + 2), where e is exp(x)."""
+    e = libdevice.exp(self)
+    n = e * (e + 2.0)
+    return tl.where(self > 20.0, self, self * (n * inverse(n + 2.0)))
 
 
 def _check_celu(self, alpha):

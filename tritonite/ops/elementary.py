@@ -6,7 +6,14 @@ from tritonite.catalog import pointwise
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import multiply_add, square_root, true_divide
+from tritonite.language.math import (
+    hyperbolic_sine,
+    inverse_hyperbolic_cosine,
+    inverse_hyperbolic_sine,
+    multiply_add,
+    square_root,
+    true_divide,
+)
 from tritonite.language.math import sigmoid as _sigmoid
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
@@ -89,7 +96,7 @@ def atan(self):
 
 @pointwise("sinh", promote=INT_TO_FLOAT)
 def sinh(self):
-    return libdevice.sinh(self)
+    return hyperbolic_sine(self)
 
 
 @pointwise("cosh", promote=INT_TO_FLOAT)
@@ -104,12 +111,12 @@ def tanh(self):
 
 @pointwise("asinh", promote=INT_TO_FLOAT)
 def asinh(self):
-    return libdevice.asinh(self)
+    return inverse_hyperbolic_sine(self)
 
 
 @pointwise("acosh", promote=INT_TO_FLOAT)
 def acosh(self):
-    return libdevice.acosh(self)
+    return inverse_hyperbolic_cosine(self)
 
 
 @pointwise("atanh", promote=INT_TO_FLOAT)
