@@ -1027,10 +1027,14 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
     while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
         columns //= 2
-    # Where nothing is lost that could be read several elements at a time, the flat kernel leaves none idle.
-    if sizes[0] % 16 != 0 and -sizes[0] % columns * 5 >= sizes[0] and n < INT32_LIMIT and not device.interpreted:
-        return None
-    return max(1, min(elements // columns, most_rows)), columns
+    rows = max(1, min(elements // columns, most_rows))
+    if n < INT32_LIMIT and not device.interpreted:
+        # Where nothing is lost that could be read several elements at a time, the flat kernel leaves none idle.
+        wasteful = sizes[0] % 16 != 0 and -sizes[0] % columns * 5 >= sizes[0]
+        # And where nothing tells Triton which dimension is the fastest, threads of a tile lie along its rows.
+        if wasteful or (rows > 1 and any(own[0] > 1 for own in strides)):
+            return None
+    return rows, columns
 
 
 def _block(n: int, most: int) -> int:
