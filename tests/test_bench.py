@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import cases, console, indexing, models, run, timing, workers
+from tritonite.bench import attention, cases, console, indexing, models, random, run, timing, workers
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
@@ -390,3 +390,19 @@ def cases_result(**fields):
 
     base = {"op": "x", "family": "f", "label": "1", "dtype": "float16", "measure": "device", "elements": 1}
     return Result(**{**base, **fields})
+
+
+def test_packed_decoding_has_few_queries():
+    """As many as a sequence's label says, of which each sees all keys."""
+    heads = attention.Heads(3, 4, 2, 32, 16, queries=1)
+    query, key, value, *starts = attention.packed_forward("_flash_attention_forward", heads, torch.empty).args[:5]
+    assert (query.shape, key.shape, value.shape) == ((3, 4, 16), (96, 2, 16), (96, 2, 16))
+    assert [each.tolist() for each in starts] == [[0, 1, 2, 3], [0, 32, 64, 96]]
+
+
+def test_a_case_that_the_operator_does_not_take_is_none():
+    """Of view_as_real_copy float16 has no sample; randperm cannot count so far in it."""
+    chosen = [*cases.cases(ops=["view_as_real_copy"], measures=("device",))]
+    assert {run.check(case, [run.TRITONITE]).taken for case in chosen if case.dtype is torch.float16} == {False}
+    with pytest.raises(NotImplementedError):
+        random.given("randperm", (4096,), torch.float16)["n"]()

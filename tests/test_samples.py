@@ -22,6 +22,7 @@ from tritonite.testing.samples import (
     NOT_REACHED,
     REFERENCES,
     MayDecline,
+    attention,
     compares_zero_sign,
     facts,
     samples,
@@ -240,3 +241,16 @@ def test_no_sign_is_asked_of_a_product_that_is_0():
     """Nor of any product that ATen has a library for; an outer product is ATen's own."""
     products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
     assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch):
+    query, key, value, grad = (torch.randn(2, n, 11, 8, dtype=torch.float64) for n in (4, 2, 2, 4))
+    bias = torch.randn(2, 1, 11, 11, dtype=torch.float64) if biased else None
+    found = []
+    for most in (attention._MOST_SCORES, 1):
+        monkeypatch.setattr(attention, "_MOST_SCORES", most)
+        operands = [x.detach().requires_grad_() for x in (query, key, value, *([bias] if biased else []))]
+        out, logarithms = attention._attended(*operands[:3], operands[3] if biased else None, not biased, False, None)
+        found.append((out, logarithms, *torch.autograd.grad(out, operands, grad)))
+    torch.testing.assert_close(*found)
