@@ -47,8 +47,8 @@ class _Layer(NamedTuple):
 class _PythonKernels(NamedTuple):
     """What Python code had registered with torch when it was last looked through.
 
-    Looking through all of it takes as long as all else that a scope does. What is there when this module is imported is
-    torch's own and stays, so that another selection of places has another total, or lacks a later one.
+    Looking through all of it takes longer than all else that a scope does. What is there when this module is imported
+    is taken for torch's own, which stays: so if anything has changed, the total has, or something later is gone.
     """
 
     total: int

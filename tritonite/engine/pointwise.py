@@ -1031,7 +1031,7 @@ def _choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsiz
     if n < INT32_LIMIT and not device.interpreted:
         # Where nothing is lost that could be read several elements at a time, the flat kernel leaves none idle.
         wasteful = sizes[0] % 16 != 0 and -sizes[0] % columns * 5 >= sizes[0]
-        # And where nothing tells Triton which dimension is the fastest, threads of a tile lie along its rows.
+        # Where no elements are next to each other, Triton 3.6 gives neighbouring threads of a tile different rows.
         if wasteful or (rows > 1 and any(own[0] > 1 for own in strides)):
             return None
     return rows, columns

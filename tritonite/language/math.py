@@ -313,16 +313,20 @@ def hyperbolic_sine(x):
 
 
 @triton.jit
+def _log_of_1_and(rest, x):
+    """log(1 + rest), which is log(2 x) where x is so large that its square may overflow."""
+    large = x > 1e9
+    return libdevice.log1p(tl.where(large, x, rest)) + tl.where(large, 0.6931471805599453, 0.0)
+
+
+@triton.jit
 def inverse_hyperbolic_sine(x):
     """asinh(x) = log(1 + u + u^2 / (1 + sqrt(1 + u^2))) with the sign of x, of whose size u is."""
     if x.dtype == tl.float32:
         size = tl.abs(x)
         square = size * size
         rest = size + square * approximate.reciprocal(1.0 + _root_of_ordinary(1.0 + square))
-        # Where squares overflow, the logarithm of 2 u.
-        large = size > 1e9
-        found = libdevice.log1p(tl.where(large, size, rest)) + tl.where(large, 0.6931471805599453, 0.0)
-        result = libdevice.copysign(found, x)
+        result = libdevice.copysign(_log_of_1_and(rest, size), x)
     else:
         result = libdevice.asinh(x)
     return result
@@ -334,9 +338,7 @@ def inverse_hyperbolic_cosine(x):
     if x.dtype == tl.float32:
         rest = x - 1.0
         rest = tl.where(x > 1.0, rest + _root_of_ordinary(rest * (x + 1.0)), rest)
-        large = x > 1e9
-        result = libdevice.log1p(tl.where(large, x, rest)) + tl.where(large, 0.6931471805599453, 0.0)
-        result = tl.where(x < 1.0, float("nan"), result)
+        result = tl.where(x < 1.0, float("nan"), _log_of_1_and(rest, x))
     else:
         result = libdevice.acosh(x)
     return result

@@ -127,7 +127,7 @@ def silu_backward(grad_output, self):
 
 @pointwise("mish", accepts=FLOATS)
 def mish(self):
-    """The tangent of log(1 + e) is n / (n + 2), n = e (e + 2), where e is exp(x)."""
+    """x tanh(log(1 + e)), where e is exp(x): the hyperbolic tangent is n / (n + 2), n = e (e + 2)."""
     e = libdevice.exp(self)
     n = e * (e + 2.0)
     return tl.where(self > 20.0, self, self * (n * inverse(n + 2.0)))

@@ -119,9 +119,13 @@ def _polar(abs, angle):
     return abs * libdevice.cos(angle), abs * libdevice.sin(angle)
 
 
+_polar_of = _polar.formula
+
+
 @scalar_kernel(accepts=(torch.float32,), output_dtypes=(torch.int64,))
-def _polar_pair(abs, angle):
-    return side_by_side(abs * libdevice.cos(angle), abs * libdevice.sin(angle))
+def _polar_word(abs, angle):
+    real, imag = _polar_of(abs, angle)
+    return side_by_side(real, imag)
 
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -139,7 +143,7 @@ def polar(abs, angle, outs=()):
     if outs[0].dtype is not _COMPLEX[abs.dtype]:
         raise Decline(f"output of dtype {outs[0].dtype}")
     if abs.dtype is torch.float32:
-        _polar_pair.run((abs, angle), (words(outs[0]),))
+        _polar_word.run((abs, angle), (words(outs[0]),))
     else:
         parts = torch.view_as_real(outs[0])
         _polar.run((abs, angle), (parts[..., 0], parts[..., 1]))

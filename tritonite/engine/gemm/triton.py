@@ -98,8 +98,8 @@ def multiply(
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
     if not B_INNER and EVERY_B == 1:
-        # As many neighbours as a thread stores at once it would load one by one, each from another sector. Of one alone
-        # Triton would not know that columns are what lies next to each other, and threads would load from as many rows.
+        # As many neighbours as a thread stores at once it would load one by one, each from another sector. Told of one
+        # alone, Triton 3.6 does not see that columns are next to each other, and each thread loads from another row.
         columns = tl.max_contiguous(columns, 2)
     row_mask, column_mask = rows < M, columns < N
     begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K

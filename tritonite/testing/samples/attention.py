@@ -14,7 +14,7 @@ from tritonite.testing.samples import facts
 
 # So that scores are of a few units, whose exponentials keep most of a score's precision.
 _SCALE = 0.125
-# In float64, and several times as much besides.
+# So many are computed at once, in float64: their steps take several times as much memory.
 _MOST_SCORES = 2**27
 
 
