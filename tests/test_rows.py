@@ -137,6 +137,12 @@ def in_threads(monkeypatch):
     """The interpreter runs eight programs of a launch at a time, and says none which it is."""
     if not devices.current.interpreted:
         pytest.skip("programs of the interpreter")
+    one_at_a_time, rewrite = threading.Lock(), interpreter.InterpretedFunction.rewrite
+
+    def rewrite_in_turn(self):
+        # Python 3.11's parser fails where two threads build syntax trees at the same time.
+        with one_at_a_time:
+            return rewrite(self)
 
     def run(self, *args, **kwargs):
         names = inspect.getfullargspec(self.fn).args
@@ -161,6 +167,7 @@ def in_threads(monkeypatch):
         scope.restore()
         assert not failed and not any(thread.is_alive() for thread in threads)
 
+    monkeypatch.setattr(interpreter.InterpretedFunction, "rewrite", rewrite_in_turn)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", run)
 
 
