@@ -218,7 +218,7 @@ def scope_of(at_once):
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
     scope, begun = scope_of(at_once)
-    as_is = {"heads", "batch_heads", "group", "blocks", "APART", "STAGES", "V_STAGES"}
+    as_is = {"heads", "batch_heads", "group", "blocks", "APART", "SPLIT", "STAGES", "V_STAGES"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
@@ -293,6 +293,27 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize(("shared", "V", "biased"), [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)])
+def test_few_programs_have_one_head_each(shared, V, biased, tiles, monkeypatch):
+    """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
+    added, add = [], hopper_backward._add_heads.run
+    monkeypatch.setattr(hopper_backward._add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
+    work = problem(S=130, T=290, V=V, shared=shared, diagonal=160)
+    work = with_bias(work) if biased and not tiles.key.apart else work
+    grad = drawn(2, 4, 130, V)
+    out, logarithms, expected = by_definition(work, grad)
+    grads = tuple([torch.full((*x.shape[:2], x.shape[2], x.shape[3] + 8), math.nan).half()[..., :-8] for x in work[:3]])
+    run(work, tiles, grad, out.half(), logarithms.float(), grads, True)
+    assert len(added) == (0 if tiles.key.apart or shared == 4 else 2)
+    for own, exact in zip(grads, expected, strict=True):
+        torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
+    with tritonite.use_gems(invariant=True):
+        assert not hopper_backward._splits_heads(work, 1)
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("tiles", TILES[:-1])
 @pytest.mark.parametrize("broadcast", BROADCASTS)
 @pytest.mark.parametrize(
@@ -333,11 +354,17 @@ def check(work, far=None):
         kept = [x.clone() for x in grads]
 
 
+@pytest.fixture(params=[False, True], ids=["heads together", "heads apart"])
+def heads_apart(request, monkeypatch):
+    """Both ways of programs for keys that heads of queries share, whatever their number."""
+    monkeypatch.setattr(hopper_backward, "_splits_heads", lambda *_: request.param)
+
+
 @on_sm_90
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("D", [64, 128, 256, 80, 96, 8])
-def test_sizes_of_heads(D, causal, dtype):
+def test_sizes_of_heads(D, causal, dtype, heads_apart):
     check(problem(S=700, D=D, causal=causal, dtype=dtype))
 
 
@@ -349,7 +376,7 @@ def test_values_of_another_size(D, V):
 
 @on_sm_90
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 127, 128, 129, 1000])
-def test_lengths(S):
+def test_lengths(S, heads_apart):
     for T, causal in itertools.product((S, 1, 300), (False, True)):
         for diagonal in (0, T - S, -50, 70) if causal else (0,):
             check(problem(S=S, T=T, causal=causal, diagonal=diagonal))

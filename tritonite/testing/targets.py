@@ -391,8 +391,11 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
             with _noting() as found:
                 hopper.attention(problem, out, logsumexp if causal else None)
                 if batch == 1 and (given is None or max(head, value) in WARP_SPECIALIZED_BACKWARD_WITH_BIAS):
-                    hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
-            for name, specialization in zip(("attention", "queries", "keys"), found, strict=False):
+                    for apart in (False, True):
+                        with mock.patch.object(hopper_backward, "_splits_heads", lambda *_, apart=apart: apart):
+                            hopper_backward.attention_backward(problem, out, out, logsumexp, problem[:3])
+            for specialization in found:
+                name = specialization.kernel.__name__
                 label = f"{name}{kind} {dtype} of {batch}x{keys}x{head} and {value}{' causal' if causal else ''}"
                 yield label, specialization, ("sm_90",)
 

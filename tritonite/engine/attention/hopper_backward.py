@@ -1,15 +1,18 @@
 """The warp-specialised backward pass of attention, in Gluon, for tensor cores that read shared memory (sm_90).
 
 As in `hopper`, one warp copies blocks, and groups of four warps each have 64 rows whose sums they keep in registers:
-those of queries in one launch, those of keys and values in another. Probabilities, and the gradients of scores, go from
-the registers where they are computed into the products that they are for.
+those of queries in one launch, those of keys and values in another. Where keys that heads of queries share are few,
+every head has programs of its own, and what they find is added up after them, in order. Probabilities, and the
+gradients of scores, go from the registers where they are computed into the products that they are for.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite.dispatch.call import empty
+from tritonite import devices
+from tritonite.dispatch.call import empty, settings
 from tritonite.engine.attention.descriptors import (
     LOG2E,
     ROWS,
@@ -37,6 +41,7 @@ from tritonite.engine.attention.descriptors import (
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm.hopper import load, store
+from tritonite.engine.iteration import power_of_2
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
@@ -332,8 +337,11 @@ def _block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
-def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
-    """What one warp does for the gradients of keys and values: copy these once, and all of queries through a ring."""
+def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, SPLIT: gl.constexpr):
+    """What one warp does for the gradients of keys and values: copy these once, and all of queries through a ring.
+
+    Where heads that share keys are SPLIT, those of one alone.
+    """
     query, key, value, grad_out, sums, bias = operands
     ks, vs, qs, gs, logarithms, deltas, biases, _shared = buffers
     k_ready, v_ready, q_ready, g_ready, free, _, _ = barriers
@@ -342,7 +350,8 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
     BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2
-    row, batch, key_head, first, count, _masked = _queries_of_tile(sizes, SETS * ROWS, FACTS)
+    row, batch, own_head, first, count, _masked = _queries_of_tile(sizes, SETS * ROWS, FACTS)
+    key_head = own_head // FACTS.ratio if SPLIT else own_head
     for i in gl.static_range(SETS):
         mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
         load(key, [batch, key_head, row + i * ROWS, 0], k_ready.index(i), ks.index(i))
@@ -350,8 +359,8 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
         mbarrier.expect(v_ready.index(i), ROWS * FACTS.block_v * 2)
         load(value, [batch, key_head, row + i * ROWS, 0], v_ready.index(i), vs.index(i))
     step = 0
-    for member in range(FACTS.ratio):
-        head = key_head * FACTS.ratio + member
+    for member in range(1 if SPLIT else FACTS.ratio):
+        head = own_head if SPLIT else key_head * FACTS.ratio + member
         for block in range(count):
             stage = step % STAGES
             begin = _block_of_queries(block, first, count, queries, BLOCK_M)
@@ -423,12 +432,24 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
 
 
 @gluon.jit
-def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr):
+def _store_part(parts, total, part, SIZE: gl.constexpr):
+    """Write what one head of queries adds to a tile of a gradient, into (batch, heads, keys, elements) of float32."""
+    row, head, keys = part
+    ROWS_OF: gl.constexpr = total.shape[0]
+    COLUMNS: gl.constexpr = total.shape[1]
+    rows = row + gl.arange(0, ROWS_OF, gl.SliceLayout(1, total.type.layout))
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, total.type.layout))
+    pointers = parts + (head * keys + rows.to(gl.int64)[:, None]) * SIZE + columns[None, :]
+    gl.store(pointers, total, mask=(rows < keys)[:, None] & (columns < SIZE)[None, :])
+
+
+@gluon.jit
+def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, SPLIT: gl.constexpr):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
     ks, vs, _, _, _, _, biases, _ = buffers
     k_ready, v_ready, _, _, _, _, _ = barriers
-    _, _, _, _, queries, _, diagonal = sizes
+    heads, _, _, _, queries, keys, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
     BLOCK_D: gl.constexpr = FACTS.block_d
     BLOCK_V: gl.constexpr = FACTS.block_v
@@ -445,7 +466,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     mbarrier.wait(v_ready.index(WHICH), 0)
     own = (WHICH, begins)
     step = 0
-    for _member in range(FACTS.ratio):
+    for _member in range(1 if SPLIT else FACTS.ratio):
         for i in range(0, masked):
             numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
             totals = (of_key, of_value)
@@ -456,12 +477,18 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
                 totals, own, buffers, barriers, factor, (step + i, 0), queries, False, FACTS
             )
         step += count
-    _matrix(ks, WHICH).store((of_key * number.to(gl.float32)).to(ks.dtype))
-    _matrix(vs, WHICH).store(of_value.to(vs.dtype))
-    fence_async_shared()
-    store(grad_key, [batch, head, row, 0], ks.index(WHICH))
-    store(grad_value, [batch, head, row, 0], vs.index(WHICH))
-    tma.store_wait(pendings=0)
+    of_key = of_key * number.to(gl.float32)
+    if SPLIT:
+        part = row, batch.to(gl.int64) * heads + head, keys
+        _store_part(grad_key, of_key, part, FACTS.head_size)
+        _store_part(grad_value, of_value, part, FACTS.value_size)
+    else:
+        _matrix(ks, WHICH).store(of_key.to(ks.dtype))
+        _matrix(vs, WHICH).store(of_value.to(vs.dtype))
+        fence_async_shared()
+        store(grad_key, [batch, head, row, 0], ks.index(WHICH))
+        store(grad_value, [batch, head, row, 0], vs.index(WHICH))
+        tma.store_wait(pendings=0)
 
 
 @gluon.jit
@@ -603,13 +630,15 @@ def attend_to_keys_warp_specialized(
     scale: tl.float64,
     FACTS: gl.constexpr,
     APART: gl.constexpr,
+    SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """As `backward.attend_to_keys`, of operands that tensor descriptors tell of, without packed sequences.
 
     `sums` are what the launch for queries has left there; `heads` are those of the key. Two groups of warps that are
     APART have one the gradient of values and one that of keys of the same rows, for heads and values of one size in
-    powers of two, without a bias.
+    powers of two, without a bias. Where heads of queries that share keys are SPLIT, a program has one of them, `heads`
+    are those of the query, and what each adds is left in float32.
     """
     SETS: gl.constexpr = 1 if APART else GROUPS
     ks = gl.allocate_shared_memory(key.dtype, [SETS] + key.block_shape, key.layout)
@@ -653,7 +682,7 @@ def attend_to_keys_warp_specialized(
             [
                 (_for_values_alone, (grad_value, buffers, barriers, sizes, scale, FACTS)),
                 (_for_keys_alone, (grad_key, buffers, barriers, sizes, scale, FACTS)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, SPLIT)),
             ],
             [4, 1],
             [240, 24],
@@ -661,13 +690,40 @@ def attend_to_keys_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0)),
-                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1)),
-                (_copy_queries, (operands, buffers, barriers, sizes, FACTS)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 0, SPLIT)),
+                (_for_keys, (results, buffers, barriers, sizes, scale, FACTS, 1, SPLIT)),
+                (_copy_queries, (operands, buffers, barriers, sizes, FACTS, SPLIT)),
             ],
             [4, 1],
             [240, 24],
         )
+
+
+@libentry()
+@triton.jit(do_not_specialize=["keys", "heads"])
+def _add_heads(
+    grad,
+    parts,
+    strides,
+    heads,
+    keys,
+    SIZE: tl.constexpr,
+    RATIO: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The gradient of keys or of values from what each of the heads of queries that share them adds, in their order."""
+    wait_for_previous_launch()
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_D)
+    mask = (rows < keys)[:, None] & (columns < SIZE)[None, :]
+    pointers = parts + (head * RATIO * keys + rows[:, None]) * SIZE + columns[None, :]
+    total = tl.load(pointers, mask=mask, other=0.0)
+    for member in tl.static_range(1, RATIO):
+        total += tl.load(pointers + member * keys * SIZE, mask=mask, other=0.0)
+    pointers = grad + head // heads * strides[0] + head % heads * strides[1] + rows[:, None] * strides[2].to(tl.int64)
+    tl.store(pointers + columns[None, :], total.to(grad.dtype.element_ty), mask=mask)
 
 
 def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
@@ -690,6 +746,12 @@ def _group_of_keys(problem: Problem) -> int:
         return 1
     size = problem.queries * (problem.query.shape[3] + problem.value.shape[3]) * problem.query.dtype.itemsize
     return max(1, table.CACHED // (size * problem.ratio))
+
+
+def _splits_heads(problem: Problem, programs: int) -> bool:
+    """Whether a program has one head of queries, not all that share keys: so few programs leave half a device idle."""
+    few = 2 * programs <= devices.multiprocessors(problem.query.device)
+    return problem.ratio > 1 and few and not settings().invariant
 
 
 def attention_backward(
@@ -736,10 +798,17 @@ def attention_backward(
         V_STAGES=tile.value_stages or tile.num_stages,
         num_warps=4,
     )
-    tile, shared = tiles.key, key.shape[1]
+    tile, shared, ratio = tiles.key, key.shape[1], problem.ratio
     BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
+    split = not tile.apart and _splits_heads(problem, blocks * batch * shared)
+    sizes = query.shape[3], value.shape[3]
+    if split:
+        results: Any = [empty((batch, heads, problem.keys, size), torch.float32, query.device) for size in sizes]
+        shared = heads
+    else:
+        results = descriptor(grad_key, ROWS.value, block_d), descriptor(grad_value, ROWS.value, block_v)
     attend_to_keys_warp_specialized[(blocks * batch * shared,)](
         descriptor(query, tile.block, block_d),
         descriptor(key, ROWS.value, block_d),
@@ -747,15 +816,26 @@ def attention_backward(
         descriptor(grad_out, tile.block, block_v),
         _of_sums(sums, queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
-        descriptor(grad_key, ROWS.value, block_d),
-        descriptor(grad_value, ROWS.value, block_v),
+        *results,
         heads=shared,
         batch_heads=batch * shared,
-        group=_group_of_keys(problem),
+        group=_group_of_keys(problem) * (ratio if split else 1),
         blocks=blocks,
         **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         APART=tile.apart,
+        SPLIT=split,
         STAGES=tile.num_stages,
         num_warps=4,
     )
+    if split:
+        for grad, parts, size in zip((grad_key, grad_value), results, sizes, strict=True):
+            columns = power_of_2(size)
+            rows = 2048 // columns
+            _add_heads[(-(-problem.keys // rows), batch * key.shape[1])](
+                *(grad, parts, grad.stride(), key.shape[1], problem.keys),
+                SIZE=size,
+                RATIO=ratio,
+                BLOCK_N=rows,
+                BLOCK_D=columns,
+            )
