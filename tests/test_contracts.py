@@ -16,7 +16,8 @@ import triton.language as tl
 import tritonite
 from tritonite import catalog, devices
 from tritonite.catalog import Op
-from tritonite.engine.pointwise import Iteration, _inverse
+from tritonite.engine.pointwise.blocks import inverse
+from tritonite.engine.pointwise.declare import Iteration
 from tritonite.errors import Decline, InvalidDeclaration
 from tritonite.ops import arithmetic
 from tritonite.testing import targets
@@ -489,7 +490,7 @@ def test_more_elements_than_32_bits_count(device):
 @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 10, 25, 641, 2**16 - 1, 2**16 + 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_places_are_divided_by_multiplication(divisor):
     """As the kernels do it, in 32 bits, by numbers of which every bit counts."""
-    multiplier, shift = _inverse(divisor)
+    multiplier, shift = inverse(divisor)
     assert -(2**31) <= multiplier < 2**31
     multiples = [divisor * factor for factor in (1, 2, 3, 1000, (2**31 - 1) // divisor)]
     places = [place + step for place in (0, 2**30, *multiples) for step in (-1, 0, 1) if 0 <= place + step < 2**31]

@@ -12,7 +12,7 @@ import torch
 import tritonite
 from tritonite import devices, dtypes
 from tritonite.catalog import scalar_kernel
-from tritonite.engine.pointwise import Placed
+from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
 
@@ -182,7 +182,7 @@ def test_coordinates_are_those_of_the_result(shape, device):
 
 def test_far_elements_are_read_by_64_bits(device, monkeypatch):
     """As offsets that need them are, which are too many to allocate."""
-    monkeypatch.setattr("tritonite.engine.pointwise.INT32_LIMIT", 8)
+    monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     x = torch.randn(3, 12, device=device)
     out = torch.empty(3, 10, device=device)
     _shifted.run((Placed(x, (1,)), 2, 1), (out,))

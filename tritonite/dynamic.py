@@ -21,7 +21,7 @@ from tritonite.catalog import Declaration, HostFunction, LibraryFormulas, Op
 from tritonite.dispatch import direct, library, override, python
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
-from tritonite.engine.pointwise import Pointwise
+from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
 from tritonite.language.source import enclosed, refused_names, result_counts, without_enclosed
 from tritonite.locks import fork_safe_lock

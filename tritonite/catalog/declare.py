@@ -23,7 +23,7 @@ from tritonite.catalog.schema import (
 )
 from tritonite.dispatch.call import Size, Symbol, decline_if_slower, run_host, settings, under, value_of
 from tritonite.dtypes import Promotion
-from tritonite.engine.pointwise import Pointwise
+from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import Decline, InvalidDeclaration, did_you_mean
 from tritonite.tune.slower import slower_dtypes
 

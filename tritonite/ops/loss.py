@@ -17,7 +17,7 @@ from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, has_channels_last, output_strides
-from tritonite.engine.pointwise import Pointwise
+from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice

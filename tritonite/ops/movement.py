@@ -31,7 +31,7 @@ from tritonite.engine.movement import (
     through,
     words,
 )
-from tritonite.engine.pointwise import Placed
+from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.math import side_by_side
 from tritonite.language.places import read_at

@@ -17,7 +17,7 @@ from tritonite.dispatch.call import is_negative_zero, zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
 from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
-from tritonite.engine.pointwise import Placed
+from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
 

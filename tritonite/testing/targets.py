@@ -28,7 +28,7 @@ from triton.compiler import CompiledKernel
 import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
-from tritonite.engine import histogram, pointwise
+from tritonite.engine import histogram
 from tritonite.engine.attention import hopper, hopper_backward
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
@@ -37,6 +37,7 @@ from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
+from tritonite.engine.pointwise import declare as pointwise
 from tritonite.engine.sorting import dense, search, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring

@@ -1,0 +1,358 @@
+"""A tensor operator made of a scalar formula: from a call's arguments to its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tritonite import dtypes
+from tritonite.dispatch import call
+from tritonite.dispatch.call import Limits, empty_strided, number_type
+from tritonite.engine.iteration import (
+    INT32_LIMIT,
+    broadcast_shape,
+    collapse,
+    common_device,
+    contiguous_strides,
+    expand_strides,
+    never_overlaps_itself,
+    output_strides,
+    span,
+    strides_after_conversion,
+)
+from tritonite.engine.pointwise import overlap
+from tritonite.engine.pointwise.overlap import Extent
+from tritonite.engine.pointwise.placed import Placed, as_tuple, check_placed, is_aligned, one_along, strides_in_step
+from tritonite.engine.pointwise.promotion import ConstantKind, Kind, PartsKind, TensorKind, Typed, types_of
+from tritonite.engine.pointwise.specialize import Space, specialize
+from tritonite.errors import Decline
+from tritonite.launch import Launch, Specialization
+from tritonite.locks import brief
+
+_ITERATIONS_PER_OPERATOR = 1024
+
+
+class Fresh(NamedTuple):
+    """The metadata of an output to allocate."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Iteration:
+    """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
+
+    __slots__ = ("device", "extents", "fresh", "items", "launch", "limits", "operands", "specialization", "summary")
+
+    def __init__(self) -> None:
+        self.fresh: tuple[Fresh, ...] = ()
+        self.device: torch.device
+        self.launch: Launch | None = None
+        self.specialization: Specialization | None = None
+        self.operands: tuple[tuple[int, str, int], ...] = ()
+        self.items: tuple[int, ...] = ()
+        self.limits: tuple[tuple[int, Limits], ...] = ()
+        self.extents: tuple[Extent, ...] = ()
+        self.summary: dict[str, Any] = {}
+
+
+class Pointwise:
+    """A tensor operator made of a scalar formula.
+
+    Args:
+        formula: a `triton.jit` function from values to a value or a tuple of them. Values arrive in the dtype the
+            promotion computes in, so half types arrive as float32.
+        parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
+            "cast" (one that does not and is cast to the dtype computed in), "own" (one that keeps its own dtype, half
+            types becoming float32), "exact" (a number in float64, or int64 where it and the outputs are integers),
+            "static" (a compile-time constant). None is always a compile-time constant. Or it is no operand in step with
+            the result: "index" (dimensions of the result, one or a tuple: it arrives as the coordinate of the element
+            in each), "integers" (one number or a tuple: they arrive in the type of coordinates), "pointer" (a `Placed`
+            operand). The dimensions and integers of a call are pinned.
+        promote: how the promoted arguments decide the dtype of every output. Where none is promoted, outputs have to be
+            given, and each has its own.
+        accepts: the common dtypes it serves; ATen serves the others.
+        output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
+        methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
+        contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
+        one_dtype: tensors of several dtypes are not promoted but declined.
+        cpu_numbers: a 0-d tensor on the CPU may stand beside tensors on another device.
+        casts: flags may be written to an output of any dtype, and floats in place to one of a narrower dtype.
+        truncates: a number that is cast to integers may be a float, whose fraction is cut off.
+        asserting: the formula has assertions, which stop the program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formula: Any,
+        parameters: dict[str, str],
+        *,
+        promote: dtypes.Promotion = dtypes.Promotion.DEFAULT,
+        accepts: tuple[torch.dtype, ...] = dtypes.ALL,
+        output_dtypes: tuple[torch.dtype | None, ...] = (None,),
+        methods: tuple[tuple[tuple[int, ...], dtypes.Promotion], ...] | None = None,
+        contiguous: bool = False,
+        one_dtype: bool = False,
+        cpu_numbers: bool = False,
+        casts: bool = False,
+        truncates: bool = False,
+        asserting: bool = False,
+    ) -> None:
+        self.name = name
+        self.formula = formula
+        self.parameters = parameters
+        self.accepts = accepts
+        self.output_dtypes = output_dtypes
+        self.promote = promote
+        self._contiguous = contiguous
+        self.asserting, self.truncates = asserting, truncates
+        self.one_dtype, self._cpu_numbers, self._casts = one_dtype, cpu_numbers, casts
+        self._roles = tuple(parameters.values())
+        self._placed = not {"index", "pointer"}.isdisjoint(self._roles)
+        deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
+        self.methods = methods or ((deciding, promote),) * len(output_dtypes)
+        self._iterations: dict[tuple[object, ...], Iteration | str] = {}
+
+    def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
+        """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
+        iteration = self.iteration(values, outs)
+        if iteration.items:
+            values = self._with_numbers(values, iteration.items)
+        for position, limits in iteration.limits:
+            call.limit(values[position], limits)
+        if not outs:
+            device = iteration.device
+            outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in iteration.fresh])
+        elif iteration.extents:
+            overlap.check(iteration.extents, values, outs)
+        recorder = call.recorder()
+        if recorder is not None and recorder.dry:
+            recorder.promotions.append(iteration.summary)
+        if iteration.launch is not None:
+            self._launch(iteration, values, outs)
+        return tuple(outs)
+
+    def iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Iteration:
+        """The iteration for these arguments, from the cache where one like it has been made. Raises Decline."""
+        if call.recorder() is not None:
+            # What records keeps plans of its own.
+            return self._ready(values, outs)
+        key: list[object] = [torch.get_default_dtype()]
+        for value, role in zip(values, self._roles, strict=True):
+            if type(value) is Placed:
+                key.append(value.dims)
+                value = value.tensor
+            if isinstance(value, torch.Tensor):
+                key += (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device)
+            elif role in ("static", "index", "integers") or value is None:
+                key.append(value)
+            else:
+                key.append(type(value))
+        for out in outs:
+            key.append(any([out is value for value in values]))
+            key += (out.dtype, out.shape, out.stride(), out.data_ptr() & 15, out.device)
+        hashed = tuple(key)
+        iteration = self._iterations.get(hashed)
+        if iteration is None:
+            try:
+                iteration = self._ready(values, outs)
+            except Decline as decline:
+                if not decline.lasting:
+                    raise
+                iteration = decline.reason
+            with brief:
+                while len(self._iterations) >= _ITERATIONS_PER_OPERATOR:
+                    self._iterations.pop(next(iter(self._iterations)))
+                self._iterations[hashed] = iteration
+        if isinstance(iteration, str):
+            raise Decline(iteration)
+        return iteration
+
+    def _after_conversion(
+        self, typed: Typed, strided: dict[int, torch.Tensor]
+    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Shapes and strides of operands, converted where the common dtype is another one."""
+        integers = typed.common if self.promote is not dtypes.Promotion.INT_TO_FLOAT else typed.results[0]
+        common = typed.common if typed.common.is_floating_point else integers
+        return [
+            (
+                value.shape,
+                value.stride()
+                if value.dtype is common or self._roles[i] == "own"
+                else strides_after_conversion(value.shape, value.stride()),
+            )
+            for i, value in strided.items()
+        ]
+
+    def _check_dtypes(
+        self, outs: Sequence[torch.Tensor], results: Sequence[torch.dtype], operands: Sequence[torch.Tensor]
+    ) -> None:
+        for out, result in zip(outs, results, strict=True):
+            # In place alone: into a wider output ATen computes in its dtype, and some overloads refuse any other.
+            floats = result.is_floating_point and out.dtype.is_floating_point and any([out is x for x in operands])
+            cast = self._casts and (floats or self.promote is dtypes.Promotion.ALWAYS_BOOL)
+            if out.dtype not in dtypes.TRITON_NAMES or (out.dtype is not result and not cast):
+                raise Decline(f"result {result} for an output {out.dtype}")
+
+    @staticmethod
+    def _with_numbers(values: Sequence[Any], items: tuple[int, ...]) -> Sequence[Any]:
+        """The values, with a number for each tensor among them that serves as one."""
+        found = list(values)
+        for i in items:
+            found[i] = call.number_in(found[i])
+        return found
+
+    @staticmethod
+    def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        assert iteration.launch is not None
+        operands = []
+        for position, how, part in iteration.operands:
+            value = values[position]
+            if how == "pointer":
+                value = value.tensor
+            elif how == "stride":
+                value = value.tensor.stride(value.dims[part])
+            elif how == "integer":
+                value = value[part] if type(value) is tuple else value
+            operands.append(int(value) if type(value) is bool else value)
+        iteration.launch(operands, outs)
+
+    def _ready(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+        iteration = self._make_iteration(values, outs)
+        if iteration.specialization is not None:
+            iteration.launch = Launch(iteration.specialization, iteration.device)
+        return iteration
+
+    def outputs(
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.device, tuple[Fresh, ...]]:
+        """The device, and the outputs to allocate, or none where `outs` are given. Raises Decline as a call would.
+
+        Tensors are asked for metadata alone, so that they may be fake.
+        """
+        iteration, *_ = self._typed_iteration(values, outs)
+        return iteration.device, iteration.fresh
+
+    def _typed_iteration(
+        self, values: Sequence[Any], outs: Sequence[torch.Tensor]
+    ) -> tuple[Iteration, Typed, dict[int, torch.Tensor], tuple[int, ...], bool]:
+        """What metadata decides: an iteration without its kernel, its types, the operands in memory, the shape.
+
+        And whether all are contiguous and of that shape.
+        """
+        iteration = Iteration()
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        placed = [value.tensor for value in values if type(value) is Placed]
+        iteration.device, scalars = common_device((*tensors, *placed), outs)
+        if scalars and (not self._cpu_numbers or len(scalars) > 1 or len(scalars) == len(tensors)):
+            raise Decline("a tensor on the CPU")
+        kinds: list[Kind] = []
+        strided: dict[int, torch.Tensor] = {}
+        for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
+            if isinstance(value, torch.Tensor):
+                item = bool(scalars) and any([value is scalar for scalar in scalars])
+                kinds.append(TensorKind(value.dtype, not value.dim(), item))
+                if not item:
+                    strided[i] = value
+            elif type(value) is Placed:
+                kinds.append(PartsKind(value.tensor.dtype, len(value.dims), True))
+            elif role in ("index", "integers"):
+                several = type(value) is tuple
+                kinds.append(PartsKind(None, len(value) if several else 1, several))
+            elif role == "static" or value is None:
+                kinds.append(ConstantKind(type(value), value))
+            else:
+                kinds.append(number_type(value))
+        typed = types_of(self, tuple(kinds), tuple([out.dtype for out in outs]), torch.get_default_dtype())
+        iteration.operands, iteration.limits = typed.operands, typed.limits
+        iteration.items = tuple([i for i, how, _ in typed.operands if how == "item"])
+        every = [*strided.values(), *outs]
+        shape = tuple(every[0].shape)
+        row_major = contiguous_strides(shape)
+        # Most calls: contiguous tensors of one shape. What follows gives them the same iteration, only later.
+        plain = not scalars and all([value.shape == shape and value.stride() == row_major for value in every])
+        if not plain:
+            # Where no operand is read in step with the results, their shape is the one.
+            shape = broadcast_shape([value.shape for value in tensors or outs])
+        results = typed.results
+        iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
+
+        if outs:
+            self._check_dtypes(outs, results, tensors)
+            _check_outputs(outs, shape)
+        else:
+            if plain and (not typed.with_numbers or 1 not in shape):
+                strides = row_major
+            elif self._contiguous:
+                strides = contiguous_strides(shape)
+            else:
+                layout = [(value.shape, value.stride()) for value in strided.values()]
+                if iteration.device.type == "cpu":
+                    layout = self._after_conversion(typed, strided)
+                strides = output_strides(shape, layout, typed.with_numbers or bool(scalars))
+            iteration.fresh = tuple([Fresh(shape, strides, dtype) for dtype in results])
+        return iteration, typed, strided, shape, plain
+
+    def _make_iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Iteration:
+        iteration, typed, strided, shape, plain = self._typed_iteration(values, outs)
+        if 0 in shape:
+            return iteration
+        placed = {i: value for i, value in enumerate(values) if type(value) is Placed}
+        check_placed(placed.values(), shape)
+        read = strided | {i: value.tensor for i, value in placed.items()}
+        iteration.extents = overlap.extents(outs, shape, list(read.items()), frozenset(placed))
+
+        out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in iteration.fresh]
+        indices = [d for i, role in enumerate(self._roles) if role == "index" for d in as_tuple(values[i])]
+        plain = plain and all([own == contiguous_strides(shape) for own in out_strides])
+        if plain and not self._placed and math.prod(shape) > 1:
+            flat = tuple([(1,) if how == "tensor" else () for _, how, _ in iteration.operands])
+            space = Space((math.prod(shape),), flat, ((1,),) * len(out_strides))
+        else:
+            space = self._space(shape, out_strides, strided, placed, indices, iteration.operands)
+        aligned = (
+            [is_aligned(values[i], how, part) for i, how, part in iteration.operands],
+            [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(typed.results),
+        )
+        far = any([span(x.shape, x.stride()) >= INT32_LIMIT for x in (value.tensor for value in placed.values())])
+        units = tuple([(i, tuple([x.stride(d) == 1 for d in dims])) for i, (x, dims) in placed.items()])
+        iteration.specialization = specialize(typed.kernel, space, aligned, units, far)
+        return iteration
+
+    def _space(
+        self,
+        shape: tuple[int, ...],
+        out_strides: Sequence[tuple[int, ...]],
+        strided: dict[int, torch.Tensor],
+        placed: dict[int, Placed],
+        indices: Sequence[int],
+        operands: Sequence[tuple[int, str, int]],
+    ) -> Space:
+        """The collapsed iteration space; `strided` and `placed` are by their positions, `indices` the coordinates'."""
+        in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
+        in_strides += [strides_in_step(own, shape) for own in placed.values()]
+        in_strides += [one_along(d, len(shape)) for d in indices]
+        sizes, merged = collapse(shape, [list(own) for own in out_strides] + in_strides)
+        every = [tuple(own) for own in merged]
+        outer, inner = len(out_strides), len(every) - len(indices)
+        of_value = dict(zip((*strided, *placed), every[outer:inner], strict=True))
+        return Space(
+            tuple(sizes),
+            tuple([of_value[i] if how in ("tensor", "pointer") else () for i, how, _ in operands]),
+            # Of one element, so that a block of places is written as a block, of which the others are masked.
+            ((1,),) * outer if math.prod(shape) == 1 and self._placed else tuple(every[:outer]),
+            tuple(every[inner:]),
+        )
+
+
+def _check_outputs(outs: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None:
+    for out in outs:
+        if tuple(out.shape) != shape:
+            raise Decline("output has another shape")
+        if not never_overlaps_itself(shape, out.stride()):
+            raise Decline("output overlaps itself")

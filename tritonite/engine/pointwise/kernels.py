@@ -1,0 +1,302 @@
+"""The two kernels of all pointwise formulas: one takes an iteration space laid flat, the other tiles of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonite import devices
+from tritonite.engine.pointwise.layout import Layout
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.places import by_inverse
+
+
+@triton.constexpr_function
+def _count(layout, results):
+    return len(layout.results if results else layout.parameters)
+
+
+@triton.constexpr_function
+def _position(layout, i):
+    return layout.parameters[i].position
+
+
+@triton.constexpr_function
+def _dtype(layout, results, i):
+    return (layout.results if results else layout.parameters)[i].dtype
+
+
+@triton.constexpr_function
+def _through(layout, i):
+    own = layout.parameters[i]
+    return own.dtype if own.through is None else own.through
+
+
+@triton.constexpr_function
+def _slot(layout, i):
+    return tl.float64 if layout.parameters[i].dtype.is_floating() else tl.int64
+
+
+@triton.constexpr_function
+def _kinds(layout, results, i):
+    return (layout.results if results else layout.parameters)[i].kinds
+
+
+@triton.constexpr_function
+def _role(layout, i):
+    return layout.parameters[i].role
+
+
+@triton.constexpr_function
+def _several(layout, i):
+    return layout.parameters[i].several
+
+
+@triton.constexpr_function
+def _part(layout, i, k):
+    return layout.parameters[i].parts[k]
+
+
+@triton.constexpr_function
+def _part_count(layout, i):
+    return len(layout.parameters[i].parts)
+
+
+@triton.constexpr_function
+def _placed(layout, i, k):
+    return layout.parameters[i].placed[k]
+
+
+@triton.constexpr_function
+def _apart(layout):
+    # Whether along the fastest dimension elements of some operand are apart, and none are next to each other elsewhere.
+    every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
+    across = not layout.flat and any([kinds[1] == 1 for kinds in every])
+    return not across and any([kinds[0] == 2 for kinds in every])
+
+
+@triton.constexpr_function
+def _masks(layout, kinds, masked):
+    # 0 for no mask, 1 for the columns', 2 for the rows', 3 for both.
+    if layout.flat:
+        return int(masked and any(kinds))
+    return int(layout.column_mask and kinds[0] != 0) + 2 * int(layout.row_mask and kinds[1] != 0)
+
+
+@triton.jit
+def _offset(index, strides, origin, KINDS: tl.constexpr):
+    offset = origin
+    for d in tl.static_range(len(KINDS)):
+        if KINDS[d] == 1:
+            offset = offset + index[d]
+        elif KINDS[d] == 2:
+            offset = offset + index[d] * strides[d]
+    return offset
+
+
+@triton.jit
+def _unravel(linear, sizes, inverses):
+    """The coordinates of places in a space of these sizes, fastest first, that is laid flat.
+
+    By `inverses`, where there are any, which `blocks.inverse` made: the device has no division of integers.
+    """
+    index = ()
+    rest = linear
+    for d in tl.static_range(len(sizes) - 1):
+        if len(inverses) == 0:
+            outer = rest // sizes[d]
+        else:
+            factor, shift = inverses[d][0].to(tl.uint32), inverses[d][1].to(tl.uint32)
+            outer = by_inverse(rest.to(tl.uint32), factor, shift).to(rest.dtype)
+        index = index + (rest - outer * sizes[d],)
+        rest = outer
+    return index + (rest,)
+
+
+@triton.jit
+def _load(pointers, column_mask, row_mask, MASKS: tl.constexpr):
+    if MASKS == 0:
+        value = tl.load(pointers)
+    elif MASKS == 1:
+        value = tl.load(pointers, mask=column_mask, other=0)
+    elif MASKS == 2:
+        value = tl.load(pointers, mask=row_mask, other=0)
+    else:
+        value = tl.load(pointers, mask=column_mask & row_mask, other=0)
+    return value
+
+
+@triton.jit
+def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
+    if MASKS == 0:
+        tl.store(pointers, value)
+    elif MASKS == 1:
+        tl.store(pointers, value, mask=column_mask)
+    elif MASKS == 2:
+        tl.store(pointers, value, mask=row_mask)
+    else:
+        tl.store(pointers, value, mask=column_mask & row_mask)
+
+
+@triton.jit
+def _coordinates(index, strides, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
+    """The coordinates of a block's elements along the dimensions that a parameter names."""
+    found = ()
+    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
+        own = _offset(index, strides[_part(LAYOUT, PARAMETER, k)], origin, _placed(LAYOUT, PARAMETER, k))
+        found = found + (own,)
+    return found
+
+
+@triton.jit
+def _integers(operands, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
+    """The numbers of a parameter, or the strides of a pointer, in the type of indices."""
+    found = ()
+    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
+        if _placed(LAYOUT, PARAMETER, k) == 1:
+            found = found + (1,)
+        else:
+            found = found + (operands[_part(LAYOUT, PARAMETER, k)].to(origin.dtype),)
+    return found
+
+
+def _merge(values: Any, layout: Layout, constant: Any = lambda value: value) -> list[Any]:
+    remaining = iter(values)
+    return [constant(own.dtype) if own.position is None else next(remaining) for own in layout.parameters]
+
+
+@tl.core.builtin
+def _merge_in_compiler(values, layout, _semantic=None):
+    return tl.tuple(_merge(values, layout.value, tl.constexpr))
+
+
+# Only in the call of the formula do constants join the values: a tuple assigned to a name cannot hold None or a string.
+_with_constants = _merge if devices.current.interpreted else _merge_in_compiler
+
+
+@triton.jit
+def _evaluate(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    index,
+    origin,
+    column_mask,
+    row_mask,
+    LAYOUT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    values = ()
+    for i in tl.static_range(_count(LAYOUT, False)):
+        if _role(LAYOUT, i) == "index" or _role(LAYOUT, i) == "integers":
+            if _role(LAYOUT, i) == "index":
+                several = _coordinates(index, strides, origin, LAYOUT, i)
+            else:
+                several = _integers(operands, origin, LAYOUT, i)
+            if _several(LAYOUT, i):
+                values = values + (several,)
+            else:
+                values = values + (several[0],)
+        elif _role(LAYOUT, i) == "pointer":
+            offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
+            within = column_mask & row_mask
+            own = operands[_position(LAYOUT, i)] + tl.broadcast_to(offset, within.shape)
+            values = values + ((own, within, _integers(operands, origin, LAYOUT, i)),)
+        elif _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
+            number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
+            values = values + (number.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
+        elif _position(LAYOUT, i) is not None:
+            offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
+            value = _load(
+                operands[_position(LAYOUT, i)] + offset,
+                column_mask,
+                row_mask,
+                _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
+            )
+            values = values + (value.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
+    results = fn(*_with_constants(values, LAYOUT))
+    if _count(LAYOUT, True) == 1:
+        results = (results,)
+    for i in tl.static_range(_count(LAYOUT, True)):
+        offset = _offset(index, out_strides[i], origin, _kinds(LAYOUT, True, i))
+        value = results[i].to(_dtype(LAYOUT, True, i)).to(outs[i].dtype.element_ty)
+        _store(
+            outs[i] + offset,
+            tl.broadcast_to(value, offset.shape),
+            column_mask,
+            row_mask,
+            _masks(LAYOUT, _kinds(LAYOUT, True, i), MASKED),
+        )
+
+
+@triton.jit
+def elementwise_flat(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    shape,
+    inverses,
+    n,
+    LAYOUT: tl.constexpr,
+    INDEX: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program takes BLOCK elements of the iteration space, `shape` (fastest dimension first) laid flat.
+
+    MASK: 0 where BLOCK divides n, 1 for a mask on every block, 2 for a mask on the last block alone.
+    """
+    wait_for_previous_launch()
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    linear = start + tl.arange(0, BLOCK)
+    if _apart(LAYOUT):
+        # As wide as the result is stored, neighbouring threads would read every element from another cache line.
+        linear = tl.max_contiguous(linear, 1)
+    index = _unravel(linear, shape, inverses)
+    origin = tl.zeros((1,), INDEX)
+    mask = linear < n
+    if MASK == 2:
+        if start + BLOCK <= n:
+            _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, False)
+        else:
+            _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, True)
+    else:
+        _evaluate(fn, operands, outs, strides, out_strides, index, origin, mask, mask, LAYOUT, MASK == 1)
+
+
+@triton.jit
+def elementwise_tile(
+    fn: tl.constexpr,
+    operands,
+    outs,
+    strides,
+    out_strides,
+    shape,
+    inverses,
+    tiles,
+    LAYOUT: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others.
+
+    `tiles` are how many there are along each dimension.
+    """
+    wait_for_previous_launch()
+    place = _unravel(tl.program_id(0), tiles, inverses)
+    column = place[0].to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = place[1].to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    if _apart(LAYOUT):
+        column = tl.max_contiguous(column, (1, 1))
+    index = (column, row)
+    for d in tl.static_range(2, len(shape)):
+        index = index + (place[d].to(INDEX),)
+    origin = tl.zeros((1, 1), INDEX)
+    _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False)

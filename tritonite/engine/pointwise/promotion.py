@@ -1,0 +1,255 @@
+"""What the types of a pointwise call's arguments decide: dtypes, and what becomes of each argument."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import triton.language as tl
+
+from tritonite import dtypes
+from tritonite.dispatch.call import Limits, limits_of
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.pointwise.layout import VARIANTS, Operand
+from tritonite.errors import Decline
+
+_LARGEST_IN_64_BITS = math.nextafter(2.0**63, 0.0)
+# Dtypes whose numbers every half type holds.
+_HELD_BY_HALVES = (torch.bool, torch.uint8, torch.int8)
+
+
+class Formula(Protocol):
+    """What promotion asks of a declaration; `declare.Pointwise` says what each is."""
+
+    formula: Any
+    parameters: dict[str, str]
+    promote: dtypes.Promotion
+    accepts: tuple[torch.dtype, ...]
+    output_dtypes: tuple[torch.dtype | None, ...]
+    methods: tuple[tuple[tuple[int, ...], dtypes.Promotion], ...]
+    one_dtype: bool
+    truncates: bool
+    asserting: bool
+
+
+class TensorKind(NamedTuple):
+    """A tensor as typing sees it; `item` where it serves as a number."""
+
+    dtype: torch.dtype
+    zero_dim: bool
+    item: bool
+
+
+class PartsKind(NamedTuple):
+    """Coordinates or integers, so many of them, or a placed operand's strides, of which there is a dtype."""
+
+    dtype: torch.dtype | None
+    number: int
+    several: bool
+
+
+class ConstantKind(NamedTuple):
+    """A static argument. Among values 1, 1.0 and True are equal, so it has its type beside it."""
+
+    type: type
+    value: Any
+
+
+Kind = TensorKind | PartsKind | ConstantKind | type
+
+
+def promoted(
+    formula: Formula, kinds: Sequence[Kind], default: torch.dtype, out_dtypes: Sequence[torch.dtype]
+) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
+    """(common dtype, dtype to compute in, dtypes of the results); the first output decides the first two."""
+    for kind in kinds:
+        if isinstance(kind, TensorKind) and kind.dtype not in dtypes.TRITON_NAMES:
+            raise Decline(f"dtype {kind.dtype}")
+        if isinstance(kind, type) and kind not in (bool, int, float):
+            raise Decline(f"number of type {kind.__name__}")
+    if formula.one_dtype:
+        typed = zip(kinds, formula.parameters.values(), strict=True)
+        if len({kind.dtype for kind, role in typed if isinstance(kind, TensorKind) and role != "own"}) > 1:
+            raise Decline("tensors of several dtypes")
+    commons = []
+    for j, (positions, _) in enumerate(formula.methods):
+        if not positions:
+            commons.append(out_dtypes[j])
+            continue
+        deciding = [kinds[i] for i in positions]
+        among = [kind for kind in deciding if isinstance(kind, TensorKind)]
+        commons.append(
+            dtypes.common_dtype(
+                tuple(kind.dtype for kind in among if not kind.zero_dim),
+                tuple(kind.dtype for kind in among if kind.zero_dim),
+                tuple(kind for kind in deciding if isinstance(kind, type)),
+                default,
+            )
+        )
+    if commons[0] not in formula.accepts:
+        raise Decline(f"dtype {commons[0]}")
+    each = [dtypes.promote(kind, common, default) for common, (_, kind) in zip(commons, formula.methods, strict=True)]
+    results = tuple(own or result for own, (_, result) in zip(formula.output_dtypes, each, strict=True))
+    return commons[0], each[0][0], results
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTypes:
+    """All but a layout that a kernel is compiled for, one for each content; `itemsize` is of the widest tensor."""
+
+    formula: Any
+    parameters: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    pointers: tuple[tuple[str, ...], tuple[str, ...]]
+    itemsize: int
+    asserting: bool
+
+
+@functools.lru_cache(maxsize=VARIANTS)
+def _kernel_types(
+    formula: Any,
+    parameters: tuple[Operand, ...],
+    constant_types: tuple[type, ...],
+    results: tuple[Operand, ...],
+    pointers: tuple[tuple[str, ...], tuple[str, ...]],
+    itemsize: int,
+    asserting: bool,
+) -> KernelTypes:
+    return KernelTypes(formula, parameters, results, pointers, itemsize, asserting)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What the types of a call's arguments decide, whatever their shapes: dtypes, and what becomes of each argument."""
+
+    common: torch.dtype
+    compute: torch.dtype
+    results: tuple[torch.dtype, ...]
+    operands: tuple[tuple[int, str, int], ...]
+    limits: tuple[tuple[int, Limits], ...]
+    with_numbers: bool
+    kernel: KernelTypes
+
+
+@functools.lru_cache(maxsize=VARIANTS)
+def types_of(
+    formula: Formula,
+    kinds: tuple[Kind, ...],
+    out_dtypes: tuple[torch.dtype, ...],
+    default: torch.dtype,
+) -> Typed:
+    common, compute, results = promoted(formula, kinds, default, out_dtypes)
+    operands: list[tuple[int, str, int]] = []
+    types: list[str] = []
+    parameters: list[Operand] = []
+    limits: list[tuple[int, Limits]] = []
+    itemsizes = [dtype.itemsize for dtype in out_dtypes or results]
+    indices = 0
+    for i, (kind, (name, role)) in enumerate(zip(kinds, formula.parameters.items(), strict=True)):
+        if isinstance(kind, ConstantKind):
+            parameters.append(Operand(None, None, kind.value))
+            continue
+        if isinstance(kind, PartsKind):
+            pointer = kind.dtype is not None
+            position = len(operands)
+            if kind.dtype is not None:
+                operands.append((i, "pointer", 0))
+                types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
+                itemsizes.append(kind.dtype.itemsize)
+            if role == "index":
+                # Without numbers of their own, they have strides after those of all operands.
+                parts = tuple(range(~indices, ~indices - kind.number, -1))
+                indices += kind.number
+            else:
+                parts = tuple(range(len(operands), len(operands) + kind.number))
+                operands += [(i, "stride" if pointer else "integer", k) for k in range(kind.number)]
+                types += ["i64"] * kind.number
+            kinds_of_parts = (None,) * kind.number
+            parameters.append(
+                Operand(position, () if pointer else None, tl.int64, None, role, parts, kinds_of_parts, kind.several)
+            )
+            continue
+        target = _arrives_as(kind, role, compute)
+        truncated = formula.truncates and kind is float and not target.is_floating_point
+        if truncated:
+            # The conversion to the result's dtype cuts it off.
+            target = torch.float64
+        if isinstance(kind, TensorKind) and not kind.item:
+            # ATen rounds what a half type does not hold to it before it computes in float32.
+            rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_HELD_BY_HALVES)
+            through = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
+            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], through))
+            operands.append((i, "tensor", 0))
+            types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
+            itemsizes.append(kind.dtype.itemsize)
+            continue
+        # A number that is compared is one of the common dtype.
+        half = common.is_floating_point and common.itemsize == 2 and formula.promote is dtypes.Promotion.ALWAYS_BOOL
+        through = TRITON_DTYPES[common] if half else None
+        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], through))
+        operands.append((i, "item" if isinstance(kind, TensorKind) else "number", 0))
+        types.append("fp64" if target.is_floating_point else "i64")
+        # A 0-d tensor ATen promotes, and lets it overflow.
+        if not isinstance(kind, TensorKind) or role == "cast":
+            held = _limits(kind, name, target, common, truncated)
+            limits += [] if held is None else [(i, held)]
+    for dtype in out_dtypes:
+        if dtype not in dtypes.TRITON_NAMES:
+            raise Decline(f"output of dtype {dtype}")
+    deciding = sum(
+        role == "promoted" and not isinstance(kind, ConstantKind)
+        for kind, role in zip(kinds, formula.parameters.values(), strict=True)
+    )
+    parameters = [
+        own._replace(parts=tuple([len(operands) + ~part for part in own.parts])) if own.role == "index" else own
+        for own in parameters
+    ]
+    kernel = _kernel_types(
+        formula.formula,
+        tuple(parameters),
+        tuple([type(own.dtype) for own in parameters]),
+        tuple([Operand(j, (), TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
+        (tuple(types), tuple(["*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes or results])),
+        max(itemsizes),
+        formula.asserting,
+    )
+    in_memory = sum(how == "tensor" for _, how, _ in operands)
+    return Typed(common, compute, results, tuple(operands), tuple(limits), in_memory < deciding, kernel)
+
+
+def _limits(kind: Kind, name: str, target: torch.dtype, common: torch.dtype, truncated: bool) -> Limits | None:
+    """What a number has to hold, that is converted to `target`. Raises Decline where ATen refuses its type."""
+    if kind is float and not target.is_floating_point:
+        raise Decline("floating-point number for integer tensors")
+    if kind is bool and name == "alpha" and common is not torch.bool:
+        raise Decline("a bool alpha for tensors of numbers")
+    if kind is bool:
+        # A flag is any integer of 64 bits.
+        return None
+    # ATen converts numbers to the common dtype, or to the one computed in.
+    holds = limits_of(target if common is torch.bool else common)
+    largest = limits_of(common if common.is_floating_point else target).largest
+    # ATen negates some.
+    low = -holds.high if name == "alpha" else holds.low
+    if truncated and common is not torch.bool:
+        # ATen refuses others, of which nan is one.
+        largest = min(float(holds.high), _LARGEST_IN_64_BITS)
+        holds = holds._replace(finite=True, least=max(float(holds.low), -largest))
+    return holds._replace(low=low, largest=largest)
+
+
+def _arrives_as(kind: TensorKind | type, role: str, compute: torch.dtype) -> torch.dtype:
+    """The dtype in which a formula sees a tensor or a number."""
+    if role == "exact":
+        return torch.float64 if kind is float or compute.is_floating_point else torch.int64
+    if role != "own":
+        return compute
+    if isinstance(kind, TensorKind):
+        return dtypes.opmath(kind.dtype)
+    if kind is float:
+        return torch.float64 if compute is torch.float64 else torch.float32
+    return torch.bool if kind is bool else torch.int64
