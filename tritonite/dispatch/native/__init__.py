@@ -25,6 +25,7 @@ _NAME = "tritonite_dispatcher"
 # The kinds of device that it has a driver for, and whether it is used on them unasked.
 _DRIVERS = {"nvidia": True, "interpreter": False}
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
+_PARTS = sorted(Path(__file__).parent.glob("*.h"))
 
 
 def _asked() -> bool | None:
@@ -47,7 +48,7 @@ def flags() -> tuple[str, ...]:
 
 def library() -> Path:
     """Where the built library is, or would be."""
-    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest = hashlib.sha256(b"".join([part.read_bytes() for part in (_SOURCE, *_PARTS)]))
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
     folder = Path(os.environ.get("TRITONITE_CACHE", cache.folder()))
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"

@@ -1,0 +1,334 @@
+// What tells calls apart that need plans of their own.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "state.h"
+
+namespace {
+
+using torch::jit::Stack;
+
+// A tensor argument as keying and replaying see it; null where None is given.
+struct Leaf {
+  const at::Tensor* tensor;
+  bool strided;
+  bool written;
+};
+
+struct Call {
+  Words words;
+  uint64_t hash = 0;
+  uint64_t settings = 0;
+  c10::SmallVector<Leaf, 8> leaves;
+  // Why ATen has to serve the call, where keying it shows that.
+  const char* declined = nullptr;
+};
+
+enum Tag : uint64_t {
+  kNone = 1,
+  kUndefined,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kList,
+  kDevice,
+  kGenerator,
+  kNumberTensor,
+  kOpaqueTensor,
+  kTensor,
+  kSlotNumber,
+};
+
+uint64_t bits_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+bool is_number(const State& state, const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return impl->is_cpu() && (impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && tensor.dim() == 0));
+}
+
+Number number_of(const c10::Scalar& scalar) {
+  if (scalar.isFloatingPoint()) return {true, true, 0, scalar.toDouble()};
+  if (scalar.isBoolean()) return {false, true, scalar.toBool(), 0};
+  if (scalar.isIntegral(false) && scalar.type() != c10::ScalarType::UInt64) return {false, true, scalar.toLong(), 0};
+  return {false, false, 0, 0};
+}
+
+Number number_of(const at::Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double: return {true, true, 0, *static_cast<const double*>(data)};
+    case c10::ScalarType::Long: return {false, true, *static_cast<const int64_t*>(data), 0};
+    case c10::ScalarType::Bool: return {false, true, *static_cast<const bool*>(data), 0};
+    case c10::ScalarType::Float: return {true, true, 0, *static_cast<const float*>(data)};
+    default: return number_of(tensor.item());
+  }
+}
+
+// What a key says of a slot's value; zeros of either sign are told apart.
+uint64_t zero_or_one(const Number& number) {
+  const double value = number.as_real();
+  return value == 0 ? (std::signbit(value) ? 4 : 1) : value == 1 ? 2 : 3;
+}
+
+// The kind of device that an operator's kernels run on.
+c10::DeviceType device_of(const State& state) {
+  return state.key == c10::DispatchKey::CPU ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
+// Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
+bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool written, Call& call) {
+  Words& words = call.words;
+  call.leaves.push_back({&tensor, false, written});
+  if (!tensor.defined()) {
+    words.push_back(kUndefined);
+    return true;
+  }
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->is_wrapped_number() && !impl->is_cpu()) {
+    // ATen makes these for itself. To promote as a number does, Python would have to read it from the device.
+    call.declined = "a number on the device";
+    return false;
+  }
+  const uint64_t dtype = static_cast<uint64_t>(tensor.scalar_type()) << 8;
+  if (is_number(state, tensor)) {
+    words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
+    if (slot == 1) return true;
+    const Number number = number_of(tensor);
+    words.push_back(
+        slot == 2 ? zero_or_one(number) : number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+    return number.known;
+  }
+  const c10::Device device = tensor.device();
+  if (device.type() != device_of(state)) {
+    // As in copies from the host and to it, which are to be no slower for having come by here.
+    call.declined = "a tensor on another device";
+    return false;
+  }
+  const uint64_t place = static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
+  const c10::DispatchKeySet keys = impl->key_set();
+  if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
+      impl->is_python_dispatch() || keys.has(c10::DispatchKey::NestedTensorCUDA) ||
+      keys.has(c10::DispatchKey::NestedTensorCPU) || keys.has(c10::DispatchKey::ZeroTensor)) {
+    words.push_back(kOpaqueTensor | dtype | place | static_cast<uint64_t>(impl->layout()) << 32);
+    return !impl->is_python_dispatch() && !impl->has_symbolic_sizes_strides();
+  }
+  call.leaves.back().strided = true;
+  const auto pointer = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  words.push_back(
+      kTensor | dtype | place | static_cast<uint64_t>((pointer & 15) != 0) << 32 |
+      static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 33 |
+      static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 34 | static_cast<uint64_t>(impl->dim()) << 40);
+  const auto sizes = impl->sizes(), strides = impl->strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    words.push_back(sizes[i]);
+    words.push_back(strides[i]);
+  }
+  return true;
+}
+
+// A number: its type, and of its value what `slot` says.
+void key_number(Words& words, Tag tag, const Number& number, uint8_t slot) {
+  if (slot == 0) {
+    words.push_back(tag);
+    words.push_back(number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+  } else {
+    words.push_back(kSlotNumber | tag << 8 | (slot == 2 ? zero_or_one(number) << 16 : 0));
+  }
+}
+
+bool key_value(const State& state, const IValue& value, size_t argument, Call& call) {
+  Words& words = call.words;
+  const uint8_t slot = state.slot[argument];
+  if (value.isTensor()) return key_tensor(state, value.toTensor(), slot, state.written[argument], call);
+  if (value.isNone()) {
+    words.push_back(kNone);
+    if (state.tensor[argument]) call.leaves.push_back({nullptr, false, false});
+  } else if (value.isInt()) {
+    key_number(words, kInt, {false, true, value.toInt(), 0}, slot);
+  } else if (value.isDouble()) {
+    key_number(words, kDouble, {true, true, 0, value.toDouble()}, slot);
+  } else if (value.isBool()) {
+    key_number(words, kBool, {false, true, value.toBool(), 0}, slot);
+  } else if (value.isComplexDouble()) {
+    words.push_back(kComplex);
+    words.push_back(bits_of(value.toComplexDouble().real()));
+    words.push_back(bits_of(value.toComplexDouble().imag()));
+  } else if (value.isDevice() && value.toDevice().type() != device_of(state)) {
+    call.declined = "a result on another device";
+    return false;
+  } else if (value.isDevice()) {
+    words.push_back(kDevice | static_cast<uint64_t>(value.toDevice().type()) << 8);
+    words.push_back(value.toDevice().index());
+  } else if (value.isGenerator()) {
+    words.push_back(kGenerator | static_cast<uint64_t>(value.toGenerator().device().type()) << 8);
+    words.push_back(value.toGenerator().device().index());
+  } else if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    words.push_back(kString | text.size() << 8);
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      words.push_back(word);
+    }
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    words.push_back(kList | list.size() << 8);
+    for (const IValue& item : list) {
+      if (!key_value(state, item, argument, call)) return false;
+    }
+  } else {
+    return false;
+  }
+  return true;
+}
+
+struct Extent {
+  uintptr_t begin, end;
+};
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.sizes()[i] == 0) return {begin, begin};
+    last += (tensor.sizes()[i] - 1) * tensor.strides()[i];
+  }
+  return {begin, begin + (last + 1) * tensor.element_size()};
+}
+
+// The same of many arguments, by their addresses in order: the key grows with what overlaps, not with pairs.
+void key_many_aliases(Call& call) {
+  struct Place {
+    Extent extent;
+    size_t leaf;
+    bool written;
+  };
+  std::vector<Place> places;
+  places.reserve(call.leaves.size());
+  for (size_t i = 0; i < call.leaves.size(); ++i) {
+    const Leaf& leaf = call.leaves[i];
+    if (leaf.strided) places.push_back({extent_of(*leaf.tensor), i, leaf.written});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return a.extent.begin != b.extent.begin ? a.extent.begin < b.extent.begin : a.leaf < b.leaf;
+  });
+  std::vector<std::pair<uint64_t, uint64_t>> found;
+  // Those before, one for each address, that reach beyond where the next begins.
+  std::vector<Place> reaching;
+  for (size_t i = 0; i < places.size();) {
+    Place group = places[i];
+    size_t next = i + 1;
+    for (; next < places.size() && places[next].extent.begin == group.extent.begin; ++next) {
+      found.emplace_back(places[next].leaf << 32 | group.leaf, 0);
+      group.extent.end = std::max(group.extent.end, places[next].extent.end);
+      group.written |= places[next].written;
+    }
+    const auto ended = [&](const Place& earlier) { return earlier.extent.end <= group.extent.begin; };
+    reaching.erase(std::remove_if(reaching.begin(), reaching.end(), ended), reaching.end());
+    for (const Place& earlier : reaching) {
+      if (!earlier.written && !group.written) continue;
+      found.emplace_back(group.leaf << 32 | earlier.leaf, group.extent.begin - earlier.extent.begin);
+    }
+    reaching.push_back(group);
+    i = next;
+  }
+  std::sort(found.begin(), found.end());
+  for (const auto& [pair, distance] : found) {
+    call.words.push_back(pair);
+    call.words.push_back(distance);
+  }
+}
+
+// Which arguments are at one address, and by how much a written one overlaps another.
+void key_aliases(Call& call) {
+  constexpr size_t kMany = 12;
+  if (call.leaves.size() > kMany) return key_many_aliases(call);
+  uint64_t same = 0, bit = 1;
+  for (size_t i = 1; i < call.leaves.size(); ++i) {
+    const Leaf& later = call.leaves[i];
+    if (!later.strided) continue;
+    for (size_t j = 0; j < i; ++j) {
+      const Leaf& earlier = call.leaves[j];
+      if (!earlier.strided) continue;
+      const void *a = earlier.tensor->const_data_ptr(), *b = later.tensor->const_data_ptr();
+      if (a == b) {
+        same |= bit;
+      } else if (later.written || earlier.written) {
+        const Extent x = extent_of(*earlier.tensor), y = extent_of(*later.tensor);
+        if (x.begin < y.end && y.begin < x.end) {
+          call.words.push_back(kUndefined | i << 8 | j << 32);
+          call.words.push_back(y.begin - x.begin);
+        }
+      }
+      bit <<= 1;
+      if (bit == 0) {
+        call.words.push_back(same);
+        same = 0;
+        bit = 1;
+      }
+    }
+  }
+  call.words.push_back(same);
+}
+
+// How products of float32 may be rounded; torch 2.9 says it in words.
+template <class Precision, class Backend, class Op>
+uint64_t matmul_precision(const at::Context& context, Precision (at::Context::*get)(Backend, Op) const) {
+  if constexpr (std::is_enum_v<Precision>) {
+    return static_cast<uint64_t>((context.*get)(Backend::CUDA, Op::MATMUL));
+  } else {
+    return (context.*get)("cuda", "matmul") == "tf32";
+  }
+}
+
+// The settings of torch that results may depend on.
+uint64_t ambient() {
+  const at::Context& context = at::globalContext();
+  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) |
+      static_cast<uint64_t>(context.deterministicAlgorithms()) << 8 |
+      static_cast<uint64_t>(context.deterministicFillUninitializedMemory()) << 9 |
+      static_cast<uint64_t>(context.float32MatmulPrecision()) << 16 |
+      matmul_precision(context, &at::Context::float32Precision) << 24;
+}
+
+bool key_call(const State& state, const Stack& stack, size_t arguments, Call& call) {
+  call.settings = settings.load(std::memory_order_relaxed);
+  call.words.push_back(ambient() | call.settings << 32);
+  const IValue* first = stack.data() + (stack.size() - arguments);
+  for (size_t i = 0; i < arguments; ++i) {
+    if (!key_value(state, first[i], i, call)) return false;
+  }
+  const auto is_placed = [](const Leaf& leaf) { return leaf.strided; };
+  if (call.leaves.size() > 1) {
+    key_aliases(call);
+  } else if (state.key == c10::DispatchKey::CUDA && std::none_of(call.leaves.begin(), call.leaves.end(), is_placed)) {
+    // A device without an index is the current one.
+    call.words.push_back(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index());
+  }
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const uint64_t word : call.words) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  call.hash = hash;
+  return true;
+}
+
+}  // namespace

@@ -1,0 +1,310 @@
+// Making a plan: a call of Python's host function, and what it tells of its steps.
+
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "cache.h"
+
+namespace {
+
+c10::TypeKind kind_of(const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type->kind();
+}
+
+// A layout as Python has it. PyTorch's own conversion gives nothing before 2.13.
+py::object python_of(at::Layout layout) {
+  const char* name = layout == at::kStrided     ? "strided"
+                     : layout == at::kSparse    ? "sparse_coo"
+                     : layout == at::kSparseCsr ? "sparse_csr"
+                     : layout == at::kSparseCsc ? "sparse_csc"
+                     : layout == at::kSparseBsr ? "sparse_bsr"
+                     : layout == at::kSparseBsc ? "sparse_bsc"
+                     : layout == at::kMkldnn    ? "_mkldnn"
+                                                : "jagged";
+  return py::module_::import("torch").attr(name);
+}
+
+// As PyTorch hands it to a Python kernel: dtypes, layouts and memory formats are ints on the stack.
+py::object to_python(const IValue& value, const c10::Argument& argument) {
+  if (value.isInt()) {
+    switch (kind_of(argument)) {
+      case c10::TypeKind::ScalarTypeType: return py::cast(static_cast<at::ScalarType>(value.toInt()));
+      case c10::TypeKind::LayoutType: return python_of(static_cast<at::Layout>(value.toInt()));
+      case c10::TypeKind::MemoryFormatType: return py::cast(static_cast<at::MemoryFormat>(value.toInt()));
+      default: break;
+    }
+  }
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+    return torch::jit::toPyObject(value.toTensor().item());
+  }
+  if (value.isTensor() && !value.toTensor().defined()) return py::none();
+  return torch::jit::toPyObject(value);
+}
+
+Integers integers(const py::handle& values) {
+  Integers result;
+  for (const py::handle value : values) result.push_back(value.cast<int64_t>());
+  return result;
+}
+
+c10::ScalarType dtype_of(const py::handle& dtype) {
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+Source source_of(const py::tuple& parts) {
+  return {parts[0].cast<bool>(), parts[1].cast<size_t>(), parts[2].cast<int64_t>()};
+}
+
+Parameter parameter_of(const py::handle& described, Launch& launch) {
+  Parameter parameter;
+  if (PyLong_Check(described.ptr())) {
+    parameter.bits = described.cast<uint64_t>();
+    return parameter;
+  }
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  if (py::isinstance<py::str>(parts[0])) {
+    const auto kind = parts[0].cast<std::string>();
+    parameter.index = parts[1].cast<size_t>();
+    parameter.kind = kind == "slot" ? Parameter::kSlot : kind == "size" ? Parameter::kSize : Parameter::kDrawn;
+    if (parameter.kind == Parameter::kDrawn) parameter.index = 2 * parameter.index + parts[2].cast<size_t>();
+    return parameter;
+  }
+  parameter.source = source_of(parts);
+  const py::object about = parts[3];
+  if (PyBytes_Check(about.ptr())) {
+    const auto bytes = about.cast<std::string>();
+    TORCH_CHECK(bytes.size() == sizeof(TensorMap) && driver().replace_address, "tritonite: no such tensor descriptor");
+    parameter.kind = Parameter::kDescriptor;
+    parameter.index = launch.descriptors.size();
+    std::memcpy(launch.descriptors.emplace_back().bytes, bytes.data(), bytes.size());
+    return parameter;
+  }
+  parameter.kind = Parameter::kPointer;
+  parameter.dtype = dtype_of(about);
+  return parameter;
+}
+
+// From a LaunchStep of plan.py.
+Launch launch_of(const py::handle& described) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  Launch launch;
+  if (!py::object(parts[2]).is_none()) launch.function = reinterpret_cast<void*>(parts[2].cast<uintptr_t>());
+  const py::tuple grid = parts[1];
+  const auto clusters = launch.clusters = parts[5].cast<unsigned>();
+  for (size_t i = 0; i < 3; ++i) {
+    if (py::isinstance<py::tuple>(grid[i])) {
+      const py::tuple blocks = grid[i];
+      launch.extents.push_back({i, blocks[0].cast<size_t>(), blocks[1].cast<int64_t>()});
+    } else {
+      launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
+    }
+    launch.config.block[i] = i == 0 ? parts[3].cast<unsigned>() : 1;
+  }
+  launch.config.shared = parts[4].cast<unsigned>();
+  const auto attribute = [&](int id, std::initializer_list<unsigned> words) {
+    LaunchAttribute added{};
+    added.id = id;
+    std::copy(words.begin(), words.end(), added.value);
+    launch.attributes.push_back(added);
+  };
+  if (parts[7].cast<bool>()) attribute(kProgrammaticSerialization, {1});
+  if (parts[6].cast<bool>()) attribute(kCooperative, {1});
+  if (clusters != 1) {
+    attribute(kCluster, {clusters, 1, 1});
+    attribute(kClusterScheduling, {1});
+  }
+  for (const py::handle item : py::list(parts[0])) {
+    launch.parameters.push_back(parameter_of(item, launch));
+    launch.draws |= launch.parameters.back().kind == Parameter::kDrawn;
+  }
+  launch.owner = py::object(parts[8]).release().ptr();
+  return launch;
+}
+
+View view_of_python(const py::tuple& parts) {
+  return {source_of(parts[0]), integers(parts[1]), integers(parts[2]), dtype_of(parts[3])};
+}
+
+// From a step of plan.py, which its class's name tells.
+Step step_of(const py::handle& described) {
+  const auto kind = py::type::of(described).attr("__name__").cast<std::string>();
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  Step step;
+  if (kind == "LaunchStep") {
+    step.launch = launch_of(described);
+  } else if (kind == "ZeroStep") {
+    step.kind = Step::kZero;
+    step.to.source = {true, parts[0].cast<size_t>(), 0};
+  } else if (kind == "CopyStep") {
+    step.kind = Step::kCopy;
+    step.to = view_of_python(parts[0]);
+    step.from = view_of_python(parts[1]);
+  } else {
+    step.kind = Step::kRead;
+    step.from.source = source_of(parts[0]);
+    step.count = parts[1].cast<size_t>();
+  }
+  return step;
+}
+
+// The sizes or strides of a buffer, those that data decides apart.
+void read_extents(const py::handle& described, Integers& known, std::vector<FromData>& from_data, size_t& after) {
+  known.clear();
+  for (const py::handle extent : described) {
+    if (!py::isinstance<py::tuple>(extent)) {
+      known.push_back(extent.cast<int64_t>());
+      continue;
+    }
+    const auto size = extent.cast<py::tuple>()[0].cast<size_t>();
+    from_data.push_back({known.size(), size, 1});
+    known.push_back(0);
+    after = std::max(after, size + 1);
+  }
+}
+
+Buffer buffer_of(const py::handle& described) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(described);
+  const auto like = parts[0].cast<at::Tensor>();
+  Buffer buffer;
+  buffer.sizes.assign(like.sizes().begin(), like.sizes().end());
+  buffer.strides.assign(like.strides().begin(), like.strides().end());
+  if (!py::object(parts[1]).is_none()) {
+    read_extents(parts[1], buffer.sizes, buffer.sizes_from_data, buffer.after);
+    read_extents(parts[2], buffer.strides, buffer.strides_from_data, buffer.after);
+  }
+  buffer.dtype = like.scalar_type();
+  buffer.allocator = like.storage().allocator();
+  TORCH_CHECK(buffer.allocator, "tritonite: a buffer without an allocator");
+  buffer.keys = c10::DispatchKeySet(c10::computeDispatchKey(buffer.dtype, c10::kStrided, like.device()));
+  return buffer;
+}
+
+Result result_of(const py::handle& described, const c10::TypePtr& type) {
+  Result result;
+  result.type = type;
+  if (described.is_none()) return result;
+  const auto parts = described.cast<py::tuple>();
+  if (py::isinstance<py::str>(parts[0])) {
+    const auto kind = parts[0].cast<std::string>();
+    if (kind == "list") {
+      result.kind = Result::kList;
+      for (const py::handle item : parts[1]) result.items.push_back(result_of(item, c10::TensorType::get()));
+    } else if (kind == "size") {
+      result.kind = Result::kSize;
+      result.index = parts[1].cast<size_t>();
+    } else if (kind == "drawn") {
+      result.kind = Result::kDrawn;
+      result.index = 2 * parts[1].cast<size_t>() + parts[2].cast<size_t>();
+    } else {
+      result.kind = Result::kValue;
+      result.value = torch::jit::toIValue(parts[1], type);
+    }
+    return result;
+  }
+  result.kind = py::object(parts[1]).is_none() ? Result::kWhole : Result::kView;
+  result.view.source = source_of(parts[0]);
+  if (result.kind == Result::kView) {
+    const auto layout = parts[1].cast<py::tuple>();
+    size_t after = 0;
+    read_extents(layout[0], result.view.sizes, result.sizes_from_data, after);
+    result.view.strides = integers(layout[1]);
+    result.view.dtype = dtype_of(layout[2]);
+  }
+  return result;
+}
+
+// A key whose calls are ATen's, counted.
+void leave_to_aten(State& state, const Call& call, std::atomic<uint64_t>* counter) {
+  auto plan = std::make_shared<Plan>();
+  plan->declined = counter;
+  insert(state, call, plan);
+}
+
+std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::FunctionSchema& schema) {
+  auto plan = std::make_shared<Plan>();
+  plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
+  plan->lasting = described.attr("lasting").cast<std::string>();
+  for (const py::handle item : described.attr("slots")) {
+    const auto parts = item.cast<py::tuple>();
+    Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none()};
+    if (slot.limited) {
+      const auto limits = parts[3].cast<py::tuple>();
+      slot.low = limits[0].cast<int64_t>();
+      slot.high = limits[1].cast<int64_t>();
+      slot.largest = limits[2].cast<double>();
+      slot.finite = limits[3].cast<bool>();
+      slot.least = limits[4].cast<double>();
+    }
+    plan->slots.push_back(slot);
+  }
+  for (const py::handle item : described.attr("draws")) plan->draws.push_back(item.cast<uint64_t>());
+  for (const py::handle item : described.attr("buffers")) plan->buffers.push_back(buffer_of(item));
+  for (const py::handle item : described.attr("steps")) {
+    plan->steps.push_back(step_of(item));
+    plan->reads |= plan->steps.back().kind == Step::kRead;
+  }
+  size_t i = 0;
+  for (const py::handle item : described.attr("results")) {
+    plan->results.push_back(result_of(item, schema.returns()[i++].real_type()));
+  }
+  return plan;
+}
+
+// In a profile a range of our own within that of ATen's operator.
+class ProfiledRange {
+ public:
+  explicit ProfiledRange(const State& state) {
+    if (!state.is_atens()) return;
+    if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
+      range.emplace(std::move(*callbacks));
+      range->before(state.label.c_str());
+    }
+  }
+
+ private:
+  std::optional<at::RecordFunction> range;
+};
+
+// Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
+// It is kept for calls of this key only where the call is `keyed`.
+bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arguments) {
+  py::gil_scoped_acquire gil;
+  py::list values;
+  const auto& schema = state.handle.schema();
+  for (size_t i = 0; i < arguments; ++i) {
+    values.append(to_python((*stack)[stack->size() - arguments + i], schema.arguments()[i]));
+  }
+  const auto outcome = [&] {
+    const ProfiledRange range(state);
+    return py::handle(state.record)(values, call.settings).cast<py::tuple>();
+  }();
+  const auto kind = outcome[0].cast<std::string>();
+  if (kind == "declined") {
+    auto* counter = reason_counter(state, outcome[1].cast<std::string>());
+    counter->fetch_add(1, std::memory_order_relaxed);
+    if (keyed && outcome[2].cast<bool>()) leave_to_aten(state, call, counter);
+    return false;
+  }
+  if (keyed && !outcome[2].is_none()) insert(state, call, plan_of(outcome[2], schema));
+  const auto& returns = schema.returns();
+  const auto results = outcome[1].cast<py::tuple>();
+  std::vector<IValue> converted;
+  for (size_t i = 0; i < returns.size(); ++i) converted.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
+  torch::jit::drop(*stack, arguments);
+  for (IValue& result : converted) stack->push_back(std::move(result));
+  return true;
+}
+
+}  // namespace

@@ -1,0 +1,303 @@
+// Doing again what a plan holds: allocations, launches, copies, results.
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "key.h"
+
+namespace {
+
+at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, c10::ScalarType dtype) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), c10::scalarTypeToTypeMeta(dtype));
+  result.unsafeGetTensorImpl()->set_storage_offset(offset);
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return result;
+}
+
+// Bytes into `base`'s storage for a source at `offset` bytes from where `base` begins, in elements of `dtype`.
+int64_t element_offset(const at::Tensor& base, int64_t offset, c10::ScalarType dtype) {
+  return (base.storage_offset() * static_cast<int64_t>(base.element_size()) + offset) /
+      static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// The seed and offset for one kernel; the generator moves on. A CPU's has no offset: each draw is a seed.
+std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advance) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (generator.device().is_cpu()) {
+    return {generator.get<at::CPUGeneratorImpl>()->random64() & ~(uint64_t{1} << 63), 0};
+  }
+  const uint64_t offset = generator.get_offset();
+  generator.set_offset(offset + advance);
+  return {generator.current_seed(), offset};
+}
+
+// Thrown where ATen raises an error of its own: by the interpreter where a kernel's assertion fails, and where data that
+// has been read says so.
+struct Refused {};
+
+struct Replay {
+  const State& state;
+  const Plan& plan;
+  const Call& call;
+  c10::SmallVector<at::Tensor, 4> buffers;
+  c10::SmallVector<Number, 8> numbers;
+  // Those that data has decided so far.
+  c10::SmallVector<int64_t, 2> sizes;
+  // Seed and offset of each draw.
+  c10::SmallVector<uint64_t, 2> drawn;
+
+  const at::Tensor& base(const Source& source) const {
+    return source.buffer ? buffers[source.index] : *call.leaves[source.index].tensor;
+  }
+
+  // False where a number does not fit what the kernel was made for.
+  bool read_slots(const Stack& stack, size_t arguments) {
+    const IValue* first = stack.data() + (stack.size() - arguments);
+    for (const Slot& slot : plan.slots) {
+      const IValue& given = first[slot.argument];
+      const IValue& value = slot.item < 0 ? given : given.toListRef()[slot.item];
+      const Number number = value.isTensor() ? number_of(value.toTensor()) : number_of(value.toScalar());
+      if (!number.known || !slot.holds(number)) return false;
+      numbers.push_back(number);
+    }
+    return true;
+  }
+
+  // Why a plan cannot run while a CUDA graph is captured, if one is: its replays would repeat what was drawn or read.
+  const char* capture_forbids() const {
+    if ((plan.draws.empty() && !plan.reads) || plan.device.is_cpu()) return nullptr;
+    if (!driver().is_capturing(plan.device.index())) return nullptr;
+    return plan.reads ? "a size that data decides while a CUDA graph is captured"
+                      : "random numbers while a CUDA graph is captured";
+  }
+
+  // All draws of the call, once: a generator stays as it is where data that was read before has ATen refuse the call.
+  void draw(const Stack& stack, size_t arguments) {
+    if (drawn.size() == 2 * plan.draws.size()) return;
+    at::Generator generator = at::globalContext().defaultGenerator(plan.device);
+    for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+      if (stack[i].isGenerator()) generator = stack[i].toGenerator();
+    }
+    for (const uint64_t advance : plan.draws) {
+      const auto state = draw_from(generator, advance);
+      drawn.push_back(state.first);
+      drawn.push_back(state.second);
+    }
+  }
+
+  // Those that nothing more has to be known of.
+  void allocate() {
+    buffers.resize(plan.buffers.size());
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const Buffer& buffer = plan.buffers[i];
+      if (buffers[i].defined() || buffer.after > sizes.size()) continue;
+      if (buffer.after == 0) {
+        buffers[i] = at::detail::empty_strided_generic(
+            buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
+      } else {
+        Integers own_sizes = buffer.sizes, own_strides = buffer.strides;
+        for (const FromData& extent : buffer.sizes_from_data) own_sizes[extent.place] = sizes[extent.size];
+        for (const FromData& extent : buffer.strides_from_data) own_strides[extent.place] = sizes[extent.size];
+        // So a host function has told that ATen refuses the data.
+        if (std::any_of(own_sizes.begin(), own_sizes.end(), [](int64_t size) { return size < 0; })) throw Refused();
+        buffers[i] =
+            at::detail::empty_strided_generic(own_sizes, own_strides, buffer.allocator, buffer.keys, buffer.dtype);
+      }
+      if (poison.load(std::memory_order_relaxed)) fill(buffers[i], 0xff);
+    }
+  }
+
+  void fill(const at::Tensor& tensor, unsigned char byte) const {
+    void* data = tensor.mutable_data_ptr();
+    const size_t bytes = tensor.storage().nbytes();
+    // Some calls on a GPU allocate on the CPU too.
+    if (tensor.is_cpu()) {
+      std::memset(data, byte, bytes);
+    } else if (bytes) {
+      check(driver().fill(reinterpret_cast<uintptr_t>(data), byte, bytes, driver().stream(plan.device.index())));
+    }
+  }
+
+  void check(int code) const {
+    TORCH_CHECK(code == 0, failed(), driver().describe(code));
+  }
+
+  at::Tensor viewed(const View& view) const {
+    const at::Tensor& from = base(view.source);
+    return view_of(from, view.sizes, view.strides, element_offset(from, view.source.offset, view.dtype), view.dtype);
+  }
+
+  void copy(const Step& step) const {
+    at::AutoDispatchBelowADInplaceOrView below;
+    viewed(step.to).copy_(viewed(step.from));
+  }
+
+  // Waits for numbers that kernels have written.
+  void read(const Step& step) {
+    const size_t known = sizes.size(), bytes = step.count * sizeof(int64_t);
+    sizes.resize(known + step.count);
+    if (plan.device.is_cpu()) {
+      std::memcpy(sizes.data() + known, reinterpret_cast<const void*>(address(step.from.source)), bytes);
+      return;
+    }
+    void* stream = driver().stream(plan.device.index());
+    check(driver().copy_to_host(sizes.data() + known, address(step.from.source), bytes, stream));
+    check(driver().wait(stream));
+  }
+
+  uint64_t bits_of_slot(const Parameter& parameter) const {
+    const Number& number = numbers[parameter.index];
+    if (!plan.slots[parameter.index].floating) return static_cast<uint64_t>(number.integer);
+    return bits_of(number.as_real());
+  }
+
+  uintptr_t address(const Source& source) const {
+    // A tensor that is lazily cloned gets memory of its own where it is asked for to be written.
+    const bool written = !source.buffer && call.leaves[source.index].written;
+    const void* data = written ? base(source).mutable_data_ptr() : base(source).const_data_ptr();
+    return reinterpret_cast<uintptr_t>(data) + source.offset;
+  }
+
+  std::string failed() const {
+    return "tritonite: launching the kernel of " + state.space + "::" + state.name + " failed: ";
+  }
+
+  void launch(const Launch& launch) const {
+    c10::SmallVector<uint64_t, 48> values;
+    c10::SmallVector<void*, 48> pointers;
+    std::vector<TensorMap> descriptors = launch.descriptors;
+    values.resize(launch.parameters.size());
+    pointers.resize(launch.parameters.size());
+    for (size_t i = 0; i < launch.parameters.size(); ++i) {
+      const Parameter& parameter = launch.parameters[i];
+      pointers[i] = &values[i];
+      switch (parameter.kind) {
+        case Parameter::kPointer: values[i] = address(parameter.source); break;
+        case Parameter::kConstant: values[i] = parameter.bits; break;
+        case Parameter::kSlot: values[i] = bits_of_slot(parameter); break;
+        case Parameter::kDrawn: values[i] = drawn[parameter.index]; break;
+        case Parameter::kSize: values[i] = sizes[parameter.index]; break;
+        case Parameter::kDescriptor: {
+          TensorMap* map = &descriptors[parameter.index];
+          pointers[i] = map;
+          check(driver().replace_address(map, reinterpret_cast<void*>(address(parameter.source))));
+          break;
+        }
+      }
+    }
+    LaunchConfig config = config_of(launch);
+    if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
+    config.attributes = const_cast<LaunchAttribute*>(launch.attributes.data());
+    config.attribute_count = launch.attributes.size();
+    config.stream = driver().stream(plan.device.index());
+    check(driver().launch(config, launch.function, pointers.data(), plan.device.index()));
+  }
+
+  LaunchConfig config_of(const Launch& launch) const {
+    LaunchConfig config = launch.config;
+    for (const FromData& extent : launch.extents) {
+      const int64_t blocks = (sizes[extent.size] + extent.block - 1) / extent.block;
+      config.grid[extent.place] = static_cast<unsigned>(blocks) * (extent.place == 0 ? launch.clusters : 1);
+    }
+    return config;
+  }
+
+  void launch_on_host(const Launch& launch) const {
+    py::gil_scoped_acquire gil;
+    py::list values;
+    for (const Parameter& parameter : launch.parameters) {
+      if (parameter.kind == Parameter::kPointer) {
+        const at::Tensor& from = base(parameter.source);
+        const int64_t offset = element_offset(from, parameter.source.offset, parameter.dtype);
+        const int64_t size = from.storage().nbytes() != 0;
+        values.append(py::cast(view_of(from, {size}, {1}, offset, parameter.dtype)));
+      } else if (parameter.kind == Parameter::kSlot) {
+        const Number& number = numbers[parameter.index];
+        if (plan.slots[parameter.index].floating) values.append(py::float_(number.as_real()));
+        else values.append(py::int_(number.integer));
+      } else if (parameter.kind == Parameter::kDrawn) {
+        values.append(py::int_(drawn[parameter.index]));
+      } else if (parameter.kind == Parameter::kSize) {
+        values.append(py::int_(sizes[parameter.index]));
+      }
+    }
+    const LaunchConfig config = config_of(launch);
+    if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return;
+    static PyObject* const decline =
+        py::object(py::module_::import("tritonite.errors").attr("Decline")).release().ptr();
+    try {
+      py::handle(launch.owner)(values, py::make_tuple(config.grid[0], config.grid[1], config.grid[2]));
+    } catch (py::error_already_set& error) {
+      if (error.matches(decline)) throw Refused();
+      TORCH_CHECK(!error.matches(PyExc_Exception), failed(), error.what());
+      throw;
+    }
+  }
+
+  void run(Stack* stack, size_t arguments) {
+    c10::OptionalDeviceGuard guard;
+    if (!plan.device.is_cpu()) guard.reset_device(plan.device);
+    allocate();
+    for (const Step& step : plan.steps) {
+      switch (step.kind) {
+        case Step::kLaunch:
+          if (step.launch.draws) draw(*stack, arguments);
+          if (step.launch.function) launch(step.launch);
+          else launch_on_host(step.launch);
+          break;
+        case Step::kZero: fill(base(step.to.source), 0); break;
+        case Step::kCopy: copy(step); break;
+        case Step::kRead:
+          read(step);
+          allocate();
+          break;
+      }
+    }
+    draw(*stack, arguments);
+    c10::SmallVector<IValue, 4> results;
+    for (const Result& result : plan.results) results.push_back(returned(result));
+    torch::jit::drop(*stack, arguments);
+    for (IValue& result : results) stack->push_back(std::move(result));
+  }
+
+  IValue returned(const Result& result) const {
+    switch (result.kind) {
+      case Result::kAbsent: return result.type->kind() == c10::TypeKind::TensorType ? IValue(at::Tensor()) : IValue();
+      case Result::kWhole: return base(result.view.source);
+      case Result::kView: {
+        if (result.sizes_from_data.empty()) return viewed(result.view);
+        View view = result.view;
+        for (const FromData& extent : result.sizes_from_data) view.sizes[extent.place] = sizes[extent.size];
+        return viewed(view);
+      }
+      case Result::kValue: return result.value;
+      case Result::kSize:
+        if (result.type->kind() == c10::TypeKind::BoolType) return sizes[result.index] != 0;
+        return sizes[result.index];
+      case Result::kDrawn: {
+        at::Tensor holder = at::detail::empty_cpu({}, c10::kLong);
+        *holder.mutable_data_ptr<int64_t>() = static_cast<int64_t>(drawn[result.index]);
+        return holder;
+      }
+      case Result::kList: break;
+    }
+    c10::List<at::Tensor> tensors;
+    tensors.reserve(result.items.size());
+    for (const Result& item : result.items) tensors.push_back(returned(item).toTensor());
+    return tensors;
+  }
+};
+
+}  // namespace
