@@ -13,8 +13,9 @@ import torch
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import forward, hopper
-from tritonite.engine.attention.descriptors import bias_descriptor
+from tritonite.engine.attention import forward
+from tritonite.engine.attention.hopper import forward as hopper
+from tritonite.engine.attention.hopper.descriptors import bias_descriptor
 from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table

@@ -27,8 +27,10 @@ from test_attention_hopper import (
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, hopper_backward
+from tritonite.engine.attention import backward
 from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.hopper import backward as hopper_backward
+from tritonite.engine.attention.hopper import of_keys, of_queries, tiles
 from tritonite.engine.attention.place import by_length, place
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
@@ -199,10 +201,12 @@ def scope_of(at_once):
         "range": lambda *bounds: map(number, range(*bounds)),
         "ROWS": hopper_backward.ROWS.value,
         "GROUPS": hopper_backward.GROUPS.value,
-        "LOG2E": hopper_backward.LOG2E.value,
+        "LOG2E": of_keys.LOG2E.value,
     }
     kernels = [getattr(hopper_backward, name) for name in vars(hopper_backward) if name.startswith("attend_to_")]
-    helpers = [x for x in vars(hopper_backward).values() if type(x) is type(hopper_backward._halves)]
+    helpers = [
+        x for module in (tiles, of_keys, of_queries) for x in vars(module).values() if type(x) is type(tiles.in_halves)
+    ]
     for function in (
         by_length.fn,
         place.fn,
@@ -211,7 +215,7 @@ def scope_of(at_once):
     ):
         scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     # Which registers hold an operand is the compiler's matter.
-    scope["_halves"] = lambda tile, dtype, total: tile.to(dtype)
+    scope["in_halves"] = lambda tile, dtype, total: tile.to(dtype)
     return scope, begun
 
 
@@ -298,8 +302,8 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
 def test_few_programs_have_one_head_each(shared, V, biased, tiles, monkeypatch):
     """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
-    added, add = [], hopper_backward._add_heads.run
-    monkeypatch.setattr(hopper_backward._add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
+    added, add = [], hopper_backward.add_heads.run
+    monkeypatch.setattr(hopper_backward.add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
     work = problem(S=130, T=290, V=V, shared=shared, diagonal=160)
     work = with_bias(work) if biased and not tiles.key.apart else work
     grad = drawn(2, 4, 130, V)

@@ -19,11 +19,11 @@ from tritonite.dispatch.call import (
     zero_or_one,
 )
 from tritonite.dtypes import SINGLE_FLOATS
-from tritonite.engine.attention import hopper
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.dropout import LANES, Dropout
 from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.iteration import (
     INT32_LIMIT,

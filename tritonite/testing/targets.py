@@ -29,10 +29,11 @@ import tritonite.fused  # noqa: F401 - registers its operators
 from tritonite import catalog, devices, dtypes
 from tritonite.dispatch import call, library
 from tritonite.engine import histogram
-from tritonite.engine.attention import hopper, hopper_backward
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.hopper import backward as hopper_backward
+from tritonite.engine.attention.hopper import forward as hopper_forward
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
@@ -390,7 +391,7 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
                     continue
                 problem = problem._replace(bias=given.expand(batch, 4, 200, keys))
             with _noting() as found:
-                hopper.attention(problem, out, logsumexp if causal else None)
+                hopper_forward.attention(problem, out, logsumexp if causal else None)
                 if batch == 1 and (given is None or max(head, value) in WARP_SPECIALIZED_BACKWARD_WITH_BIAS):
                     for apart in (False, True):
                         with mock.patch.object(hopper_backward, "_splits_heads", lambda *_, apart=apart: apart):

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import empty
-from tritonite.engine.attention import hopper_backward
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.forward import (
     LOG2E,
@@ -25,6 +24,7 @@ from tritonite.engine.attention.forward import (
     sequence,
     store_rows,
 )
+from tritonite.engine.attention.hopper import backward as hopper
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.order import wait_for_previous_launch
@@ -465,8 +465,8 @@ def attention_backward(
     `logsumexp` is (batch, heads, rows) of float32, of as many rows as queries or more; the others are (batch, heads,
     rows, elements), with elements next to each other. The gradient of a bias is one of all scores.
     """
-    if grad_bias is None and hopper_backward.takes(problem, grad_out, grads):
-        hopper_backward.attention_backward(problem, grad_out, out, logsumexp, grads)
+    if grad_bias is None and hopper.takes(problem, grad_out, grads):
+        hopper.attention_backward(problem, grad_out, out, logsumexp, grads)
         return
     heads = problem.query.shape[1]
     grad_query, grad_key, grad_value = grads

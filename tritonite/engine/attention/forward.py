@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from tritonite.dispatch.call import random_state
-from tritonite.engine.attention import hopper
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
+from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.order import wait_for_previous_launch

@@ -1,4 +1,4 @@
-"""The warp-specialised forward pass of attention, in Gluon, for tensor cores that read shared memory (sm_90).
+"""The warp-specialised forward pass of attention.
 
 One warp copies blocks, and groups of four warps each take 64 queries: while one's exponentials are computed, tensor
 cores multiply for another, and within a group for its next block (Shah et al. 2024).
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tritonite import devices
 from tritonite.dispatch.call import settings
-from tritonite.engine.attention.descriptors import (
+from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
     bias_descriptor,
