@@ -471,6 +471,25 @@ def test_references_of_what_cuda_alone_has(kind, suffix):
 
 
 @only_cpu
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
+    """What is compared is the backend whose operator is called, of the passes that follow from the call."""
+    asked = []
+    monkeypatch.setattr(
+        problem.table, "aten_is_faster", lambda backend, *given: asked.append((backend, given[0])) or True
+    )
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia"))
+    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
+    op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
+    sample = next(iter(samples(op, torch.float16, tritonite.device)))
+    with call.under(call.settings_of()._replace(faster_only=True)), pytest.raises(Decline, match="ATen is faster here"):
+        op(*sample.args, **sample.kwargs)
+    assert {backend for backend, _ in asked} == {kind}
+    assert ("backward" in asked[-1][1]) if suffix else asked
+
+
+@only_cpu
 def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
     """On a device of which it is known elsewhere in what ATen is faster."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))

@@ -634,29 +634,25 @@ def test_shared_memory_has_room_for_a_bias(D):
         assert 2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIERS <= 227 * 1024
 
 
-def test_who_is_faster_with_a_bias(monkeypatch):
-    """ATen in half types, unless the table says otherwise of a pass; in float32 gradients alone."""
-    passes = "forward", "warp specialised", "backward", "backward of a bias"
-    slower = lambda size, head, keys=512: [table.aten_is_faster(each, size, head, True, keys) for each in passes]
-    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {})
-    assert slower(2, 64) == slower(2, 128) == [True] * 4
-    found = {"warp specialised": {64: 512, 128: 0, 256: 0}, "backward": {128: 0}}
-    monkeypatch.setattr(table, "FASTER_WITH_BIAS", found)
-    assert slower(2, 64, 511) == slower(2, 32, 4096) == [True] * 4
-    assert slower(2, 64, 512) == slower(2, 48, 1500) == [True, False, True, True]
-    assert slower(2, 128) == slower(2, 80) == [True, False, False, True]
-    assert slower(2, 256) == [True, False, True, True]
-    assert slower(4, 64) == [False, True, True, True]
+def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
+    """Of a backend's pass in elements of a size; nothing follows from others."""
+    monkeypatch.setattr(table, "FASTER", {("flash", 2, "forward"): range(33, 129)})
+    monkeypatch.setattr(table, "FASTER_WITH_BIAS", {("efficient", 4, "forward"): range(1, 65)})
+    faster = lambda *given: not table.aten_is_faster(*given)
+    assert faster("flash", "forward", 2, 33, False, 512) and faster("flash", "forward", 2, 128, False, 512)
+    assert not faster("flash", "forward", 2, 32, False, 512) and not faster("flash", "forward", 2, 129, False, 512)
+    assert not faster("flash", "forward", 2, 64, True, 512) and faster("efficient", "forward", 4, 64, True, 512)
+    for backend, done_by, size in (("cudnn", "forward", 2), ("flash", "backward", 2), ("flash", "forward", 4)):
+        assert not faster(backend, done_by, size, 64, False, 512)
+    assert faster("cudnn", "decoding", 2, 64, False, 512)
 
 
-def test_who_is_faster_with_short_heads():
-    """ATen over few keys, unless tiles are few as well, and where gradients follow."""
-    slower = lambda head, keys, few=False, done_by="warp specialised": table.aten_is_faster(
-        done_by, 2, head, False, keys, few
+def test_short_heads_beside_cudnn_want_many_keys_or_few_tiles():
+    slower = lambda head, keys, biased=False, few=False: table.aten_is_faster(
+        "cudnn", "warp specialised", 2, head, biased, keys, few
     )
-    assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096)
-    assert slower(32, 4096) and slower(32, 512, few=True) and not slower(128, 64)
-    assert slower(64, 4096, True, "backward") and slower(64, 4096, True, "forward")
+    assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096) and not slower(128, 64)
+    assert slower(64, 511, biased=True) and slower(64, 511, True, few=True) and not slower(48, 512, biased=True)
 
 
 @on_sm_90

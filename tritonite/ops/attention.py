@@ -23,6 +23,7 @@ from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.dropout import LANES, Dropout
 from tritonite.engine.attention.forward import attention
+from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.iteration import (
@@ -110,8 +111,8 @@ def _like(tensor):
     )
 
 
-def _decline_if_slower(problem, *done_by):
-    """Decline where ATen is faster in one of these passes, or may be, unless every call that can be served is to be."""
+def _decline_if_slower(problem, backend, *done_by):
+    """Decline where a backend of ATen's is faster in one of these passes, unless all that can be served is to be."""
     query, biased = problem.query, problem.bias is not None
     size, head = query.dtype.itemsize, max(query.shape[3], problem.value.shape[3])
     measured = devices.current.kind == "nvidia" and devices.has_wgmma(query.device)
@@ -119,25 +120,34 @@ def _decline_if_slower(problem, *done_by):
     if problem.dropout is None:
         heads, multiprocessors = problem.batch * query.shape[1], devices.multiprocessors(query.device)
         given = size, head, biased, problem.keys, table.are_few(problem.queries, heads, multiprocessors)
-        slower = any([table.aten_is_faster(each, *given) for each in done_by])
+        slower = any([table.aten_is_faster(backend, each, *given) for each in done_by])
     else:
-        # Flash attention's gradients have 0.69 to 0.83 of ATen's speed, all else 1.1 to 2.0.
-        slower = problem.dropout.lanes and "backward" in done_by
+        # FlashAttention's gradients have 0.69 to 0.83 of ATen's speed here, all else 1.1 to 2.0.
+        slower = backend == "flash" and "backward" in done_by
     decline_if_slower(unmeasured or (measured and slower))
 
 
-def _attended(problem, out, logsumexp, empty_rows):
+def _attended(problem, backend, out, logsumexp, empty_rows):
     """Write the result and `logsumexp`. Returns the seed and the offset that dropout drew.
 
     Who serves a pass that leaves logarithms serves the gradient that they are for, unless there is dropout.
     """
-    gradient = () if logsumexp is None or problem.dropout is not None else ("backward",)
+    gradient = ()
+    if logsumexp is not None and problem.dropout is None:
+        gradient = (_backward_kernels(problem, out, problem[:3]),)
     if decodes(problem):
-        _decline_if_slower(problem, "decoding", *gradient)
+        _decline_if_slower(problem, backend, "decoding", *gradient)
         decode(problem, out, logsumexp, empty_rows)
         return None
-    _decline_if_slower(problem, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
+    _decline_if_slower(problem, backend, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
     return attention(problem, out, logsumexp, empty_rows)
+
+
+def _backward_kernels(problem, grad_out, grads, grad_bias=None):
+    """Which kernels a backward pass is done by."""
+    if grad_bias is not None:
+        return "backward of a bias"
+    return "warp specialised backward" if hopper_backward.takes(problem, grad_out, grads) else "backward"
 
 
 def _check_results(problem, grad_out, out, logsumexp):
@@ -158,10 +168,10 @@ def _check_results(problem, grad_out, out, logsumexp):
         raise Decline("elements of a head that are not next to each other")
 
 
-def _gradients(problem, grad_out, out, logsumexp, grads, grad_bias=None):
+def _gradients(problem, backend, grad_out, out, logsumexp, grads, grad_bias=None):
     """The gradients of query, key and value, which are written."""
-    _decline_if_slower(problem, "backward" if grad_bias is None else "backward of a bias")
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
+    _decline_if_slower(problem, backend, _backward_kernels(problem, grad_out, grads, grad_bias))
     attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
     return grads
 
@@ -185,7 +195,7 @@ def _for_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, outs=())
     batch, heads, queries, _ = query.shape
     logsumexp = empty((batch, queries, heads), torch.float32, query.device).transpose(1, 2)
     out = _like(query)
-    _attended(problem, out, logsumexp, "0")
+    _attended(problem, "flash", out, logsumexp, "0")
     return out, logsumexp
 
 
@@ -195,7 +205,7 @@ def _for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is
     problem = _of_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale)
     _check_results(problem, grad_out, out, logsumexp)
     grads = tuple([empty_strided(x.shape, _by_position(x.shape), x.dtype, x.device) for x in (query, key, value)])
-    return _gradients(problem, grad_out, out, logsumexp, grads)
+    return _gradients(problem, "flash", grad_out, out, logsumexp, grads)
 
 
 def _of_cuda(name, accepts):
@@ -258,7 +268,7 @@ def _flash_forward(query, key, value, starts, lengths, dropout_p, is_causal, deb
     out = _like(query)
     batch, heads, rows, _ = problem.query.shape
     logsumexp = empty((heads, rows) if problem.packed else (batch, heads, rows), torch.float32, device)
-    _attended(problem, _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
+    _attended(problem, "flash", _heads_first(out), logsumexp.unsqueeze(0) if problem.packed else logsumexp, "inf")
     return out, logsumexp, state, unused, empty((0,), query.dtype, device)
 
 
@@ -269,7 +279,7 @@ def _flash_backward(grad_out, query, key, value, out, logsumexp, starts, lengths
     seen = _heads_first(grad_out), _heads_first(out), logsumexp
     _check_results(problem, *seen)
     grads = tuple([_like(tensor) for tensor in (query, key, value)])
-    _gradients(problem, *seen, tuple([_heads_first(grad) for grad in grads]))
+    _gradients(problem, "flash", *seen, tuple([_heads_first(grad) for grad in grads]))
     return grads
 
 
@@ -453,7 +463,7 @@ def _efficient_forward(query, key, value, bias, starts, lengths, dropout_p, mask
     out = empty((batch, rows, heads, value.shape[3]), query.dtype, query.device)
     padded = -(-problem.queries // _PADDED) * _PADDED if logarithms else 0
     logsumexp = empty((problem.batch, heads, padded), torch.float32, query.device)
-    drawn = _attended(problem, out.transpose(1, 2), logsumexp if logarithms else None, "0")
+    drawn = _attended(problem, "efficient", out.transpose(1, 2), logsumexp if logarithms else None, "0")
     # ATen has the state of its generator on the CPU, also if nothing was drawn.
     state = map(held, drawn) if drawn else [empty((), torch.int64, torch.device("cpu")) for _ in range(2)]
     return out, logsumexp, *state
@@ -495,7 +505,7 @@ def _efficient_backward(
     else:
         grads = tuple([empty(tensor.shape, tensor.dtype, device) for tensor in (query, key, value)])
     grad_bias = _bias_gradient(bias) if of_bias and bias is not None else None
-    _gradients(problem, *seen, tuple([grad.transpose(1, 2) for grad in grads]), grad_bias)
+    _gradients(problem, "efficient", *seen, tuple([grad.transpose(1, 2) for grad in grads]), grad_bias)
     return *grads, grad_bias
 
 
@@ -644,7 +654,7 @@ def _cudnn_attention(
     shape = (*query.shape[:3], value.shape[3])
     logsumexp = empty((*shape[:3], 1), torch.float32, device) if compute_log_sumexp else None
     out = empty_strided(shape, _laid_like(query, shape), query.dtype, device)
-    _attended(problem, out, None if logsumexp is None else logsumexp.squeeze(3), "inf")
+    _attended(problem, "cudnn", out, None if logsumexp is None else logsumexp.squeeze(3), "inf")
     seed, offset = empty((), torch.int64, device), empty((), torch.int64, device)
     return out, logsumexp, None, None, queries, key.shape[2], seed, offset, None
 
@@ -677,4 +687,4 @@ def _cudnn_attention_backward(
         raise Decline("logarithms of another shape than ATen's")
     rows = logsumexp.squeeze(3)
     _check_results(problem, grad_out, out, rows)
-    return _gradients(problem, grad_out, out, rows, tuple([_like(tensor) for tensor in (query, key, value)]))
+    return _gradients(problem, "cudnn", grad_out, out, rows, tuple([_like(tensor) for tensor in (query, key, value)]))

@@ -81,36 +81,58 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
     return found
 
 
-# The least keys over which a pass of half types with a bias is faster than ATen's, by the power of two that holds a
-# head. On an H200 the warp-specialised one has 1.24 to 1.48 of the speed of what SDPA takes for heads of 128, and 1.22
-# to 1.29 for heads of 64 over 512 keys and more; 2.8 to 3.8 of CUTLASS's. Other heads have not been measured, and
-# gradients only beside CUTLASS's (2.3 to 3.1).
-FASTER_WITH_BIAS: dict[str, dict[int, int]] = {"warp specialised": {64: 512, 128: 0}}
+# By a backend that SDPA chooses from, the bytes of an element and a pass: the sizes of heads that these kernels are as
+# fast for on Hopper's GPUs. On an H200 the forward pass in half types has 0.96 to 1.03 of cuDNN's speed for heads of
+# 128 and 256, 1.2 to 2.3 of FlashAttention's, 2.4 to 4.6 of CUTLASS's. Gradients have 0.90 to 0.99 of cuDNN's for heads
+# of 128, 1.21 for 256, 0.70 to 0.96 for 64; 1.04 to 2.05 of FlashAttention's by the warp-specialised kernels, 1.06 to
+# 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.27 to 1.44
+# of CUTLASS's speed, gradients 0.98 to 1.34 for heads of 64 and 0.67 for 128. Others have not been measured.
+FASTER: dict[tuple[str, int, str], range] = {
+    ("cudnn", 2, "warp specialised"): range(33, 257),
+    ("cudnn", 2, "warp specialised backward"): range(65, 257),
+    ("flash", 2, "forward"): range(33, 257),
+    ("flash", 2, "warp specialised"): range(33, 257),
+    ("flash", 2, "backward"): range(33, 129),
+    ("flash", 2, "warp specialised backward"): range(33, 257),
+    ("efficient", 2, "forward"): range(33, 257),
+    ("efficient", 2, "warp specialised"): range(33, 257),
+    ("efficient", 2, "backward"): range(33, 257),
+    ("efficient", 2, "warp specialised backward"): range(33, 257),
+    ("efficient", 4, "forward"): range(1, 257),
+    ("efficient", 4, "backward"): range(1, 65),
+}
+# The same with a bias: 1.24 to 1.48 of cuDNN's speed for heads of 128, 1.22 to 1.29 for 64 over 512 keys and more; 2.4
+# to 3.9 of CUTLASS's, gradients too; in float32 1.22 to 1.28 of CUTLASS's, gradients 0.98 to 1.17 for heads of 64. The
+# gradient of a bias has not been measured.
+FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
+    ("cudnn", 2, "warp specialised"): range(33, 129),
+    ("efficient", 2, "warp specialised"): range(33, 129),
+    ("efficient", 2, "warp specialised backward"): range(33, 129),
+    ("efficient", 4, "forward"): range(1, 257),
+    ("efficient", 4, "backward"): range(1, 65),
+}
+# Beside cuDNN's, heads of up to 64 have 0.84 to 0.89 of the speed over fewer keys than these, without a bias and with
+# one: the beginning and the end of a tile are a larger part of it.
+_LONG, _LONG_WITH_BIAS = 2048, 512
 
 
-# Heads of 64 from so many keys on: of fewer, a tile's beginning and end are a larger part of it than of cuDNN's.
-_LONG = 2048
+def aten_is_faster(
+    backend: str, done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False
+) -> bool:
+    """Whether a backend of ATen's is, on Hopper's GPUs, in elements of `size` bytes and heads of `head` over many keys.
 
-
-def aten_is_faster(done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False) -> bool:
-    """Whether ATen is, on Hopper's GPUs, in elements of `size` bytes and heads of `head` over so many keys.
-
-    A pass is done by the "forward" kernel, the "warp specialised" one, of which there may be `few` tiles, that of
-    "decoding" or those of "backward", which may be "backward of a bias". On an H200 the warp-specialised one has 0.96
-    to 1.03 of cuDNN's speed for heads of 128 and 256, and for those of 64 1.03 over 4,096 keys, causal 0.94 over 2,048,
-    0.84 to 0.89 over fewer, and 1.14 of few tiles; gradients of half types have 0.90 to 0.99 for heads of 128, 1.21 for
-    those of 256, and 0.70 to 0.96 for those of 64; half types with a bias have 0.38 to 0.75 by the kernels for all
-    devices. In float32 the forward pass has 1.27 to 1.44 of ATen's speed, gradients 0.67 to 1.34, the least for heads
-    of 128, and with a bias 0.60 to 1.17. Decoding has 0.94 to 1.36. Heads of up to 32 have not been measured.
+    A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding", those of "backward" or of
+    "warp specialised backward", or of "backward of a bias". There may be `few` tiles. Decoding has 0.94 to 5 of ATen's
+    speed.
     """
     if done_by == "decoding":
         return False
-    if biased and (size == 2 or done_by != "forward"):
-        least = FASTER_WITH_BIAS.get(done_by, {}).get(1 << max(0, head - 1).bit_length())
-        return size != 2 or least is None or keys < least
-    if done_by == "warp specialised" and 32 < head <= 64:
-        return not few and keys < _LONG
-    return size == 2 and (done_by == "forward" or head <= 64)
+    if head not in (FASTER_WITH_BIAS if biased else FASTER).get((backend, size, done_by), ()):
+        return True
+    if backend == "cudnn" and done_by == "warp specialised" and head <= 64:
+        return keys < _LONG_WITH_BIAS if biased else keys < _LONG and not few
+    # Of few programs for keys each has all heads of queries that share them, 0.70 of FlashAttention's speed.
+    return few and (backend, done_by) == ("flash", "backward")
 
 
 # The registers of a multiprocessor; and those of a thread of the warp that copies.
