@@ -12,7 +12,8 @@ from tritonite.devices import nvidia
 from tritonite.dispatch import call
 from tritonite.engine import scan
 from tritonite.engine.rows import blocks
-from tritonite.engine.rows.blocks import Space, Traits
+from tritonite.engine.rows.blocks import Traits
+from tritonite.engine.rows.space import Space
 from tritonite.testing.verify import check_overload
 from tritonite.tune.rows import ROWS as ROWS_OF
 from tritonite.tune.rows import Invariant

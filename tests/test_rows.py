@@ -18,6 +18,8 @@ import tritonite
 from tritonite import devices, launch, tune
 from tritonite.devices import nvidia
 from tritonite.engine.rows import blocks, cooperative, declare, facts
+from tritonite.engine.rows import space as spaces
+from tritonite.engine.rows.space import Space
 from tritonite.language.places import quotient
 from tritonite.launch import libentry
 from tritonite.testing.judge import assert_close
@@ -35,7 +37,7 @@ def cut(request, monkeypatch):
         tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
         monkeypatch.setattr(devices, "current", tiny)
     if request.param == "64-bit offsets":
-        monkeypatch.setattr(blocks, "INT32_LIMIT", 4)
+        monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
 
 
 def values(shape, device, transposed=False):
@@ -340,7 +342,7 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
 
 
 def test_a_wide_row_has_64_bit_places(device, monkeypatch):
-    monkeypatch.setattr(blocks, "INT32_LIMIT", 4)
+    monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x = torch.arange(40.0, device=device).flip(0)
     with tritonite.use_gems():
         assert x.argmin() == 39 and x.argmax() == 0
@@ -443,14 +445,14 @@ def test_outputs_may_have_any_strides_but_no_input(device):
 def test_one_stride_serves_what_several_dimensions_share():
     """A group norm's weights have one for each channel; its elements lie in a line, and are read in vectors."""
     x, weight = torch.empty(3, 2, 4, 36, dtype=torch.float16), torch.empty(8).view(1, 2, 4, 1).expand(3, 2, 4, 36)
-    space = blocks.Space.of((x, weight), (2, 3), (x,), (), False)
+    space = Space.of((x, weight), (2, 3), (x,), (), False)
     assert space.reduced[0] == ((1,), (0, 1)) and space.reduced[1] == ((1,),)
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
 def test_weights_of_parts_leave_elements_in_vectors():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
-    space = blocks.Space.of((x, weight), (2, 3), (x,), (), False)
+    space = Space.of((x, weight), (2, 3), (x,), (), False)
     assert space.aligned == 8 and space.word == 8 and space.part == 1 and space.full_operands == 2
 
 
@@ -481,7 +483,7 @@ def test_split_columns_of_a_gradient_that_is_one_number(device, monkeypatch):
 
 def cut_for_transform(x, inputs, dim, traits):
     """The blocks of a row operator, which are all of the space."""
-    space = blocks.Space.of(inputs, (dim,), (x,), (), False)
+    space = Space.of(inputs, (dim,), (x,), (), False)
     cut = blocks.for_transform(space, traits)
     assert cut.programs * cut.rows >= space.n_kept * cut.sharing
     assert cut.columns * cut.steps * cut.splits * cut.sharing >= space.n_reduced
@@ -529,7 +531,7 @@ def test_quotients_by_a_product(divisor, device):
 )
 def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
-    assert blocks.Space.of((x,), (0, 2), (), (), False).aligned == aligned
+    assert Space.of((x,), (0, 2), (), (), False).aligned == aligned
 
 
 @pytest.mark.parametrize("n", [129, 130, 131, 137, 255, 257, 300, 517, 1031])
@@ -574,18 +576,18 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
     for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
-        space = blocks.Space.of((x,), (1,), others, (), False)
+        space = Space.of((x,), (1,), others, (), False)
         found = blocks.by_words(space, (x, *others))
         assert found.shifted == shifted and found.word == (8 if shifted else 1)
     short = x[:, :1000]
-    assert not blocks.by_words(blocks.Space.of((short,), (1,), (short,), (), False), (short, short)).shifted
+    assert not blocks.by_words(Space.of((short,), (1,), (short,), (), False), (short, short)).shifted
 
 
 @pytest.mark.parametrize(("length", "word"), [(100, 4), (102, 2), (104, 8), (101, 8)])
 def test_padded_rows_are_read_by_what_divides_their_length(length, word, device, cut):
     """Where one element does, they are read by whole words as far as there are any."""
     x = torch.randn(9, 112, device=device).half()[:, :length]
-    assert blocks.Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
+    assert Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
     expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
     with tritonite.use_gems():
         found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
@@ -610,7 +612,7 @@ def test_few_upright_rows_are_for_many_programs(monkeypatch):
 def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device, cut):
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
-        assert blocks.Space.of((x,), (x.dim() - 2,), (), (), False).beside == beside
+        assert Space.of((x,), (x.dim() - 2,), (), (), False).beside == beside
         expected = x.sum(-2), x.softmax(-2)
         with tritonite.use_gems():
             torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)

@@ -20,7 +20,7 @@ from triton.runtime.interpreter import TensorHandle
 from tritonite import devices
 from tritonite.dispatch.call import settings
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.rows.blocks import Blocks, Space, cut, invariant, tile_elements
+from tritonite.engine.rows.blocks import Blocks, cut, invariant, tile_elements
 from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
 from tritonite.engine.rows.kernels import (
     aligned_to,
@@ -31,6 +31,7 @@ from tritonite.engine.rows.kernels import (
     project_states,
     strided_pointers,
 )
+from tritonite.engine.rows.space import Space
 from tritonite.language.folds import doublings
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry

@@ -23,9 +23,10 @@ from tritonite.engine.iteration import SECTOR, common_device, is_dense, may_over
 from tritonite.engine.movement import move
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
-from tritonite.engine.rows.blocks import Blocks, Space, Traits
+from tritonite.engine.rows.blocks import Blocks, Traits
 from tritonite.engine.rows.facts import BOTH, Facts
 from tritonite.engine.rows.kernels import reduce, transform_rows
+from tritonite.engine.rows.space import Space
 from tritonite.errors import Decline
 from tritonite.launch import ASSERTING
 

@@ -1,6 +1,6 @@
 """The kernels over rows, `reduce` and `transform_rows`, and the device functions that they and scans are made of.
 
-A space has kept and reduced dimensions (see `blocks.Space`); a row is the elements of one kept index. A block is
+A space has kept and reduced dimensions (see `space.Space`); a row is the elements of one kept index. A block is
 two-dimensional, kept elements by reduced ones, and a program takes some blocks of some rows. Between device functions
 travel `rows`, which are (the indices of kept elements, which of them there are, shapes, strides), and a `span` of each
 row, which is (its start, the number of its blocks, the length of a whole row). `strides` are those of the inputs over
