@@ -132,7 +132,7 @@ def aten_is_faster(
     if backend == "cudnn" and done_by == "warp specialised" and head <= 64:
         return keys < _LONG_WITH_BIAS if biased else keys < _LONG and not few
     # Of few programs for keys each has all heads of queries that share them, 0.70 of FlashAttention's speed.
-    return few and (backend, done_by) == ("flash", "backward")
+    return few and head <= 64 and (backend, done_by) == ("flash", "backward")
 
 
 # The registers of a multiprocessor; and those of a thread of the warp that copies.
