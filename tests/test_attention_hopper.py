@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import math
-import random
-import threading
-import time
 import types
 
 import pytest
 import torch
+import warps
+from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
@@ -171,243 +170,26 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
     assert len(called) == 1 and not out.isnan().any()
 
 
-class Block(torch.Tensor):
-    """Registers; of layouts nothing is asked but that they are there."""
-
-    type = types.SimpleNamespace(layout=types.SimpleNamespace(parent=None))
-
-
-def block(value, dtype=None):
-    return torch.as_tensor(value, dtype=dtype).as_subclass(Block)
-
-
-class Shared:
-    """Shared memory, or a part of it."""
-
-    def __init__(self, memory):
-        self.memory, self.shape, self.dtype = memory, memory.shape, memory.dtype
-
-    def index(self, i):
-        return Shared(self.memory[int(i)])
-
-    def reshape(self, shape):
-        return Shared(self.memory.view(shape))
-
-    def permute(self, order):
-        return Shared(self.memory.permute(order))
-
-    def load(self, _):
-        return block(self.memory.clone())
-
-    def store(self, value):
-        self.memory.copy_(value)
-
-
-class Pointer:
-    """Elements of memory."""
-
-    def __init__(self, memory, offset=0):
-        self.memory, self.offset = memory, offset
-
-    def __add__(self, offset):
-        return Pointer(self.memory, self.offset + offset)
-
-    def store(self, value, mask):
-        self.memory.view(-1)[self.offset[mask].long()] = value[mask]
-
-
-class Descriptor:
-    """A tensor in blocks; what is beyond it reads as 0 and is not written."""
-
-    layout = None
-
-    def __init__(self, tensor, block_shape):
-        self.tensor, self.block_shape, self.dtype, self.shape = tensor, block_shape, tensor.dtype, tensor.shape
-
-    def part(self, place):
-        slices = zip(self.block_shape, map(int, place), self.tensor.shape, strict=True)
-        return tuple([slice(first, min(first + count, end)) for count, first, end in slices])
-
-    def read(self, place):
-        found, part = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.part(place)]
-        found[tuple([slice(count) for count in part.shape])] = part
-        return found
-
-    def write(self, place, value):
-        part = self.tensor[self.part(place)]
-        part.copy_(value.view(self.block_shape)[tuple([slice(count) for count in part.shape])])
-
-
-class Barriers:
-    """Barriers in shared memory, by the addresses of their words."""
-
-    def __init__(self):
-        self.changed, self.known = threading.Condition(), {}
-        self.MBarrierLayout = lambda: None
-
-    def init(self, barrier, count):
-        self.known[barrier.memory.data_ptr()] = types.SimpleNamespace(count=count, pending=count, bytes=0, phase=0)
-
-    def change(self, barrier, arrivals, size):
-        with self.changed:
-            state = self.known[barrier.memory.data_ptr()]
-            state.pending, state.bytes = state.pending - arrivals, state.bytes + size
-            assert state.pending >= 0, "more arrivals than a phase has"
-            if state.pending == state.bytes == 0:
-                state.phase, state.pending = state.phase + 1, state.count
-            self.changed.notify_all()
-
-    def arrive(self, barrier):
-        self.change(barrier, 1, 0)
-
-    def expect(self, barrier, size):
-        self.change(barrier, 1, size)
-
-    def wait(self, barrier, phase, pred=True):
-        state = self.known[barrier.memory.data_ptr()]
-        with self.changed:
-            if pred and not self.changed.wait_for(lambda: state.phase % 2 != phase, timeout=10):
-                raise TimeoutError("a barrier that nothing comes to")
-
-
-class Products:
-    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before."""
-
-    def __init__(self, at_once):
-        self.at_once, self.own = at_once, threading.local()
-
-    def begin(self, a, b, total, use_acc=True, is_async=False):
-        assert is_async
-        memory = lambda x: (x.memory if isinstance(x, Shared) else x).float()
-        product = types.SimpleNamespace(value=None)
-
-        def compute():
-            product.value = block(torch.Tensor(memory(a) @ memory(b)) + (total if use_acc else 0))
-
-        self.own.__dict__.setdefault("begun", []).append((product, compute))
-        if self.at_once:
-            compute()
-        return product
-
-    def wait(self, outstanding, deps):
-        begun = self.own.begun
-        while len(begun) > outstanding:
-            product, compute = begun.pop(0)
-            if product.value is None:
-                compute()
-        unfinished = [product for product, _ in begun]
-        assert not any(dep is product for dep in deps for product in unfinished)
-        values = tuple([dep.value if isinstance(dep, types.SimpleNamespace) else dep for dep in deps])
-        return values[0] if len(values) == 1 else values
-
-
 def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
     out = result(work)
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
     block_d, block_v = hopper.block_sizes(work)
     rows, heads = hopper.ROWS.value, work.query.shape[1]
-    blocks, barriers, products = -(-work.queries // tile.BLOCK_M), Barriers(), Products(at_once)
+    blocks = -(-work.queries // tile.BLOCK_M)
     if not own_staging:
         slots, programs = 1, blocks * work.batch * heads
-    failed = []
-
-    def later():
-        time.sleep(random.random() * 1e-3)
-
-    leaving = threading.local()
-
-    def leave(pendings):
-        assert pendings == 0
-        for descriptor, first, source in leaving.__dict__.pop("results", []):
-            descriptor.write(first, source.memory)
-
-    def load(descriptor, place, barrier, to):
-        def copy():
-            later()
-            to.memory.copy_(descriptor.read(place))
-            barriers.change(barrier, 0, -to.memory.numel() * 2)
-
-        threading.Thread(target=copy).start()
-
-    def guarded(function, given):
-        try:
-            function(*given)
-        except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
-            failed.append(error)
-
-    def warp_specialize(partitions, warps, registers):
-        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    begun = []
-    number = lambda value: block(value) if isinstance(value, int) else value
-    extreme = lambda function: lambda x, y, propagate_nan=None: function(block(x), block(y))
-    language = types.SimpleNamespace(
-        allocate_shared_memory=lambda dtype, shape, _: Shared(
-            torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
-        ),
-        arange=lambda begin, end, _: block(torch.arange(begin, end)),
-        zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
-        full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
-        where=lambda mask, x, y: torch.where(mask, x, y),
-        minimum=extreme(torch.minimum),
-        maximum=extreme(torch.maximum),
-        reduce=lambda x, dim, _: x.amax(dim),
-        sum=lambda x, dim: x.sum(dim),
-        cdiv=lambda x, y: (x + y - 1) // y,
-        store=lambda pointers, value, mask: pointers.store(value, mask),
-        convert_layout=lambda x, _, assert_trivial=False: x,
-        program_id=lambda _: number(len(begun) - 1),
-        static_range=range,
-        PropagateNan=types.SimpleNamespace(ALL=None),
-        warp_specialize=warp_specialize,
-        **{name: getattr(torch, name) for name in ("abs", "exp2", "log2", "zeros_like", "int32", "int64", "float32")},
-        **dict.fromkeys(
-            ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"), lambda *_: None
-        ),
-    )
-    scope = {
-        "gl": language,
-        "tl": language,
-        "mbarrier": barriers,
-        "tma": types.SimpleNamespace(store_wait=leave),
-        "load": load,
-        "store": lambda *given: leaving.__dict__.setdefault("results", []).append(given),
-        "warpgroup_mma": products.begin,
-        "warpgroup_mma_wait": products.wait,
-        "fence_async_shared": lambda: None,
-        "wait_for_previous_launch": lambda: None,
+    constants = ("ROWS", "LOG2E", "_LN2", "_COPYING", "_PAIRED_ROUNDS")
+    kernel = warps.Kernel(
+        hopper.attend_warp_specialized.jit.fn,
+        warps.device_functions(hopper),
+        at_once,
         # Which halves are a register's is the compiler's matter.
-        "_anew": lambda number: number,
-        "_packed": lambda x, dtype: x.to(dtype),
-        "_unpacked": lambda pairs, dtype, total: pairs,
-        "range": lambda *bounds: map(number, range(*bounds)),
-        "ROWS": rows,
-        "LOG2E": hopper.LOG2E.value,
-        "_LN2": hopper._LN2.value,
-        "_COPYING": hopper._COPYING.value,
-        "_PAIRED_ROUNDS": hopper._PAIRED_ROUNDS.value,
-    }
-    kernel = hopper.attend_warp_specialized.jit.fn
-    steps = ("wait_for_block", "_scores", "_add_values", "_by_thread", "_thread_sums", "_larger", "_row_max")
-    parts = (
-        "copy_bias",
-        "biased",
-        "_exponentials",
-        "_wait_for_turn",
-        "_attend_block",
-        "_first_scores",
-        "_first_exponentials",
-        "_finish",
+        _anew=lambda number: number,
+        _packed=lambda x, dtype: x.to(dtype),
+        _unpacked=lambda pairs, dtype, total: pairs,
+        **{name: getattr(hopper, name).value for name in constants},
     )
-    names = ("_end", "_balanced", "_tile", "_masked_blocks", "_slot", "_copy", *steps, "_rows_times", *parts, "_attend")
-    helpers = [getattr(hopper, name).fn for name in names]
-    for function in (by_length.fn, kernel, *helpers):
-        scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
     facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     bias = work.bias
     if bias is not None:
@@ -416,8 +198,8 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
     order = tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots
     for program in range(programs):
-        begun.append(program)
-        scope[kernel.__name__](
+        kernel(
+            program,
             Descriptor(work.query, [1, 1, rows, block_d]),
             Descriptor(work.key, [1, 1, tile.BLOCK_N, block_d]),
             Descriptor(work.value, [1, 1, tile.BLOCK_N, block_v]),
@@ -430,8 +212,6 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             ORDER=order,
             STAGES=tile.num_stages,
         )
-        if failed:
-            raise failed[0]
     return out, logsumexp
 
 

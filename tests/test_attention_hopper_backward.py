@@ -3,35 +3,27 @@
 import dataclasses
 import itertools
 import math
-import random
-import threading
-import time
 import types
 
 import pytest
 import torch
+import warps
 from test_attention_hopper import (
     BROADCASTS,
-    Barriers,
-    Descriptor,
-    Pointer,
-    Products,
-    Shared,
-    block,
     drawn,
     on_sm_90,
     problem,
     result,
     with_bias,
 )
+from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward
+from tritonite.engine.attention import backward, place
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
-from tritonite.engine.attention.hopper import of_keys, of_queries, tiles
-from tritonite.engine.attention.place import by_length, place
+from tritonite.engine.attention.hopper import of_keys, of_queries
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
 from tritonite.tune.attention import Ring, WarpSpecializedBackward
@@ -115,113 +107,8 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
     assert len(called) == 2
 
 
-class Memory(Pointer):
-    """Elements of memory, to be read too."""
-
-    def __add__(self, offset):
-        return Memory(self.memory, self.offset + offset)
-
-    def load(self, mask, other):
-        mask, offset = torch.broadcast_tensors(mask, self.offset)
-        found = torch.full(mask.shape, other, dtype=self.memory.dtype)
-        found[mask] = self.memory.view(-1)[offset[mask].long()]
-        return block(found)
-
-
-def scope_of(at_once):
-    """What the kernels' sources see where they are plain Python and a group of warps is a thread."""
-    barriers, products, begun, failed = Barriers(), Products(at_once), [], []
-
-    def later():
-        time.sleep(random.random() * 1e-3)
-
-    def load(descriptor, place, barrier, to):
-        def copy():
-            later()
-            to.memory.copy_(descriptor.read(place))
-            barriers.change(barrier, 0, -to.memory.numel() * to.memory.element_size())
-
-        threading.Thread(target=copy).start()
-
-    def guarded(function, given):
-        try:
-            function(*given)
-        except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
-            failed.append(error)
-
-    def warp_specialize(partitions, warps, registers):
-        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
-
-    number = lambda value: block(value) if isinstance(value, int) else value
-    extreme = lambda function: lambda x, y: function(block(x), block(y))
-    language = types.SimpleNamespace(
-        allocate_shared_memory=lambda dtype, shape, _: Shared(
-            torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
-        ),
-        arange=lambda begin, end, _: block(torch.arange(begin, end)),
-        zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
-        full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
-        where=lambda mask, x, y: block(torch.where(block(mask), x, y)),
-        minimum=extreme(torch.minimum),
-        maximum=extreme(torch.maximum),
-        sum=lambda x, dim: x.sum(dim),
-        cdiv=lambda x, y: (x + y - 1) // y,
-        load=lambda pointers, mask, other: pointers.load(mask, other),
-        store=lambda pointers, value, mask: pointers.store(value, mask),
-        convert_layout=lambda x, _: x,
-        program_id=lambda _: number(begun[-1]),
-        static_range=range,
-        warp_specialize=warp_specialize,
-        **{name: getattr(torch, name) for name in ("exp2", "int32", "int64", "float32")},
-        **dict.fromkeys(
-            (
-                *("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"),
-                "SwizzledSharedLayout",
-            ),
-            lambda *_: None,
-        ),
-    )
-    scope = {
-        "gl": language,
-        "tl": language,
-        "mbarrier": barriers,
-        "tma": types.SimpleNamespace(store_wait=lambda pendings: later()),
-        "load": load,
-        "store": lambda descriptor, place, source: descriptor.write(place, source.memory),
-        "warpgroup_mma": products.begin,
-        "warpgroup_mma_wait": products.wait,
-        "fence_async_shared": lambda: None,
-        "wait_for_previous_launch": lambda: None,
-        "range": lambda *bounds: map(number, range(*bounds)),
-        "ROWS": hopper_backward.ROWS.value,
-        "GROUPS": hopper_backward.GROUPS.value,
-        "LOG2E": of_keys.LOG2E.value,
-    }
-    kernels = [getattr(hopper_backward, name) for name in vars(hopper_backward) if name.startswith("attend_to_")]
-    helpers = [
-        x for module in (tiles, of_keys, of_queries) for x in vars(module).values() if type(x) is type(tiles.in_halves)
-    ]
-    for function in (
-        by_length.fn,
-        place.fn,
-        *[kernel.jit.fn for kernel in kernels],
-        *[helper.fn for helper in helpers],
-    ):
-        scope[function.__name__] = types.FunctionType(function.__code__, scope, function.__name__)
-    # Which registers hold an operand is the compiler's matter.
-    scope["in_halves"] = lambda tile, dtype, total: tile.to(dtype)
-    return scope, begun
-
-
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
-    scope, begun = scope_of(at_once)
     as_is = {"heads", "batch_heads", "group", "blocks", "APART", "SPLIT", "STAGES", "V_STAGES"}
 
     def given(name, value):
@@ -231,29 +118,32 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
         if name == "FACTS":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
         if isinstance(value, torch.Tensor):
-            return Memory(value)
+            return Pointer(value)
         if name == "scale":
             return torch.tensor(value).double()
-        return block(value) if isinstance(value, int) and name not in as_is else value
-
-    def launching(kernel):
-        names = list(kernel.jit.signature.parameters)
-
-        def launch(*args, num_warps, **kwargs):
-            kwargs |= dict(zip(names, args, strict=False))
-            for program in range(launch.programs):
-                begun.append(program)
-                scope[kernel.jit.fn.__name__](**{name: given(name, value) for name, value in kwargs.items()})
-
-        return launch
+        return value if name in as_is else number(value)
 
     class Launcher:
         def __init__(self, kernel):
-            self.launch = launching(kernel)
+            self.names = list(kernel.jit.signature.parameters)
+            self.kernel = warps.Kernel(
+                kernel.jit.fn,
+                warps.device_functions(of_queries, of_keys, place),
+                at_once,
+                # Which registers hold an operand is the compiler's matter.
+                in_halves=lambda tile, dtype, total: tile.to(dtype),
+                ROWS=hopper_backward.ROWS.value,
+                GROUPS=hopper_backward.GROUPS.value,
+                LOG2E=of_keys.LOG2E.value,
+            )
 
         def __getitem__(self, grid):
-            (self.launch.programs,) = grid
-            return self.launch
+            def launch(*args, num_warps, **kwargs):
+                kwargs |= dict(zip(self.names, args, strict=False))
+                for program in range(*grid):
+                    self.kernel(program, **{name: given(name, value) for name, value in kwargs.items()})
+
+            return launch
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("attend_to_queries_warp_specialized", "attend_to_keys_warp_specialized"):

@@ -1,0 +1,261 @@
+"""Gluon's language as plain Python, where a group of warps is a thread, a copy another, and blocks are tensors.
+
+What a kernel's source does is tested so without a GPU: that nothing waits forever, and that nothing is read before it
+has come or overwritten before it was used. Copies come late, and products are computed when they are waited for.
+"""
+
+import math
+import random
+import threading
+import time
+import types
+
+import torch
+from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.runtime.interpreter import InterpretedFunction
+
+
+class Block(torch.Tensor):
+    """Registers; of layouts nothing is asked but that they are there."""
+
+    type = types.SimpleNamespace(layout=types.SimpleNamespace(parent=None))
+
+
+def block(value, dtype=None):
+    return torch.as_tensor(value, dtype=dtype).as_subclass(Block)
+
+
+class Shared:
+    """Shared memory, or a part of it."""
+
+    def __init__(self, memory):
+        self.memory, self.shape, self.dtype = memory, memory.shape, memory.dtype
+
+    def index(self, i):
+        return Shared(self.memory[int(i)])
+
+    def reshape(self, shape):
+        return Shared(self.memory.view(shape))
+
+    def permute(self, order):
+        return Shared(self.memory.permute(order))
+
+    def load(self, _):
+        return block(self.memory.clone())
+
+    def store(self, value):
+        self.memory.copy_(value)
+
+
+class Pointer:
+    """Elements of memory."""
+
+    def __init__(self, memory, offset=0):
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, offset):
+        return Pointer(self.memory, self.offset + offset)
+
+    def load(self, mask, other):
+        mask, offset = torch.broadcast_tensors(mask, self.offset)
+        found = torch.full(mask.shape, other, dtype=self.memory.dtype)
+        found[mask] = self.memory.view(-1)[offset[mask].long()]
+        return block(found)
+
+    def store(self, value, mask):
+        self.memory.view(-1)[self.offset[mask].long()] = value[mask]
+
+
+class Descriptor:
+    """A tensor in blocks; what is beyond it reads as 0 and is not written."""
+
+    layout = None
+
+    def __init__(self, tensor, block_shape):
+        self.tensor, self.block_shape, self.dtype, self.shape = tensor, block_shape, tensor.dtype, tensor.shape
+
+    def part(self, place):
+        slices = zip(self.block_shape, map(int, place), self.tensor.shape, strict=True)
+        return tuple([slice(first, min(first + count, end)) for count, first, end in slices])
+
+    def read(self, place):
+        found, part = torch.zeros(self.block_shape, dtype=self.dtype), self.tensor[self.part(place)]
+        found[tuple([slice(count) for count in part.shape])] = part
+        return found
+
+    def write(self, place, value):
+        part = self.tensor[self.part(place)]
+        part.copy_(value.view(self.block_shape)[tuple([slice(count) for count in part.shape])])
+
+
+class Barriers:
+    """Barriers in shared memory, by the addresses of their words."""
+
+    def __init__(self):
+        self.changed, self.known = threading.Condition(), {}
+        self.MBarrierLayout = lambda: None
+
+    def init(self, barrier, count):
+        self.known[barrier.memory.data_ptr()] = types.SimpleNamespace(count=count, pending=count, bytes=0, phase=0)
+
+    def change(self, barrier, arrivals, size):
+        with self.changed:
+            state = self.known[barrier.memory.data_ptr()]
+            state.pending, state.bytes = state.pending - arrivals, state.bytes + size
+            assert state.pending >= 0, "more arrivals than a phase has"
+            if state.pending == state.bytes == 0:
+                state.phase, state.pending = state.phase + 1, state.count
+            self.changed.notify_all()
+
+    def arrive(self, barrier):
+        self.change(barrier, 1, 0)
+
+    def expect(self, barrier, size):
+        self.change(barrier, 1, size)
+
+    def wait(self, barrier, phase, pred=True):
+        state = self.known[barrier.memory.data_ptr()]
+        with self.changed:
+            if pred and not self.changed.wait_for(lambda: state.phase % 2 != phase, timeout=10):
+                raise TimeoutError("a barrier that nothing comes to")
+
+
+class Products:
+    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before."""
+
+    def __init__(self, at_once):
+        self.at_once, self.own = at_once, threading.local()
+
+    def begin(self, a, b, total, use_acc=True, is_async=False):
+        assert is_async
+        memory = lambda x: (x.memory if isinstance(x, Shared) else x).float()
+        product = types.SimpleNamespace(value=None)
+
+        def compute():
+            product.value = block(torch.Tensor(memory(a) @ memory(b)) + (total if use_acc else 0))
+
+        self.own.__dict__.setdefault("begun", []).append((product, compute))
+        if self.at_once:
+            compute()
+        return product
+
+    def wait(self, outstanding, deps):
+        begun = self.own.begun
+        while len(begun) > outstanding:
+            product, compute = begun.pop(0)
+            if product.value is None:
+                compute()
+        unfinished = [product for product, _ in begun]
+        assert not any(dep is product for dep in deps for product in unfinished)
+        values = tuple([dep.value if isinstance(dep, types.SimpleNamespace) else dep for dep in deps])
+        return values[0] if len(values) == 1 else values
+
+
+def device_functions(*modules):
+    """Those that modules define or import."""
+    values = [value for module in modules for value in vars(module).values()]
+    return [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
+
+
+def _later():
+    time.sleep(random.random() * 1e-3)
+
+
+def number(value):
+    return block(value) if isinstance(value, int) else value
+
+
+class Kernel:
+    """A kernel's source as a Python function, beside the device functions that it calls.
+
+    `given` are further names that these see, in place of those of a GPU. A call is one program.
+    """
+
+    def __init__(self, kernel, helpers, at_once, **given):
+        self.barriers, self.products = Barriers(), Products(at_once)
+        self.leaving, self.failed, self.program = threading.local(), [], 0
+        language = self.language()
+        self.scope = {}
+        for helper in helpers:
+            self.of_this_scope(helper)
+        self.scope |= {
+            "gl": language,
+            "tl": language,
+            "mbarrier": self.barriers,
+            "tma": types.SimpleNamespace(store_wait=self.store_wait),
+            "load": self.load,
+            "store": lambda *result: self.leaving.__dict__.setdefault("results", []).append(result),
+            "warpgroup_mma": self.products.begin,
+            "warpgroup_mma_wait": self.products.wait,
+            "fence_async_shared": lambda: None,
+            "wait_for_previous_launch": lambda: None,
+            "range": lambda *bounds: map(number, range(*bounds)),
+            **given,
+        }
+        self.function = self.of_this_scope(kernel)
+
+    def of_this_scope(self, function):
+        name = function.__name__
+        self.scope[name] = types.FunctionType(function.__code__, self.scope, name)
+        return self.scope[name]
+
+    def __call__(self, program, *args, **kwargs):
+        self.program = program
+        self.function(*args, **kwargs)
+
+    def load(self, descriptor, place, barrier, to):
+        def copy():
+            _later()
+            to.memory.copy_(descriptor.read(place))
+            self.barriers.change(barrier, 0, -to.memory.numel() * to.memory.element_size())
+
+        threading.Thread(target=copy).start()
+
+    def store_wait(self, pendings):
+        """Results leave no sooner than they are waited for."""
+        assert pendings == 0
+        for descriptor, first, source in self.leaving.__dict__.pop("results", []):
+            descriptor.write(first, source.memory)
+
+    def warp_specialize(self, partitions, warps, registers):
+        def guarded(function, given):
+            try:
+                function(*given)
+            except Exception as error:  # noqa: BLE001 - whatever a thread raises fails the test
+                self.failed.append(error)
+
+        threads = [threading.Thread(target=guarded, args=partition) for partition in partitions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failed:
+            raise self.failed[0]
+
+    def language(self):
+        extreme = lambda function: lambda x, y, propagate_nan=None: function(block(x), block(y))
+        layouts = ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "SwizzledSharedLayout")
+        same = ("abs", "exp2", "log2", "zeros_like", "int32", "int64", "float32")
+        return types.SimpleNamespace(
+            allocate_shared_memory=lambda dtype, shape, _: Shared(
+                torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
+            ),
+            arange=lambda begin, end, _: block(torch.arange(begin, end)),
+            zeros=lambda shape, dtype, _: block(torch.zeros(shape, dtype=dtype)),
+            full=lambda shape, value, dtype, _: block(torch.full(shape, value, dtype=dtype)),
+            where=lambda mask, x, y: block(torch.where(block(mask), x, y)),
+            minimum=extreme(torch.minimum),
+            maximum=extreme(torch.maximum),
+            reduce=lambda x, dim, _: x.amax(dim),
+            sum=lambda x, dim: x.sum(dim),
+            cdiv=lambda x, y: (x + y - 1) // y,
+            load=lambda pointers, mask, other: pointers.load(mask, other),
+            store=lambda pointers, value, mask: pointers.store(value, mask),
+            convert_layout=lambda x, _, assert_trivial=False: x,
+            program_id=lambda _: number(self.program),
+            static_range=range,
+            PropagateNan=types.SimpleNamespace(ALL=None),
+            warp_specialize=self.warp_specialize,
+            **{name: getattr(torch, name) for name in same},
+            **dict.fromkeys(layouts, lambda *_: None),
+        )
