@@ -465,12 +465,15 @@ def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
         lambda dtype=dtype: torch.index_select(wide[0].to(dtype), 0, index) for dtype in (torch.uint16, torch.uint64)
     ]
     calls.append(lambda: torch.block_diag(wide.to(torch.uint16), wide.to(torch.uint32)))
+    calls.append(
+        lambda: torch.zeros(3, dtype=torch.bool, device=device).index_reduce(0, index, wide[0, :1] > 0, "amax")
+    )
     for call in calls:
         try:
             expected = call()
         except (NotImplementedError, RuntimeError) as error:
             expected = type(error)
-        with tritonite.use_gems(include=["index_select", "block_diag"], faster_only=False):
+        with tritonite.use_gems(include=["index_select", "block_diag", "index_reduce"], faster_only=False):
             if isinstance(expected, type):
                 with pytest.raises(expected):
                     call()

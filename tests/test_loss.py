@@ -264,3 +264,19 @@ def test_a_gradient_into_its_own_weight_is_atens(device):
     with tritonite.use_gems():
         backward(x, x, target, actual, 0, grad_input=actual)
     assert torch.equal(actual, expected)
+
+
+def test_a_gradient_into_the_gradient_it_is_made_of_is_atens(device):
+    x, target, grad = (torch.rand(6, device=device) for _ in range(3))
+    backward = torch.ops.aten.soft_margin_loss_backward.grad_input
+    expected, actual = grad.clone(), grad.clone()
+    backward(expected, x, target, 1, grad_input=expected)
+    with tritonite.use_gems():
+        backward(actual, x, target, 1, grad_input=actual)
+    assert torch.equal(actual, expected)
+    result = torch.empty_like(x)
+    with tritonite.use_gems():
+        backward(grad, x, target, 1, grad_input=result)
+    torch.testing.assert_close(result, torch.ops.aten.soft_margin_loss_backward(grad, x, target, 1))
+    counts = tritonite.stats()["soft_margin_loss_backward.grad_input"]
+    assert counts.launched + counts.replayed == sum(counts.declined.values()) == 1

@@ -189,6 +189,13 @@ def test_far_elements_are_read_by_64_bits(device, monkeypatch):
     assert torch.equal(out, x[:, 2:])
 
 
+@pytest.mark.parametrize("step", [2, 2**31 - 1, 2**31, 2**40, 2**63 - 1])
+def test_a_step_beyond_the_last_element_takes_one(step, device, path):
+    grad = torch.randint(1, 99, (1, 3, 4), device=device)
+    result = serves("slice_backward.default", lambda: torch.ops.aten.slice_backward(grad, [2, 3, 4], 0, 0, 2, step))
+    assert torch.equal(result[:1], grad) and not result[1].any()
+
+
 def test_a_placed_operand_must_not_overlap_its_result(device):
     x = torch.randn(4, device=device)
     from tritonite.errors import Decline

@@ -378,15 +378,22 @@ def huber_loss_backward(grad_output, self, target, factor, delta):
     return tl.where((x <= -1.0 * delta) | (x >= delta), outer, factor * x * grad_output)
 
 
-@pointwise(
-    "soft_margin_loss_backward",
-    accepts=FLOATS,
-    one_dtype=True,
-    prepare=lambda grad_output, self, target, reduction: _of_one_layout(grad_output, self, target, reduction),
-)
-def soft_margin_loss_backward(grad_output, self, target, factor):
+def _decline_output_in(tensor, name, outs):
+    """Of an operator that ATen computes in steps, the first of which writes the output."""
+    if tensor is not None and any(out.untyped_storage()._cdata == tensor.untyped_storage()._cdata for out in outs):
+        raise Decline(f"an output in the memory of the {name}, which ATen reads after it has written")
+
+
+@scalar_kernel(accepts=FLOATS, cast=("factor",), one_dtype=True)
+def _soft_margin_gradient(grad_output, self, target, factor):
     decay = libdevice.exp(-1.0 * target * self)
     return -1.0 * factor * target * true_divide(decay, decay + 1.0) * grad_output
+
+
+@operator("soft_margin_loss_backward", kernels=(_soft_margin_gradient,))
+def soft_margin_loss_backward(grad_output, self, target, reduction, outs=()):
+    _decline_output_in(grad_output, "gradient", outs)
+    return _soft_margin_gradient.run(_of_one_layout(grad_output, self, target, reduction), outs)
 
 
 @scalar_kernel(accepts=FLOATS, cast=("factor",), one_dtype=True)
@@ -401,8 +408,7 @@ def _cross_entropy_gradient(self, target, grad_output, weight, factor):
 @operator("binary_cross_entropy_backward", kernels=(_cross_entropy_gradient,))
 def binary_cross_entropy_backward(grad_output, self, target, weight=None, reduction=MEAN, outs=()):
     _check_gradient(grad_output, self, target, weight)
-    if weight is not None and any(out.untyped_storage()._cdata == weight.untyped_storage()._cdata for out in outs):
-        raise Decline("an output in the weight's memory, which ATen writes before it reads the weight")
+    _decline_output_in(weight, "weight", outs)
     return _cross_entropy_gradient.run((self, target, grad_output, weight, _mean_factor(self, reduction)), outs)
 
 

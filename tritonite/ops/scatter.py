@@ -232,12 +232,12 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
     return least if operation == LARGEST else most
 
 
-def _reduced(self, source, places, reduce, include_self, outs, names):
+def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
     """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
     operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
-    out = destination(self, (places.index, source), outs, ALL)
+    out = destination(self, (places.index, source), outs, accepts)
     if not include_self:
         places.write(out, number=_identity(out.dtype, operation))
     places.write(out, source, _strides(source, places), operation=operation)
@@ -252,7 +252,7 @@ def _reduced(self, source, places, reduce, include_self, outs, names):
 def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
     places = _scattered(self, dim, index, src)
     names = ("sum", "prod", "mean", "amax", "amin", "max", "min")
-    return _reduced(self, src, places, reduce, include_self, outs, names)
+    return _reduced(self, src, places, reduce, include_self, outs, names, ALL)
 
 
 def _check_count(places: Places, target: torch.Tensor) -> None:
@@ -329,7 +329,7 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
     """ATen refuses bools on GPUs, and on CPUs most of the time."""
     places = _along(self, dim, index, source)
-    return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"))
+    return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"), NUMBERS)
 
 
 @operator("index_copy", accepts=WITH_COMPLEX)

@@ -320,6 +320,9 @@ class Pointwise:
             [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(typed.results),
         )
         far = any([span(x.shape, x.stride()) >= INT32_LIMIT for x in (value.tensor for value in placed.values())])
+        far = far or any(
+            [abs(as_tuple(values[i])[k]) >= INT32_LIMIT for i, how, k in iteration.operands if how == "integer"]
+        )
         units = tuple([(i, tuple([x.stride(d) == 1 for d in dims])) for i, (x, dims) in placed.items()])
         iteration.specialization = specialize(typed.kernel, space, aligned, units, far)
         return iteration
