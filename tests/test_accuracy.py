@@ -99,6 +99,17 @@ def test_quotients_by_one_number(divisor, device):
         torch.testing.assert_close(quotient, expected, rtol=2e-7, atol=3e-45, equal_nan=True)
 
 
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.rsub])
+@pytest.mark.parametrize("alpha", [0.0, -0.0, 1.0, -2.0])
+def test_a_sum_of_zeros_has_the_sign_of_atens(function, alpha, device):
+    zeros = torch.tensor([0.0, -0.0, 1.0], device=device)
+    for other in (0.0, -0.0, 3.0, -3.0):
+        expected = function(zeros, other, alpha=alpha)
+        with tritonite.use_gems(include=function.__name__):
+            result = function(zeros, other, alpha=alpha)
+        assert torch.equal(result.signbit(), expected.signbit()) and torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("divisor", [0.1, -0.3, 7.0, 1e-3, 1e-38, float("inf")])
 def test_remainders_are_exact(divisor, device):
     """Of numbers beside its multiples, too, whose quotients round to integers; blocks of large quotients and small."""

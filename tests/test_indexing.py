@@ -378,6 +378,13 @@ def test_sequences_are_put_end_to_end(device, path):
     assert _served("_padded_dense_to_jagged_forward") == 3
 
 
+@pytest.mark.skipif(tritonite.device != "cpu", reason="ATen's kernel for GPUs does not look at offsets")
+def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
+    dense, ends = torch.rand(1, 6, 10), torch.tensor([0, 6])
+    with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]), pytest.raises(RuntimeError, match="total_L"):
+        torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_beside_others(device, dtype):
     """Additions to the halves of words, at both ends of a tensor, leave what is beside them bit for bit."""

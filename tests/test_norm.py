@@ -284,6 +284,29 @@ def test_rms_norm(dtype, affine, tiny_blocks):
         assert_close(by_weight, wide[1].grad.to(dtype), wide[1].grad, terms=15)
 
 
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 17), (2, 17, 1), (4, 9, 2), (6, 10, 3), (8, 5, 7)], ids=str)
+def test_one_row_of_any_layout(shape, order, tiny_blocks):
+    """All that is normalised is one row; its parts lie as they like in the operand, and in order in the result."""
+    dense = normal(*[shape[d] for d in order])
+    x = dense.permute([order.index(d) for d in range(3)])
+    weight, grad = normal(*shape), normal(*shape)
+    calls = {
+        "native_layer_norm": lambda *_: torch.native_layer_norm(x, shape, weight, None, 1e-3),
+        "native_layer_norm_backward": lambda mean, rstd: torch.ops.aten.native_layer_norm_backward(
+            grad, x, shape, mean, rstd, weight, None, [True, True, False]
+        )[:2],
+    }
+    statistics = calls["native_layer_norm"]()[1:]
+    for name, call in calls.items():
+        expected = call(*statistics)
+        with tritonite.use_gems(include=[name]):
+            found = call(*statistics)
+        for own, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=2e-5, rtol=2e-5)
+        assert not tritonite.stats()[name].declined
+
+
 def test_rms_norm_without_eps_takes_that_of_the_dtype_computed_in():
     x = normal(2, 8, dtype=torch.bfloat16) * 1e-3
     _, rstd = normalization._fused_rms_norm(x, (8,), None, None)

@@ -32,14 +32,20 @@ def add(self, other, alpha):
     return multiply_add(other, alpha, self)
 
 
+@triton.jit
+def _negated(alpha):
+    """Of 0 as well, whose sign decides that of a sum of zeros."""
+    return -1.0 * alpha if alpha.dtype.is_floating() else 0 - alpha
+
+
 @pointwise("sub", accepts=NUMBERS, prepare=_refuse_bool, cpu_numbers=True, casts=True)
 def sub(self, other, alpha):
-    return multiply_add(other, 0 - alpha, self)
+    return multiply_add(other, _negated(alpha), self)
 
 
 @pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _refuse_bool(other, self, alpha))
 def rsub(other, self, alpha):
-    return multiply_add(self, 0 - alpha, other)
+    return multiply_add(self, _negated(alpha), other)
 
 
 _ADD_RELU = (torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64)

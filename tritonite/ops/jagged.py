@@ -142,6 +142,8 @@ def padded_dense_to_jagged(dense, offsets, total_L=None, outs=()):
         raise Decline("other sequences than those that are padded")
     if total_L is None or total_L < 0:
         raise Decline("a length that the host reads from the device, or a negative one")
+    if not total_L and dense.device.type == "cpu":
+        raise Decline("no rows, which ATen's kernel for CPUs compares with the last offset")
     outputs((dense, ends), [], [], (), accepts=FLOATS + INTS)
     n_columns = dense.shape[2]
     result = empty((total_L, n_columns), dense.dtype, dense.device)

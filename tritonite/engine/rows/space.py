@@ -122,7 +122,9 @@ class Space(NamedTuple):
         apart = [own if kind == BOTH else [] for own, kind in zip(kept_strides, kinds, strict=False)]
         kept_strides = [_served(kept_sizes, own) for own in kept_strides]
         reduced_strides = [_served(reduced_sizes, own) for own in reduced_strides]
-        parts = [step for own, kind in zip(reduced_strides, kinds, strict=False) if kind == BOTH for step in own[1:]]
+        # Results have hints whatever their kind: those of a single row vary along the reduced dimensions alone.
+        hinted = [i for i in range(every) if kinds[i] == BOTH or i >= n]
+        parts = [step for i in hinted for step in reduced_strides[i][1:]]
         parts += reduced_sizes[:1] if parts else []
         space = cls(
             n_kept=math.prod(kept_sizes),
