@@ -403,3 +403,21 @@ def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
     real[0, :3], imag[1, :3] = torch.tensor([-0.0, torch.inf, torch.nan]), torch.tensor([-torch.inf, -0.0, 0.0])
     for parts in ((real, imag), (real.t(), imag.t()), (real[:, ::2], imag[0, ::2]), (real, imag[0, 0])):
         assert identical(serves("complex", lambda parts=parts: torch.complex(*parts)), torch.complex(*parts))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "dtype"),
+    [
+        ("arange", (-1e308, 1e308), None),
+        ("arange", (0.0, 1.0, 1e-320), None),
+        ("arange", (0.0, 2.0**70), torch.int64),
+        ("arange", (1e19, 1e19 + 4096), torch.int32),
+        ("range", (0.0, 1e308), torch.float32),
+        ("range", (1e308, -1e308, -1.0), torch.float32),
+        ("range", (0.0, 1e308), torch.int64),
+    ],
+)
+def test_ranges_that_no_memory_holds_raise_what_aten_raises(name, ends, dtype, device, path):
+    function = getattr(torch.ops.aten, name)
+    with tritonite.use_gems(include=[name]), pytest.raises(RuntimeError, match=r"overflow|cannot be represented"):
+        function(*ends, dtype=dtype, device=device)

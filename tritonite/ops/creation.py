@@ -134,15 +134,20 @@ def _ends(start, end, step):
     return start, end, step
 
 
-def _ascend(shape, dtype, start, step, placement, outs):
-    out = fresh(shape, dtype, *placement, outs)
-    if not out.dtype.is_floating_point:
-        start, step = int(start), int(step)
-    else:
-        start, step = float(start), float(step)
+def _ascend(size, dtype, start, step, placement, outs):
+    number = float if dtype.is_floating_point else int
+    start, step = number(start), number(step)
+    if not size < 2**62 or (number is int and not all(-(2**63) <= x < 2**63 for x in (start, step))):
+        raise Decline("a range that is longer than memory, or of integers of more than 64 bits")
+    out = fresh((size,), dtype, *placement, outs)
     narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and not _ON_CPU
     ascending.run((start, step, 0, narrow), (out,))
     return (out,)
+
+
+def _whole(rounded, extent):
+    """How many elements an extent has, which may be infinite."""
+    return rounded(extent) if math.isfinite(extent) else extent
 
 
 @operator("arange", pin=("start", "end", "step"), accepts=NUMBERS)
@@ -159,8 +164,8 @@ def arange(end, start=None, step=None, dtype=None, layout=None, device=None, pin
             raise Decline("a step of 0")
         size = max(0, -((first - last) // by))
     else:
-        size = math.ceil((float(end) - float(start)) / float(step))
-    return _ascend((size,), dtype, start, step, (layout, device, pin_memory), outs)
+        size = _whole(math.ceil, (float(end) - float(start)) / float(step))
+    return _ascend(size, dtype, start, step, (layout, device, pin_memory), outs)
 
 
 @operator("range", pin=("start", "end", "step"), accepts=NUMBERS)
@@ -171,12 +176,12 @@ def range_(start, end, step=None, dtype=None, layout=None, device=None, pin_memo
     if dtype not in NUMBERS or (dtype is torch.bfloat16 and not _ON_CPU):
         raise Decline(f"dtype {dtype}")
     if dtype.is_floating_point:
-        size = int((float(end) - float(start)) / float(step) + 1)
+        size = _whole(int, (float(end) - float(start)) / float(step) + 1)
     elif int(step) == 0:
         raise Decline("a step of 0")
     else:
         size = (int(end) - int(start)) // int(step) + 1
-    return _ascend((size,), dtype, start, step, (layout, device, pin_memory), outs)
+    return _ascend(size, dtype, start, step, (layout, device, pin_memory), outs)
 
 
 @scalar_kernel(exact=("start", "end"), integers=("steps",), index=("position",), accepts=NUMBERS)
