@@ -24,6 +24,9 @@ from tritonite.engine.attention.problem import Problem
 from tritonite.engine.iteration import power_of_2
 from tritonite.tune import attention as table
 
+# How many elements a program adds up that heads of queries have left.
+_ADDED = 2048
+
 
 def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
     """Whether these are the kernels for a problem, on a device that has what they need."""
@@ -61,28 +64,44 @@ def attention_backward(
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """As `backward.attention_backward`, of a problem that these kernels take."""
-    block_d, block_v = block_sizes(problem)
-    bias = problem.bias
-    tiles = table.warp_specialized_backward(block_d, block_v, bias is not None)
-    if tiles.key.apart:
-        block_d = block_v = max(block_d, block_v)
-    query, key, value = problem.query, problem.key, problem.value
-    grad_query, grad_key, grad_value = grads
-    batch, heads, queries, _ = query.shape
+    batch, heads, queries, _ = problem.query.shape
     # Rows of 16 bytes, as descriptors take them.
-    sums = empty((batch, heads, 2, -(-queries // 4) * 4), torch.float32, query.device)
-    numbers = {"queries": queries, "keys": problem.keys, "diagonal": problem.diagonal, "scale": problem.factor}
-    tile = tiles.query
+    sums = empty((batch, heads, 2, -(-queries // 4) * 4), torch.float32, problem.query.device)
+    sizes = block_sizes(problem)
+    tiles = table.warp_specialized_backward(*sizes, problem.bias is not None)
+    sizes = (max(sizes), max(sizes)) if tiles.key.apart else sizes
+    _gradient_of_queries(problem, tiles.query, sizes, grad_out, out, logsumexp, sums, grads)
+    _gradients_of_keys(problem, tiles.key, sizes, grad_out, out, logsumexp, sums, grads)
+
+
+def _numbers(problem: Problem) -> dict[str, Any]:
+    names = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
+    return names | {"scale": problem.factor, "num_warps": 4}
+
+
+def _gradient_of_queries(
+    problem: Problem,
+    tile: table.Ring,
+    sizes: tuple[int, int],
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    sums: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """The first launch, which leaves `sums` of rows for the second; `sizes` are blocks' of heads and of values."""
+    (block_d, block_v), bias = sizes, problem.bias
+    batch, heads, queries, _ = problem.query.shape
     BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
     facts = problem.facts(table.Tile(BLOCK_M, tile.block), grad_out, out, logsumexp, sums, *grads)
     attend_to_queries_warp_specialized[(blocks * batch * heads,)](
-        descriptor(query, ROWS.value, block_d),
-        descriptor(key, tile.block, block_d),
-        descriptor(value, tile.block, block_v),
+        descriptor(problem.query, ROWS.value, block_d),
+        descriptor(problem.key, tile.block, block_d),
+        descriptor(problem.value, tile.block, block_v),
         descriptor(grad_out, ROWS.value, block_v),
         None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
-        descriptor(grad_query, ROWS.value, block_d),
+        descriptor(grads[0], ROWS.value, block_d),
         *(out, logsumexp, sums),
         out_strides=out.stride(),
         logarithm_strides=problem.logarithm_strides(logsumexp),
@@ -91,50 +110,62 @@ def attention_backward(
         batch_heads=batch * heads,
         group=problem.group,
         blocks=blocks,
-        **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         STAGES=tile.num_stages,
         V_STAGES=tile.value_stages or tile.num_stages,
-        num_warps=4,
+        **_numbers(problem),
     )
-    tile, shared, ratio = tiles.key, key.shape[1], problem.ratio
+
+
+def _gradients_of_keys(
+    problem: Problem,
+    tile: table.Ring,
+    sizes: tuple[int, int],
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    sums: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """The second launch, and where heads of queries are split those that add up what each of them has left."""
+    (block_d, block_v), bias, ratio = sizes, problem.bias, problem.ratio
+    query, key, value = problem.query, problem.key, problem.value
+    batch, own_heads = query.shape[0], key.shape[1]
     BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
-    split = not tile.apart and _splits_heads(problem, blocks * batch * shared)
-    sizes = query.shape[3], value.shape[3]
+    split = not tile.apart and _splits_heads(problem, blocks * batch * own_heads)
+    results: Any = descriptor(grads[1], ROWS.value, block_d), descriptor(grads[2], ROWS.value, block_v)
     if split:
-        results: Any = [empty((batch, heads, problem.keys, size), torch.float32, query.device) for size in sizes]
-        shared = heads
-    else:
-        results = descriptor(grad_key, ROWS.value, block_d), descriptor(grad_value, ROWS.value, block_v)
-    attend_to_keys_warp_specialized[(blocks * batch * shared,)](
+        own_heads = query.shape[1]
+        shapes = [(batch, own_heads, problem.keys, each.shape[3]) for each in (query, value)]
+        results = [empty(shape, torch.float32, query.device) for shape in shapes]
+    attend_to_keys_warp_specialized[(blocks * batch * own_heads,)](
         descriptor(query, tile.block, block_d),
         descriptor(key, ROWS.value, block_d),
         descriptor(value, ROWS.value, block_v),
         descriptor(grad_out, tile.block, block_v),
-        _of_sums(sums, queries, tile.block),
+        _of_sums(sums, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
-        heads=shared,
-        batch_heads=batch * shared,
+        heads=own_heads,
+        batch_heads=batch * own_heads,
         group=_group_of_keys(problem) * (ratio if split else 1),
         blocks=blocks,
-        **numbers,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
         APART=tile.apart,
         SPLIT=split,
         STAGES=tile.num_stages,
-        num_warps=4,
+        **_numbers(problem),
     )
-    if split:
-        for grad, parts, size in zip((grad_key, grad_value), results, sizes, strict=True):
-            columns = power_of_2(size)
-            rows = 2048 // columns
-            add_heads[(-(-problem.keys // rows), batch * key.shape[1])](
-                *(grad, parts, grad.stride(), key.shape[1], problem.keys),
-                SIZE=size,
-                RATIO=ratio,
-                BLOCK_N=rows,
-                BLOCK_D=columns,
-            )
+    for grad, parts in zip(grads[1:], results if split else (), strict=False):
+        size = parts.shape[3]
+        columns = power_of_2(size)
+        rows = _ADDED // columns
+        add_heads[(-(-problem.keys // rows), batch * key.shape[1])](
+            *(grad, parts, grad.stride(), key.shape[1], problem.keys),
+            SIZE=size,
+            RATIO=ratio,
+            BLOCK_N=rows,
+            BLOCK_D=columns,
+        )
