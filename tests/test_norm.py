@@ -128,6 +128,49 @@ def test_batch_norm_has_the_layouts_of_a_gpu(x, kernels, trained):
         assert batch_norm._gradient_strides(grad, x, False, False) == x.contiguous().stride()
 
 
+@pytest.mark.skipif(tritonite.device != "cpu", reason="on GPUs a result lies as its input does")
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((3, 4, 5, 1), (20, 1, 4, 1)),
+        ((3, 4, 5, 1), (20, 1, 4, 4)),
+        ((3, 4, 1, 5), (20, 1, 7, 4)),
+        ((1, 4, 3, 1, 6), (72, 1, 24, 72, 4)),
+        ((3, 4, 1, 1), (4, 1, 4, 4)),
+        ((3, 1, 5, 6), (30, 1, 6, 1)),
+    ],
+)
+def test_strides_along_sizes_of_1_are_read_as_aten_reads_them(shape, strides):
+    """It lays a result out by two readings, which differ in them, and refuses what they differ in elsewhere."""
+    x = torch.randn(72 * 3).as_strided(shape, strides)
+    channels, parameter = shape[1], torch.rand(shape[1])
+    sizes = shape[0], channels, x[0, 0].numel(), 1
+    statistics = torch.rand(channels), torch.rand(channels) + 1
+    calls = {
+        "native_batch_norm": lambda: torch.native_batch_norm(x, parameter, None, None, None, True, *BN),
+        "native_group_norm": lambda: torch.native_group_norm(x, parameter, None, *sizes, 1e-3),
+    }
+    for name, grad in (("alike", x), ("contiguous", x.contiguous())):
+        calls[f"native_batch_norm_backward {name}"] = lambda grad=grad: torch.ops.aten.native_batch_norm_backward(
+            grad, x, parameter, *statistics, *statistics, True, 1e-3, [True] * 3
+        )
+    for name, call in calls.items():
+        try:
+            expected = call()
+        except RuntimeError:
+            expected = None
+        with tritonite.use_gems(include=[name.split()[0]]):
+            if expected is None:
+                with pytest.raises(RuntimeError, match="is_contiguous"):
+                    call()
+                continue
+            found = call()
+        assert found[0].stride() == expected[0].stride()
+        for own, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
+    assert tritonite.stats()["native_batch_norm"].launched == 1
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_batch_norm_as_cudnn_has_it(train, layout):

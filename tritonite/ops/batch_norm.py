@@ -126,8 +126,9 @@ def _result_strides(input, *parameters):
     """A GPU's result lies as the input does; a CPU's has its channels last, if the input's seem so, or is row-major."""
     if input.device.type != "cpu":
         return strides_after_conversion(input.shape, input.stride())
-    plain = all(each.is_contiguous() for each in present(input, *parameters))
-    return format_strides(input.shape, not plain and suggests_channels_last(input))
+    laid_out = input.is_contiguous() or has_channels_last(input)
+    laid_out = laid_out and all(each.is_contiguous() for each in present(*parameters))
+    return format_strides(input.shape, has_channels_last(input) if laid_out else suggests_channels_last(input))
 
 
 def _check_layout(outs, strides):
@@ -333,7 +334,9 @@ def _gradient_strides(grad_out, input, train, fused):
     if input.device.type == "cpu":
         laid_out = all(each.is_contiguous() or has_channels_last(each) for each in (input, grad_out))
         alike = laid_out and suggested == suggests_channels_last(grad_out)
-        return format_strides(shape, suggested and not (alike and input.is_contiguous()))
+        if alike and has_channels_last(input) != has_channels_last(grad_out):
+            raise Decline("operands of two layouts, one of which ATen's kernel reads as if it were the other")
+        return format_strides(shape, has_channels_last(input) if alike else suggested)
     if fused or not train:
         return format_strides(shape, False)
     if input.is_contiguous() and grad_out.is_contiguous():

@@ -340,7 +340,9 @@ def _groups(N, C, HxW, group, *tensors):
     """
     if not (N and C and HxW and group > 0) or C % group:
         raise Decline("no elements, or groups that do not divide the channels")
-    last = tensors[0].device.type == "cpu" and all(has_channels_last(tensor) for tensor in tensors)
+    last = tensors[0].device.type == "cpu" and all(
+        has_channels_last(tensor) and suggests_channels_last(tensor) for tensor in tensors
+    )
     if not last and not all(tensor.is_contiguous() for tensor in tensors):
         raise Decline("tensors with gaps, or channels next to each other")
     if any(tensor.numel() != N * C * HxW for tensor in tensors):
