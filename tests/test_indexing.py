@@ -434,6 +434,30 @@ def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, 
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "dim", "length"),
+    [
+        ((1, 2, 2), (2, 1, 2), 1, 2),
+        ((4, 1, 3, 2), (6, 3, 1, 3), 2, 2),
+        ((1, 5, 4, 3, 6), (1, 18, 90, 6, 1), 1, 4),
+        ((1, 3, 2, 7, 5), (3, 1, 15, 30, 3), 2, 4),
+        ((4, 1, 1, 1, 4), (1, 1, 7, 2, 4), 3, 2),
+        ((2, 3, 1), (1, 2, 9), 0, 3),
+    ],
+    ids=str,
+)
+def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, device):
+    """There an index has strides of its own beside those of its elements, as a view of it has."""
+    x = torch.randn(512, device=device).as_strided(shape, strides)
+    for index in (torch.zeros(length, dtype=torch.int64, device=device), torch.zeros(2, 2, device=device).long().t()):
+        indices = [index if d == dim else None for d in range(dim + 1)]
+        expected = torch.ops.aten.index(x, indices)
+        with tritonite.use_gems(include="index.Tensor"):
+            found = torch.ops.aten.index(x, indices)
+        assert found.stride() == expected.stride() and torch.equal(found, expected)
+    assert _served("index.Tensor") == 2
+
+
 def test_places_of_no_elements_are_atens(device):
     """ATen raises for some of them, and looks at none of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)

@@ -119,6 +119,18 @@ def take(self, index, outs=()):
     return outs
 
 
+def _between_ones(shape: Sequence[int], strides: Sequence[int], lead: int, trail: int) -> tuple[int, ...]:
+    """The strides of a tensor with so many sizes of 1 before it and behind it, as `Tensor.view` gives them."""
+    if not shape:
+        return (1,) * (lead + trail)
+    count, step = 1, strides[-1]
+    for d in range(len(shape) - 1, -1, -1):
+        count *= shape[d]
+        if d and shape[d - 1] != 1 and strides[d - 1] != count * step:
+            count, step = 1, strides[d - 1]
+    return (*[count * step] * lead, *strides, *[strides[-1]] * trail)
+
+
 class Indexed:
     """A tensor under several index tensors: the space of its elements that they tell of.
 
@@ -159,7 +171,7 @@ class Indexed:
             first = first or own
             if not _ON_CPU and own != first:
                 own = list(contiguous_strides(replaced))
-            operands.append((shape, (*lead, *own, *trail)))
+            operands.append((shape, _between_ones(replaced, own, len(lead), len(trail))))
         self.operands = operands
 
     @property
