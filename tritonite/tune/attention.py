@@ -101,7 +101,7 @@ FASTER: dict[tuple[str, int, str], range] = {
     ("efficient", 4, "forward"): range(1, 257),
     ("efficient", 4, "backward"): range(1, 65),
 }
-# The same with a bias: 1.24 to 1.48 of cuDNN's speed for heads of 128, 1.22 to 1.29 for 64 over 512 keys and more; 2.4
+# The same with a bias: 1.24 to 1.48 of cuDNN's speed for heads of 128, 1.22 to 1.29 for 64 over 512 keys and more; 2.5
 # to 3.9 of CUTLASS's, gradients too; in float32 1.22 to 1.28 of CUTLASS's, gradients 0.98 to 1.17 for heads of 64. The
 # gradient of a bias has not been measured.
 FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
@@ -111,15 +111,15 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
     ("efficient", 4, "forward"): range(1, 257),
     ("efficient", 4, "backward"): range(1, 65),
 }
-# Beside cuDNN's, heads of up to 64 have 0.84 to 0.89 of the speed over fewer keys than these, without a bias and with
-# one: the beginning and the end of a tile are a larger part of it.
+# From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.84 to 0.89 of its speed: the
+# beginning and the end of a tile are a larger part of it. With a bias fewer have not been measured.
 _LONG, _LONG_WITH_BIAS = 2048, 512
 
 
 def aten_is_faster(
     backend: str, done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False
 ) -> bool:
-    """Whether a backend of ATen's is, on Hopper's GPUs, in elements of `size` bytes and heads of `head` over many keys.
+    """Whether a backend of ATen's is, on Hopper's GPUs, for elements of `size` bytes, heads of `head` and so many keys.
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding", those of "backward" or of
     "warp specialised backward", or of "backward of a bias". There may be `few` tiles. Decoding has 0.94 to 5 of ATen's

@@ -130,17 +130,18 @@ def _gradients_of_keys(
     """The second launch, and where heads of queries are split those that add up what each of them has left."""
     (block_d, block_v), bias, ratio = sizes, problem.bias, problem.ratio
     query, key, value = problem.query, problem.key, problem.value
-    batch, own_heads = query.shape[0], key.shape[1]
+    # Those of keys, or where they are split, of queries.
+    batch, heads = query.shape[0], key.shape[1]
     BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
     facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
-    split = not tile.apart and _splits_heads(problem, blocks * batch * own_heads)
+    split = not tile.apart and _splits_heads(problem, blocks * batch * heads)
     results: Any = descriptor(grads[1], ROWS.value, block_d), descriptor(grads[2], ROWS.value, block_v)
     if split:
-        own_heads = query.shape[1]
-        shapes = [(batch, own_heads, problem.keys, each.shape[3]) for each in (query, value)]
+        heads = query.shape[1]
+        shapes = [(batch, heads, problem.keys, each.shape[3]) for each in (query, value)]
         results = [empty(shape, torch.float32, query.device) for shape in shapes]
-    attend_to_keys_warp_specialized[(blocks * batch * own_heads,)](
+    attend_to_keys_warp_specialized[(blocks * batch * heads,)](
         descriptor(query, tile.block, block_d),
         descriptor(key, ROWS.value, block_d),
         descriptor(value, ROWS.value, block_v),
@@ -148,8 +149,8 @@ def _gradients_of_keys(
         _of_sums(sums, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
-        heads=own_heads,
-        batch_heads=batch * own_heads,
+        heads=heads,
+        batch_heads=batch * heads,
         group=_group_of_keys(problem) * (ratio if split else 1),
         blocks=blocks,
         FACTS=replace(facts, block_d=block_d, block_v=block_v),
