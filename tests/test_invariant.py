@@ -107,6 +107,19 @@ def test_a_row_is_the_same_in_any_layout(device, small_blocks, invariant):
             assert torch.equal(one, other)
 
 
+@pytest.mark.skipif(not devices.current.interpreted, reason="other tests run it on a GPU; the interpreter has a twin")
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp", "cummax"])
+def test_scans_by_halves(name, small_blocks, monkeypatch):
+    function = getattr(torch, name)
+    x = torch.randint(-3, 4, (5, 301)).double()
+    expected = function(x, 1)
+    scanned = []
+    monkeypatch.setattr(scan, "_scan_in_order", lambda *given: scanned.append(1) or scan._scan_by_halves(*given))
+    with tritonite.use_gems(invariant=True):
+        torch.testing.assert_close(function(x, 1), expected)
+    assert scanned
+
+
 def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
     n = 300
     x, grad = (torch.randn(ROWS, n, device=device) for _ in range(2))

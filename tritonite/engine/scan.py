@@ -62,47 +62,56 @@ def _scan_in_compiler(states, combine, _semantic=None, _generator=None):
     return tl.tuple(found)
 
 
-@triton.jit
-def _scan_by_doubling(states, COMBINE: tl.constexpr):
-    """As in the interpreter: in an order that no layout of the block in threads decides."""
-    ROWS: tl.constexpr = states[0].shape[0]
-    LENGTH: tl.constexpr = states[0].shape[1]
-    column = tl.broadcast_to(tl.arange(0, LENGTH)[None, :], (ROWS, LENGTH))
-    for i in tl.static_range(doublings(LENGTH)):
-        before = ()
-        for j in tl.static_range(len(states)):
-            before = before + (tl.gather(states[j], tl.maximum(column - 2**i, 0), 1),)
-        found = COMBINE(*(before + states))
-        if len(states) == 1:
-            found = (found,)
-        more = ()
-        for j in tl.static_range(len(states)):
-            more = more + (tl.where(column < 2**i, states[j], found[j]),)
-        states = more
-    return states
-
-
 def _last_in_interpreter(state: Any) -> Any:
     return _like(state, state.handle.data[:, -1].copy())
 
 
 @triton.jit
-def _last_in_compiler(state):
-    """A sum of bits of which all others are 0, because one of floats would lose the sign of a zero."""
+def _at(state, COLUMN: tl.constexpr):
+    """What is in a column: a sum of bits of which all others are 0, as one of floats would lose the sign of a zero."""
     if state.dtype == tl.float64:
         bits = state.to(tl.int64, bitcast=True)
     elif state.dtype == tl.float32:
         bits = state.to(tl.int32, bitcast=True)
     else:
         bits = state
-    last = tl.arange(0, state.shape[1])[None, :] == state.shape[1] - 1
-    return tl.sum(tl.where(last, bits, 0), axis=1).to(state.dtype, bitcast=True)
+    wanted = tl.arange(0, state.shape[1])[None, :] == COLUMN
+    return tl.sum(tl.where(wanted, bits, 0), axis=1).to(state.dtype, bitcast=True)
+
+
+@triton.jit
+def _last_in_compiler(state):
+    return _at(state, state.shape[1] - 1)
+
+
+@triton.jit
+def _scan_by_halves(states, COMBINE: tl.constexpr):
+    """Neighbours first, and a group's first half before its second: in an order that no layout in threads decides.
+
+    Sklansky 1960, "Conditional-Sum Addition Logic".
+    """
+    ROWS: tl.constexpr = states[0].shape[0]
+    LENGTH: tl.constexpr = states[0].shape[1]
+    for i in tl.static_range(doublings(LENGTH)):
+        groups, before = (), ()
+        for j in tl.static_range(len(states)):
+            group = tl.reshape(states[j], (ROWS * LENGTH // 2 ** (i + 1), 2 ** (i + 1)))
+            groups = groups + (group,)
+            before = before + (tl.broadcast_to(_at(group, 2**i - 1)[:, None], group.shape),)
+        found = COMBINE(*(before + groups))
+        if len(states) == 1:
+            found = (found,)
+        second = tl.arange(0, 2 ** (i + 1))[None, :] >= 2**i
+        states = ()
+        for j in tl.static_range(len(groups)):
+            states = states + (tl.reshape(tl.where(second, found[j], groups[j]), (ROWS, LENGTH)),)
+    return states
 
 
 # Along the second dimension of a block: the states so far, also in one order for all layouts, and those in the last
 # column.
 _scan = _scan_in_interpreter if devices.current.interpreted else _scan_in_compiler
-_scan_in_order = _scan_in_interpreter if devices.current.interpreted else _scan_by_doubling
+_scan_in_order = _scan_in_interpreter if devices.current.interpreted else _scan_by_halves
 _last = _last_in_interpreter if devices.current.interpreted else _last_in_compiler
 
 

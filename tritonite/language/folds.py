@@ -48,19 +48,53 @@ def doublings(length):
 
 
 @triton.jit
+def _by_place(one, other):
+    """The states of both, those whose place, which is the last of them, is lower first."""
+    lower, higher = (), ()
+    ordered = one[len(one) - 1] < other[len(other) - 1]
+    for i in tl.static_range(len(one) - 1):
+        lower = lower + (tl.where(ordered, one[i], other[i]),)
+        higher = higher + (tl.where(ordered, other[i], one[i]),)
+    return lower + higher
+
+
+class _InPlaces:
+    """Triton's code generator, but that it calls a combine function with states in the order of their places.
+
+    A thread that has the higher state of a pair combines it with the lower one's, in that order otherwise.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def call_JitFunction(self, combine: Any, states: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        call, half = self._generator.call_JitFunction, len(states) // 2
+        ordered = call(_by_place, [tl.tuple(states[:half]), tl.tuple(states[half:])], {})
+        found = call(combine, list(ordered), kwargs)
+        return (*(found if isinstance(found, tl.tuple) else (found,)), states[half - 1])
+
+
+@tl.core.builtin
+def _fold_pairs(states, places, combine, _semantic=None, _generator=None):
+    operands, combine = (*states.values, places), getattr(combine, "value", combine)
+    found = tl.reduce(operands, 2, combine, _semantic=_semantic, _generator=_InPlaces(_generator))
+    return tl.tuple(found[:-1])
+
+
+@triton.jit
 def _fold_by_halves(states, COMBINE: tl.constexpr):
-    """Neighbours first, as in the interpreter: in an order that no layout of the block in threads decides."""
+    """Neighbours first, as in the interpreter: in an order that no layout of the block in threads decides.
+
+    Pairs are reduced wherever they are. To split them Triton 3.6 would give each thread whole rows, back to the load.
+    """
     ROWS: tl.constexpr = states[0].shape[0]
     LENGTH: tl.constexpr = states[0].shape[1]
     for i in tl.static_range(doublings(LENGTH)):
-        left, right = (), ()
+        pairs = ()
         for j in tl.static_range(len(states)):
-            a, b = tl.split(tl.reshape(states[j], (ROWS, LENGTH // 2 ** (i + 1), 2)))
-            left, right = left + (a,), right + (b,)
-        found = COMBINE(*(left + right))
-        if len(states) == 1:
-            found = (found,)
-        states = found
+            pairs = pairs + (tl.reshape(states[j], (ROWS, LENGTH // 2 ** (i + 1), 2)),)
+        places = tl.broadcast_to(tl.arange(0, 2)[None, None, :], pairs[0].shape)
+        states = _fold_pairs(pairs, places, COMBINE)
     folded = ()
     for j in tl.static_range(len(states)):
         folded = folded + (tl.reshape(states[j], (ROWS,)),)

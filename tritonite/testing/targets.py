@@ -313,10 +313,12 @@ def in_order(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
     """What is folded and scanned in one order, along both dimensions, of rows of one block and of several."""
     x = torch.empty(96, 5000, dtype=torch.bfloat16)
     short, column, weight = x[:, :64].contiguous(), x.new_empty(5000, 96), x[0].clone()
+    upright = x.new_empty(70, 3, dtype=torch.float16).t()
     rows = torch.empty(96)
     arguments: list[tuple[str, tuple[Any, ...]]] = []
     for each, dim in ((x, 1), (short, 1), (column, 0)):
         arguments += [("sum.dim_IntList", (each, [dim])), ("_softmax", (each, dim, False)), ("cumsum", (each, dim))]
+    arguments += [("_softmax", (upright, 1, False)), ("logcumsumexp", (column, 0))]
     arguments += [("max.dim", (x, 1)), ("logcumsumexp", (short, 1)), ("sum", (x.expand(40, -1, -1),))]
     arguments += [("native_layer_norm", (short, [64], weight[:64], weight[:64], 1e-5))]
     arguments += [("tritonite::skip_rms_norm", (x, x, weight, 1e-6))]
@@ -325,9 +327,7 @@ def in_order(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
         with _noting() as found, call.under(call.settings_of(invariant=True)):
             {**catalog.overloads(), **library.registered()}[name](*given)
         for specialization in found:
-            # Of blocks of thousands AMD's compiler takes minutes.
-            names = ("sm_80", "sm_90", "sm_100", *(() if name.startswith("tritonite") else ("gfx942", "gfx1100")))
-            yield f"{name} in one order", specialization, names if full else ("sm_90",)
+            yield f"{name} in one order", specialization, tuple(TARGETS) if full else ("sm_90",)
 
 
 def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
