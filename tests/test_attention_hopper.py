@@ -433,6 +433,9 @@ def test_short_heads_beside_cudnn_want_many_keys_or_few_tiles():
     )
     assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096) and not slower(128, 64)
     assert slower(64, 511, biased=True) and slower(64, 511, True, few=True) and not slower(48, 512, biased=True)
+    assert slower(32, 4096) and not slower(32, 512, few=True) and slower(16, 512, few=True)
+    for few in (False, True):
+        assert table.aten_is_faster("cudnn", "warp specialised backward", 2, 64, False, 512, few) != few
 
 
 @on_sm_90

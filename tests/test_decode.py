@@ -1,5 +1,6 @@
 """Attention of few queries over many keys, whose splits programs share, against its definition in float64."""
 
+import itertools
 import math
 from unittest import mock
 
@@ -174,6 +175,50 @@ def test_what_it_serves(S, T, H, serves):
     assert decode.decodes(work._replace(causal=True, diagonal=T - S)) == serves
     with call.under(call.settings_of(invariant=True)):
         assert not decode.decodes(work)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["flash", "efficient"])
+def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
+    """Each is as it would be alone, and nothing of another's or behind the last is read; the longest has many keys."""
+    lengths = [(1, 300), (0, 40), (3, 7), (2, 0), (5, 520), (1, 33)]
+    S, T = (sum(each) for each in zip(*lengths, strict=True))
+    starts = [
+        torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=tritonite.device)
+        for each in zip(*lengths, strict=True)
+    ]
+    dtype, shared, far = (torch.float16, 2, 4e-3) if kind == "flash" else (torch.float32, 4, 1e-5)
+    query, key, value = _operands(B=1, shared=shared, S=S + 3, T=T + 2, dtype=dtype)
+    for tensor, count in ((query, S), (key, T), (value, T)):
+        tensor[:, :, count:] = math.nan
+    served = []
+    monkeypatch.setattr(attention, "decode", lambda *given: served.append(1) or decode.decode(*given))
+    ops, rows_first = tritonite.overloads(), [x.transpose(1, 2) for x in (query, key, value)]
+    if kind == "flash":
+        given = (*[x[0] for x in rows_first], *starts, 5, 520, 0.0, causal, False)
+        out, logsumexp, *_ = ops["_flash_attention_forward"](*given)
+        out = out[None]
+    else:
+        # Counted from the first key few queries would see few.
+        out, *_ = ops["_efficient_attention_forward"](*rows_first, None, *starts, 5, 520, 0.0, 0, False)
+    assert served
+    (first, first_key), out = [each.tolist() for each in starts], out.transpose(1, 2)
+    for i, (rows, keys) in enumerate(lengths):
+        own = query[:, :, first[i] : first[i] + rows].double()
+        of_key, of_value = [
+            x[:, :, first_key[i] : first_key[i] + keys].double().repeat_interleave(4 // shared, 1)
+            for x in (key, value)
+        ]
+        scores = own @ of_key.mT / 4
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=scores.device)
+        seen = seen.tril(keys - rows) if causal and kind == "flash" else seen
+        shares = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+        found = out[:, :, first[i] : first[i] + rows].double()
+        torch.testing.assert_close(found, shares @ of_value, atol=far, rtol=far)
+        if kind == "flash":
+            expected = scores.masked_fill(~seen, -math.inf).logsumexp(-1)[0]
+            expected = expected.masked_fill(expected == -math.inf, math.inf)
+            torch.testing.assert_close(logsumexp[:, first[i] : first[i] + rows].double(), expected, atol=1e-4, rtol=1e-5)
 
 
 def test_operators_of_cuda(monkeypatch):

@@ -135,7 +135,7 @@ def _attended(problem, backend, out, logsumexp, empty_rows):
     gradient = ()
     if logsumexp is not None and problem.dropout is None:
         gradient = (_backward_kernels(problem, out, problem[:3]),)
-    if decodes(problem):
+    if decodes(problem, logsumexp):
         _decline_if_slower(problem, backend, "decoding", *gradient)
         decode(problem, out, logsumexp, empty_rows)
         return None

@@ -341,6 +341,12 @@ def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
         cpu = ops["_scaled_dot_product_flash_attention_for_cpu"]
         calls += [(f"{dtype} of {queries}x{size}", cpu, (query, key, key, 0.0, queries == 4))]
         calls += [(f"{dtype} of {queries}x{size} biased", cpu, (query[:, :2], key, key, 0.0, False, key[0, 0, :1, :1]))]
+    flash = ops["_flash_attention_forward"]
+    for dtype, size, queries in itertools.product(halves[1 - full :], sizes, (1, 16)):
+        rows, keys = torch.empty(8 * queries, 8, size, dtype=dtype), torch.empty(8192, 2, size, dtype=dtype)
+        starts = torch.empty(9, dtype=torch.int32)
+        given = (rows, keys, keys, starts, starts, queries, 8192, 0.0, queries > 1, False)
+        calls += [(f"{dtype} of {queries}x{size} packed", flash, given)]
     paged, write = [library.registered()[f"tritonite::{name}"] for name in ("paged_attention", "reshape_and_cache")]
     of_scales = (torch.ones(2), torch.ones(2))
     for dtype, size, page, tokens in itertools.product((*halves, torch.float32), sizes, (16, 48, 256), (8, 4096)):

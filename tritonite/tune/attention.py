@@ -84,7 +84,7 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 # By a backend that SDPA chooses from, the bytes of an element and a pass: the sizes of heads that these kernels are as
 # fast for on Hopper's GPUs. On an H200 the forward pass in half types has 0.96 to 1.03 of cuDNN's speed for heads of
 # 128 and 256, 1.2 to 2.3 of FlashAttention's, 2.4 to 4.6 of CUTLASS's. Gradients have 0.90 to 0.99 of cuDNN's for heads
-# of 128, 1.21 for 256, 0.70 to 0.96 for 64; 1.04 to 2.05 of FlashAttention's by the warp-specialised kernels, 1.06 to
+# of 128, 1.18 for 256, 0.81 to 0.96 for 64; 1.04 to 2.05 of FlashAttention's by the warp-specialised kernels, 1.06 to
 # 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.27 to 1.44
 # of CUTLASS's speed, gradients 0.98 to 1.34 for heads of 64 and 0.67 for 128. Others have not been measured.
 FASTER: dict[tuple[str, int, str], range] = {
@@ -114,6 +114,14 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
 # From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.84 to 0.89 of its speed: the
 # beginning and the end of a tile are a larger part of it. With a bias fewer have not been measured.
 _LONG, _LONG_WITH_BIAS = 2048, 512
+# The heads that are faster than cuDNN's where tiles are few, in both passes: 1.11 to 1.23 of its speed for 64, and for 32
+# 1.39 in the forward pass and 1.23 with gradients, but 0.91 to 0.97 and 0.79 to 0.83 where they are many.
+_FEW = range(17, 65)
+
+
+def _by_cudnn_for_few(backend: str, done_by: str, size: int, head: int) -> bool:
+    """Whether ATen's kernel would be one of cuDNN's that are slower where tiles are few."""
+    return backend == "cudnn" and done_by.startswith("warp specialised") and size == 2 and head in _FEW
 
 
 def aten_is_faster(
@@ -125,12 +133,12 @@ def aten_is_faster(
     "warp specialised backward", or of "backward of a bias". There may be `few` tiles. Decoding has 0.94 to 5 of ATen's
     speed.
     """
-    if done_by == "decoding":
+    if done_by == "decoding" or (few and not biased and _by_cudnn_for_few(backend, done_by, size, head)):
         return False
     if head not in (FASTER_WITH_BIAS if biased else FASTER).get((backend, size, done_by), ()):
         return True
     if backend == "cudnn" and done_by == "warp specialised" and head <= 64:
-        return keys < _LONG_WITH_BIAS if biased else keys < _LONG and not few
+        return keys < (_LONG_WITH_BIAS if biased else _LONG)
     # Of few programs for keys each has all heads of queries that share them, 0.70 of FlashAttention's speed.
     return few and head <= 64 and (backend, done_by) == ("flash", "backward")
 

@@ -73,14 +73,14 @@ def _sequence_at(starts, sequences, place, BLOCKS: tl.constexpr, FACTS: tl.const
 
 
 @triton.jit
-def _sequence(sequence, starts, lengths, sizes):
-    """(where its tokens begin, how many there are, its keys, the diagonal of its causal attention).
+def _sequence(sequence, starts, lengths, key_starts, sizes):
+    """(where its tokens begin, how many there are, where its keys begin, how many, its causal attention's diagonal).
 
     `sizes` are the sequences, all tokens, the queries and keys of each where they are alike, and the diagonal. Tokens
     behind the last sequence are one without keys.
     """
     sequences, tokens, count, length, diagonal = sizes
-    first = sequence * count
+    first, first_key = sequence * count, 0
     if starts is not None:
         first = tl.load(starts + sequence).to(tl.int32)
         last = tl.load(starts + sequence + 1, mask=sequence < sequences, other=tokens).to(tl.int32)
@@ -94,7 +94,11 @@ def _sequence(sequence, starts, lengths, sizes):
         length = tl.load(lengths + sequence, mask=sequence < sequences, other=0).to(tl.int32)
         tl.device_assert((length >= 0) & (length <= most), "a length that the block table has no room for")
         diagonal = length - count
-    return first, count, length, diagonal
+    if key_starts is not None:
+        first_key = tl.load(key_starts + sequence).to(tl.int32)
+        length = tl.load(key_starts + sequence + 1, mask=sequence < sequences, other=first_key).to(tl.int32) - first_key
+        diagonal = length - count
+    return first, count, first_key, length, diagonal
 
 
 @triton.jit
@@ -301,6 +305,7 @@ def attend_to_splits(
     pages,
     lengths,
     starts,
+    key_starts,
     scales,
     out,
     logsumexp,
@@ -324,8 +329,8 @@ def attend_to_splits(
 ):
     """A program takes a split of the keys that a block of rows sees.
 
-    A sequence's tokens lie in a row of the batch, or where `starts` tells. `pages` are its pages, `lengths` its keys,
-    `scales` what keys and values are multiplied by. `strides` are those of query (batch, head, token), of key and value
+    A sequence's tokens lie in a row of the batch, or where `starts` tells, and so do its keys, or where `key_starts`
+    tells, or in its `pages`, of which `lengths` are those that there are. `scales` are what keys and values are multiplied by. `strides` are those of query (batch, head, token), of key and value
     (batch or page, head, row), of the result, the bias and the logarithms of sums, of the table and of the scales.
     Rows of the logarithms from the last query on, to `padded`, are infinite.
     """
@@ -348,7 +353,7 @@ def attend_to_splits(
         sequence = _sequence_at(starts, sequences, block, True, FACTS)
         block -= _first_block(tl.load(starts + sequence).to(tl.int32), sequence, FACTS)
     sizes = (sequences, tokens, queries, keys, diagonal)
-    first, count, length, diagonal = _sequence(sequence, starts, lengths, sizes)
+    first, count, first_key, length, diagonal = _sequence(sequence, starts, lengths, key_starts, sizes)
     low, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
     begin = base + split * split_keys
     stop = tl.minimum(end, begin + split_keys)
@@ -372,7 +377,10 @@ def attend_to_splits(
     q = tl.load(pointers + columns[None, :], mask=there[:, None] & (columns < FACTS.head_size)[None, :], other=0.0)
     key += head * strides[1][1]
     value += head * strides[2][1]
-    if FACTS.page == 0:
+    if key_starts is not None:
+        key += tl.full((), first_key, tl.int64) * strides[1][2]
+        value += tl.full((), first_key, tl.int64) * strides[2][2]
+    elif FACTS.page == 0:
         key += batch * strides[1][0]
         value += batch * strides[2][0]
     else:
@@ -450,6 +458,7 @@ def combine_splits(
     partial,
     lengths,
     starts,
+    key_starts,
     scales,
     out,
     logsumexp,
@@ -476,7 +485,8 @@ def combine_splits(
         sequence = token // queries
     else:
         sequence = _sequence_at(starts, sequences, token, False, FACTS)
-    first, count, length, diagonal = _sequence(sequence, starts, lengths, (sequences, tokens, queries, keys, diagonal))
+    sizes = (sequences, tokens, queries, keys, diagonal)
+    first, count, _, length, diagonal = _sequence(sequence, starts, lengths, key_starts, sizes)
     block = ((token - first) * RATIO + head % RATIO) // FACTS.block_m
     _, base, split_keys, end = _cut(block, count, length, diagonal, window, splits, least, FACTS)
     there = tl.cdiv(tl.maximum(end - base, 0), split_keys)
@@ -584,7 +594,8 @@ def _run(
         strides=strides,
         splits=cut.splits,
         least=cut.least,
-        padded=0 if logsumexp is None else logsumexp.shape[2],
+        # Logarithms of packed sequences, which lie one after the other, are not padded.
+        padded=0 if logsumexp is None or operands["key_starts"] is not None else logsumexp.shape[2],
         FACTS=facts,
         **cut.tile.options,
         **compiler_options(facts.natural),
@@ -592,7 +603,7 @@ def _run(
     )
     if partial is not None:
         combine_splits[(rows,)](
-            **{name: operands[name] for name in ("lengths", "starts", "scales")},
+            **{name: operands[name] for name in ("lengths", "starts", "key_starts", "scales")},
             **sizes,
             partial=partial,
             out=out,
@@ -608,38 +619,48 @@ def _run(
 
 
 def _seen(problem: Problem) -> int:
-    """The keys that the last query sees."""
+    """The keys that the last query sees, of the longest of packed sequences."""
+    if problem.packed is not None and problem.packed.last:
+        return problem.keys
     return max(0, min(problem.keys, problem.queries + problem.diagonal)) if problem.causal else problem.keys
 
 
-def decodes(problem: Problem) -> bool:
+def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
     """Whether there are few queries, and keys enough that reading them is what takes time."""
+    if logsumexp is not None and problem.packed is not None and not problem.packed.logarithms:
+        # Those of a sequence would be in a row of its own.
+        return False
     few = problem.queries <= table.FEW_QUERIES and problem.queries * problem.ratio <= table.FEW_ROWS
     # How keys are cut depends on how many other rows there are.
-    plain = problem.packed is None and problem.dropout is None and not settings().invariant
+    plain = problem.dropout is None and not settings().invariant
     return plain and few and _seen(problem) >= table.MANY_KEYS
 
 
 def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, no_keys: str = "inf") -> None:
     """Write what `forward.attention` does, of the same arguments, by programs that share the keys of a head."""
     query, key, value = problem.query, problem.key, problem.value
-    (batch, _, queries, head), shared = query.shape, key.shape[1]
-    if not batch * queries * shared:
+    (_, _, rows, head), shared, packed = query.shape, key.shape[1], problem.packed
+    batch, queries = problem.batch, problem.queries
+    if not batch * rows * shared:
         return
     tile = table.decoding(
         *(devices.current.kind, query.dtype.itemsize, power_of_2(max(head, value.shape[3]))),
         *(queries * problem.ratio, devices.shared_memory(query.device)),
     )
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
-    cut = _Cut.of(tile, blocks * batch, shared, _seen(problem), query.device)
+    # Sequences have fewer queries than the longest, and blocks of their own.
+    all_blocks = blocks * batch if packed is None else rows * problem.ratio // tile.BLOCK_M + batch + 1
+    cut = _Cut.of(tile, all_blocks, shared, _seen(problem), query.device)
     facts = DecodeFacts(**vars(problem.facts(tile, out, empty=no_keys)))
     strides = (
-        *(query.stride(), key.stride(), value.stride(), out.stride(), problem.bias_strides),
-        *((0, 0, 0) if logsumexp is None else logsumexp.stride(), 0, (0, 0)),
+        *(*map(problem.strides, (query, key, value, out)), problem.bias_strides),
+        *(problem.logarithm_strides(logsumexp)[:3], 0, (0, 0)),
     )
     operands = {"query": query, "key": key, "value": value, "bias": problem.bias}
-    operands |= dict.fromkeys(("pages", "lengths", "starts", "scales"))
-    sizes = {"sequences": batch, "tokens": batch * queries, "queries": queries, "keys": problem.keys}
+    operands |= dict.fromkeys(("pages", "lengths", "scales"))
+    operands["starts"], operands["key_starts"] = problem.starts
+    tokens = batch * rows if packed is None else rows
+    sizes = {"sequences": batch, "tokens": tokens, "queries": queries, "keys": problem.keys}
     sizes |= {"diagonal": problem.diagonal, "window": 0, "shared": shared}
     _run(
         *(operands, out, logsumexp, strides, sizes, cut, facts),
@@ -697,7 +718,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
     scales = (0, 0) if work.scales is None else tuple([own.stride(0) if own.numel() > 1 else 0 for own in work.scales])
     strides = (rows_of[0], *ordered, rows_of[1], (0, 0, 0, 0), (0, 0, 0), work.pages.stride(0), scales)
     operands = {"query": query, "key": key, "value": value, "bias": None, "pages": work.pages}
-    operands |= {"lengths": work.lengths, "starts": work.starts, "scales": work.scales}
+    operands |= {"lengths": work.lengths, "starts": work.starts, "key_starts": None, "scales": work.scales}
     # Without pages there is no room for a key.
     room = page * most if n_pages else 0
     sizes = {"sequences": sequences, "tokens": tokens, "queries": 1, "keys": room, "diagonal": 0}
