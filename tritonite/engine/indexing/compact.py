@@ -23,8 +23,8 @@ from tritonite.language.places import strided_offset
 from tritonite.launch import ASSERTING, libentry
 
 _BLOCK = 4096
-# Counts that are added up at a time.
-_COUNTS = 4096
+# Counts that are added up at a time, and elements that a program fills: each costs it two divisions of 64 bits.
+_COUNTS, _FILLED = 4096, 1024
 
 
 @triton.jit
@@ -179,8 +179,8 @@ def _fill_rest(out, total, value, n, columns, strides, BLOCK: tl.constexpr):
 def fill_rest(out: torch.Tensor, total: torch.Tensor, value: int) -> None:
     """Write a value to all rows of a matrix of int64 but the first `total`."""
     if out.numel():
-        _fill_rest[(-(-out.numel() // _COUNTS),)](
-            out, total, value, out.numel(), out.shape[1], out.stride(), BLOCK=_COUNTS
+        _fill_rest[(-(-out.numel() // _FILLED),)](
+            out, total, value, out.numel(), out.shape[1], out.stride(), BLOCK=_FILLED
         )
 
 
