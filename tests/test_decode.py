@@ -206,8 +206,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
     for i, (rows, keys) in enumerate(lengths):
         own = query[:, :, first[i] : first[i] + rows].double()
         of_key, of_value = [
-            x[:, :, first_key[i] : first_key[i] + keys].double().repeat_interleave(4 // shared, 1)
-            for x in (key, value)
+            x[:, :, first_key[i] : first_key[i] + keys].double().repeat_interleave(4 // shared, 1) for x in (key, value)
         ]
         scores = own @ of_key.mT / 4
         seen = torch.ones(rows, keys, dtype=torch.bool, device=scores.device)
@@ -218,7 +217,9 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
         if kind == "flash":
             expected = scores.masked_fill(~seen, -math.inf).logsumexp(-1)[0]
             expected = expected.masked_fill(expected == -math.inf, math.inf)
-            torch.testing.assert_close(logsumexp[:, first[i] : first[i] + rows].double(), expected, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(
+                logsumexp[:, first[i] : first[i] + rows].double(), expected, atol=1e-4, rtol=1e-5
+            )
 
 
 def test_operators_of_cuda(monkeypatch):

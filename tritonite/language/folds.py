@@ -67,7 +67,7 @@ class _InPlaces:
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
-    def call_JitFunction(self, combine: Any, states: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def call_JitFunction(self, combine: Any, states: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:  # noqa: N802
         call, half = self._generator.call_JitFunction, len(states) // 2
         ordered = call(_by_place, [tl.tuple(states[:half]), tl.tuple(states[half:])], {})
         found = call(combine, list(ordered), kwargs)

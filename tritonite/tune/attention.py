@@ -114,8 +114,8 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
 # From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.84 to 0.89 of its speed: the
 # beginning and the end of a tile are a larger part of it. With a bias fewer have not been measured.
 _LONG, _LONG_WITH_BIAS = 2048, 512
-# The heads that are faster than cuDNN's where tiles are few, in both passes: 1.11 to 1.23 of its speed for 64, and for 32
-# 1.39 in the forward pass and 1.23 with gradients, but 0.91 to 0.97 and 0.79 to 0.83 where they are many.
+# The heads that are faster than cuDNN's where tiles are few, in both passes: 1.11 to 1.23 of its speed for 64, and for
+# 32 1.39 in the forward pass and 1.23 with gradients, but 0.91 to 0.97 and 0.79 to 0.83 where they are many.
 _FEW = range(17, 65)
 
 

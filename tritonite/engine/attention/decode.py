@@ -330,8 +330,9 @@ def attend_to_splits(
     """A program takes a split of the keys that a block of rows sees.
 
     A sequence's tokens lie in a row of the batch, or where `starts` tells, and so do its keys, or where `key_starts`
-    tells, or in its `pages`, of which `lengths` are those that there are. `scales` are what keys and values are multiplied by. `strides` are those of query (batch, head, token), of key and value
-    (batch or page, head, row), of the result, the bias and the logarithms of sums, of the table and of the scales.
+    tells, or in its `pages`, of which `lengths` are those that there are. `scales` are what keys and values are
+    multiplied by. `strides` are those of query (batch, head, token), of key and value (batch or page, head, row), of
+    the result, the bias and the logarithms of sums, of the table and of the scales.
     Rows of the logarithms from the last query on, to `padded`, are infinite.
     """
     BLOCK_M: tl.constexpr = FACTS.block_m
