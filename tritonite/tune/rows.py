@@ -100,7 +100,7 @@ _NVIDIA = Rows(
     cooperative_bytes=192 * 1024,
     cooperative_moments_bytes=128 * 1024,
     common_bytes=128 * 1024,
-    invariant=Invariant(1 / 4, 16, 16),
+    invariant=Invariant(1, 4, 4),
 )
 _AMD = _NVIDIA._replace(
     split=Regime(2, 8),

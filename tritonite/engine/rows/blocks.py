@@ -169,11 +169,12 @@ def invariant(space: Space) -> Blocks:
     device, regime = devices.current, ROWS[devices.current.kind].invariant
     most = max(1, int(regime.tiles * device.row_elements))
     columns = min(power_of_2(space.n_reduced), most)
-    rows = min(power_of_2(space.n_kept), max(1, most // columns) if space.inner else regime.rows)
+    rows = min(power_of_2(space.n_kept), max(1, most // 4 // columns) if space.inner else regime.rows)
     steps = -(-space.n_reduced // columns)
     splits = max(1, -(-steps // regime.steps))
-    programs, warps = -(-space.n_kept // rows), max(4, rows * columns // 1024)
-    return Blocks(rows, columns, warps, programs, min(steps, regime.steps), splits)
+    # Where a block is followed by another a thread has the states of as many elements besides.
+    warps = max(4, rows * columns // (1024 if steps == 1 else 512))
+    return Blocks(rows, columns, warps, -(-space.n_kept // rows), min(steps, regime.steps), splits)
 
 
 def for_reduction(space: Space, states: int) -> Blocks:
