@@ -97,6 +97,11 @@ def has_channels_last(tensor: torch.Tensor) -> bool:
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
+def in_memory_format(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is row-major, or has its channels last."""
+    return tensor.is_contiguous() or has_channels_last(tensor)
+
+
 def suggests_channels_last(tensor: torch.Tensor) -> bool:
     """Whether ATen lays out what it makes like a tensor with the channels last: by its strides, gaps or none.
 

@@ -19,12 +19,16 @@ def _fold_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ..
     return tuple([tl.reshape(state, (state.shape[0],)) for state in states])
 
 
+def _reduced(states: Any, axis: int, combine: Any, semantic: Any, generator: Any) -> tuple[Any, ...]:
+    """What `tl.reduce` gives of several states, by a combine function that may be a constant of a kernel."""
+    combine = getattr(combine, "value", combine)
+    found = tl.reduce(tuple(states), axis, combine, _semantic=semantic, _generator=generator)
+    return found if isinstance(found, tuple) else (found,)
+
+
 @tl.core.builtin
 def _fold_in_compiler(states, combine, _semantic=None, _generator=None):
-    found = tl.reduce(
-        tuple(states.values), 1, getattr(combine, "value", combine), _semantic=_semantic, _generator=_generator
-    )
-    return tl.tuple(found)
+    return tl.tuple(_reduced(states.values, 1, combine, _semantic, _generator))
 
 
 def _fold_all_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
@@ -33,10 +37,7 @@ def _fold_all_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any
 
 @tl.core.builtin
 def _fold_all_in_compiler(states, combine, _semantic=None, _generator=None):
-    found = tl.reduce(
-        tuple(states.values), 0, getattr(combine, "value", combine), _semantic=_semantic, _generator=_generator
-    )
-    found = found if isinstance(found, tuple) else (found,)
+    found = _reduced(states.values, 0, combine, _semantic, _generator)
     # Numbers suit any layout; to bring a block of one to another's, threads would write it for each element of that.
     return tl.tuple([tl.full((1,), state, state.dtype, _semantic=_semantic) for state in found])
 
@@ -76,9 +77,7 @@ class _InPlaces:
 
 @tl.core.builtin
 def _fold_pairs(states, places, combine, _semantic=None, _generator=None):
-    operands, combine = (*states.values, places), getattr(combine, "value", combine)
-    found = tl.reduce(operands, 2, combine, _semantic=_semantic, _generator=_InPlaces(_generator))
-    return tl.tuple(found[:-1])
+    return tl.tuple(_reduced((*states.values, places), 2, combine, _semantic, _InPlaces(_generator))[:-1])
 
 
 @triton.jit

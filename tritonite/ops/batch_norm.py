@@ -14,6 +14,7 @@ from tritonite.engine.iteration import (
     INT32_LIMIT,
     format_strides,
     has_channels_last,
+    in_memory_format,
     same_strides,
     span,
     strides_after_conversion,
@@ -126,8 +127,7 @@ def _result_strides(input, *parameters):
     """A GPU's result lies as the input does; a CPU's has its channels last, if the input's seem so, or is row-major."""
     if input.device.type != "cpu":
         return strides_after_conversion(input.shape, input.stride())
-    laid_out = input.is_contiguous() or has_channels_last(input)
-    laid_out = laid_out and all(each.is_contiguous() for each in present(*parameters))
+    laid_out = in_memory_format(input) and all(each.is_contiguous() for each in present(*parameters))
     return format_strides(input.shape, has_channels_last(input) if laid_out else suggests_channels_last(input))
 
 
@@ -146,7 +146,7 @@ def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=N
         raise Decline("one element a channel")
     channels, kept = (input.shape[1],), kept_dtype(input, parameters)
     every = present(input, weight, bias, *running)
-    if outs and input.device.type == "cpu" and not (input.is_contiguous() or has_channels_last(input)):
+    if outs and input.device.type == "cpu" and not in_memory_format(input):
         raise Decline("an input with gaps, of which ATen's form with outputs reads a mean that it has not found")
     strides = strides or _result_strides(*every)
     outs = outputs(every, [input.shape, channels, channels], [input.dtype, kept, kept], outs, strides=strides)
@@ -332,7 +332,7 @@ def _gradient_strides(grad_out, input, train, fused):
     """Those that ATen chooses; on a GPU the kernel for all gradients at once, and the one by given statistics, none."""
     shape, suggested = input.shape, suggests_channels_last(input)
     if input.device.type == "cpu":
-        laid_out = all(each.is_contiguous() or has_channels_last(each) for each in (input, grad_out))
+        laid_out = in_memory_format(input) and in_memory_format(grad_out)
         alike = laid_out and suggested == suggests_channels_last(grad_out)
         if alike and has_channels_last(input) != has_channels_last(grad_out):
             raise Decline("operands of two layouts, one of which ATen's kernel reads as if it were the other")

@@ -16,7 +16,7 @@ from tritonite import devices
 from tritonite.catalog import operator, pointwise, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.iteration import broadcast_shape, has_channels_last, output_strides
+from tritonite.engine.iteration import broadcast_shape, in_memory_format, output_strides
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
@@ -424,7 +424,7 @@ def native_dropout_backward(grad_output, mask, scale, outs=()):
         raise Decline(f"mask of dtype {mask.dtype}")
     if mask.shape != grad_output.shape and not grad_output.is_contiguous():
         raise Decline("mask of another shape")
-    as_atens = grad_output.is_contiguous() or has_channels_last(grad_output)
+    as_atens = in_memory_format(grad_output)
     if not (outs or _ON_CPU or mask.shape != grad_output.shape or as_atens):
         outs = (empty(grad_output.shape, grad_output.dtype, grad_output.device),)
     return _kept_gradient.run((grad_output, mask, scale), outs)

@@ -114,14 +114,15 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
 # From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.84 to 0.89 of its speed: the
 # beginning and the end of a tile are a larger part of it. With a bias fewer have not been measured.
 _LONG, _LONG_WITH_BIAS = 2048, 512
-# The heads that are faster than cuDNN's where tiles are few, in both passes: 1.11 to 1.23 of its speed for 64, and for
-# 32 1.39 in the forward pass and 1.23 with gradients, but 0.91 to 0.97 and 0.79 to 0.83 where they are many.
-_FEW = range(17, 65)
-
-
-def _by_cudnn_for_few(backend: str, done_by: str, size: int, head: int) -> bool:
-    """Whether ATen's kernel would be one of cuDNN's that are slower where tiles are few."""
-    return backend == "cudnn" and done_by.startswith("warp specialised") and size == 2 and head in _FEW
+# Where tiles are few, and there is no bias: in both passes 1.11 to 1.23 of cuDNN's speed for heads of 64, and for those
+# of 32 1.39 in the forward pass and 1.23 with gradients, but 0.91 to 0.97 and 0.79 to 0.83 where tiles are many. The
+# programs for keys by the kernels for all devices have all heads of queries that share them: few of those have 0.70 of
+# FlashAttention's speed for heads of 64.
+FASTER_OF_FEW: dict[tuple[str, int, str], range] = FASTER | {
+    ("cudnn", 2, "warp specialised"): range(17, 257),
+    ("cudnn", 2, "warp specialised backward"): range(17, 257),
+    ("flash", 2, "backward"): range(65, 129),
+}
 
 
 def aten_is_faster(
@@ -133,14 +134,15 @@ def aten_is_faster(
     "warp specialised backward", or of "backward of a bias". There may be `few` tiles. Decoding has 0.94 to 5 of ATen's
     speed.
     """
-    if done_by == "decoding" or (few and not biased and _by_cudnn_for_few(backend, done_by, size, head)):
+    if done_by == "decoding":
         return False
-    if head not in (FASTER_WITH_BIAS if biased else FASTER).get((backend, size, done_by), ()):
+    faster = FASTER_WITH_BIAS if biased else FASTER_OF_FEW if few else FASTER
+    if head not in faster.get((backend, size, done_by), ()):
         return True
-    if backend == "cudnn" and done_by == "warp specialised" and head <= 64:
-        return keys < (_LONG_WITH_BIAS if biased else _LONG)
-    # Of few programs for keys each has all heads of queries that share them, 0.70 of FlashAttention's speed.
-    return few and head <= 64 and (backend, done_by) == ("flash", "backward")
+    short = backend == "cudnn" and done_by == "warp specialised" and head <= 64
+    if biased:
+        return short and keys < _LONG_WITH_BIAS
+    return short and not few and keys < _LONG
 
 
 # The registers of a multiprocessor; and those of a thread of the warp that copies.

@@ -619,6 +619,11 @@ def _run(
         )
 
 
+def _most_blocks(rows: int, sequences: int, tile: table.Tile) -> int:
+    """The most blocks that so many rows, of sequences of several lengths, are cut into: each begins one of its own."""
+    return rows // tile.BLOCK_M + sequences + 1
+
+
 def _seen(problem: Problem) -> int:
     """The keys that the last query sees, of the longest of packed sequences."""
     if problem.packed is not None and problem.packed.last:
@@ -649,8 +654,7 @@ def decode(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, 
         *(queries * problem.ratio, devices.shared_memory(query.device)),
     )
     blocks = -(-queries * problem.ratio // tile.BLOCK_M)
-    # Sequences have fewer queries than the longest, and blocks of their own.
-    all_blocks = blocks * batch if packed is None else rows * problem.ratio // tile.BLOCK_M + batch + 1
+    all_blocks = blocks * batch if packed is None else _most_blocks(rows * problem.ratio, batch, tile)
     cut = _Cut.of(tile, all_blocks, shared, _seen(problem), query.device)
     facts = DecodeFacts(**vars(problem.facts(tile, out, empty=no_keys)))
     strides = (
@@ -686,7 +690,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         *(devices.current.kind, key.dtype.itemsize, power_of_2(max(head, size))),
         *(table.FEW if settings().invariant else rows, devices.shared_memory(query.device)),
     )
-    blocks = tokens * ratio // tile.BLOCK_M + sequences + 1 if ragged else -(-ratio // tile.BLOCK_M)
+    blocks = _most_blocks(tokens * ratio, sequences, tile) if ragged else -(-ratio // tile.BLOCK_M)
     cut = _Cut.of(tile, blocks if ragged else blocks * sequences, shared, page * most, query.device)
     wide = any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (key, value))
     facts = DecodeFacts(

@@ -169,6 +169,7 @@ def invariant(space: Space) -> Blocks:
     device, regime = devices.current, ROWS[devices.current.kind].invariant
     most = max(1, int(regime.tiles * device.row_elements))
     columns = min(power_of_2(space.n_reduced), most)
+    # Short rows are several in a program, of a fourth of a block in all, so that more of the device works.
     rows = min(power_of_2(space.n_kept), max(1, most // 4 // columns) if space.inner else regime.rows)
     steps = -(-space.n_reduced // columns)
     splits = max(1, -(-steps // regime.steps))

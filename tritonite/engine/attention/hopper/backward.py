@@ -8,7 +8,7 @@ gradients of scores, go from the registers where they are computed into the prod
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -20,7 +20,7 @@ from tritonite.engine.attention.hopper.descriptors import ROWS, bias_descriptor,
 from tritonite.engine.attention.hopper.of_keys import add_heads, attend_to_keys_warp_specialized
 from tritonite.engine.attention.hopper.of_queries import attend_to_queries_warp_specialized
 from tritonite.engine.attention.hopper.tiles import GROUPS
-from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.problem import Facts, Problem
 from tritonite.engine.iteration import power_of_2
 from tritonite.tune import attention as table
 
@@ -56,6 +56,30 @@ def _splits_heads(problem: Problem, programs: int) -> bool:
     return problem.ratio > 1 and few and not settings().invariant
 
 
+class _Pass(NamedTuple):
+    """A backward pass: `sizes` are blocks' of heads and of values, `sums` what the first launch leaves of rows."""
+
+    problem: Problem
+    sizes: tuple[int, int]
+    grad_out: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+    sums: torch.Tensor
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    def facts(self, queries: int, keys: int) -> Facts:
+        """What a kernel is compiled for that takes so many at a time."""
+        tensors = self.grad_out, self.out, self.logsumexp, self.sums, *self.grads
+        block_d, block_v = self.sizes
+        return replace(self.problem.facts(table.Tile(queries, keys), *tensors), block_d=block_d, block_v=block_v)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        problem = self.problem
+        names = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
+        return names | {"scale": problem.factor, "num_warps": 4}
+
+
 def attention_backward(
     problem: Problem,
     grad_out: torch.Tensor,
@@ -70,38 +94,24 @@ def attention_backward(
     sizes = block_sizes(problem)
     tiles = table.warp_specialized_backward(*sizes, problem.bias is not None)
     sizes = (max(sizes), max(sizes)) if tiles.key.apart else sizes
-    _gradient_of_queries(problem, tiles.query, sizes, grad_out, out, logsumexp, sums, grads)
-    _gradients_of_keys(problem, tiles.key, sizes, grad_out, out, logsumexp, sums, grads)
+    work = _Pass(problem, sizes, grad_out, out, logsumexp, sums, grads)
+    _gradient_of_queries(work, tiles.query)
+    _gradients_of_keys(work, tiles.key)
 
 
-def _numbers(problem: Problem) -> dict[str, Any]:
-    names = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
-    return names | {"scale": problem.factor, "num_warps": 4}
-
-
-def _gradient_of_queries(
-    problem: Problem,
-    tile: table.Ring,
-    sizes: tuple[int, int],
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    sums: torch.Tensor,
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:
-    """The first launch, which leaves `sums` of rows for the second; `sizes` are blocks' of heads and of values."""
-    (block_d, block_v), bias = sizes, problem.bias
-    batch, heads, queries, _ = problem.query.shape
+def _gradient_of_queries(work: _Pass, tile: table.Ring) -> None:
+    """The first launch, which leaves sums of rows for the second."""
+    problem, (block_d, block_v), out, logsumexp, sums = work.problem, work.sizes, work.out, work.logsumexp, work.sums
+    bias, (batch, heads, queries, _) = problem.bias, problem.query.shape
     BLOCK_M = GROUPS.value * ROWS.value
     blocks = -(-queries // BLOCK_M)
-    facts = problem.facts(table.Tile(BLOCK_M, tile.block), grad_out, out, logsumexp, sums, *grads)
     attend_to_queries_warp_specialized[(blocks * batch * heads,)](
         descriptor(problem.query, ROWS.value, block_d),
         descriptor(problem.key, tile.block, block_d),
         descriptor(problem.value, tile.block, block_v),
-        descriptor(grad_out, ROWS.value, block_v),
+        descriptor(work.grad_out, ROWS.value, block_v),
         None if bias is None else bias_descriptor(bias, ROWS.value, tile.block),
-        descriptor(grads[0], ROWS.value, block_d),
+        descriptor(work.grads[0], ROWS.value, block_d),
         *(out, logsumexp, sums),
         out_strides=out.stride(),
         logarithm_strides=problem.logarithm_strides(logsumexp),
@@ -110,33 +120,23 @@ def _gradient_of_queries(
         batch_heads=batch * heads,
         group=problem.group,
         blocks=blocks,
-        FACTS=replace(facts, block_d=block_d, block_v=block_v),
+        FACTS=work.facts(BLOCK_M, tile.block),
         STAGES=tile.num_stages,
         V_STAGES=tile.value_stages or tile.num_stages,
-        **_numbers(problem),
+        **work.numbers,
     )
 
 
-def _gradients_of_keys(
-    problem: Problem,
-    tile: table.Ring,
-    sizes: tuple[int, int],
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    sums: torch.Tensor,
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:
+def _gradients_of_keys(work: _Pass, tile: table.Ring) -> None:
     """The second launch, and where heads of queries are split those that add up what each of them has left."""
-    (block_d, block_v), bias, ratio = sizes, problem.bias, problem.ratio
-    query, key, value = problem.query, problem.key, problem.value
+    problem, (block_d, block_v), grads = work.problem, work.sizes, work.grads[1:]
+    query, key, value, bias, ratio = problem.query, problem.key, problem.value, problem.bias, problem.ratio
     # Those of keys, or where they are split, of queries.
     batch, heads = query.shape[0], key.shape[1]
     BLOCK_N = ROWS.value if tile.apart else GROUPS.value * ROWS.value
     blocks = -(-problem.keys // BLOCK_N)
-    facts = problem.facts(table.Tile(tile.block, BLOCK_N), grad_out, out, logsumexp, sums, *grads)
     split = not tile.apart and _splits_heads(problem, blocks * batch * heads)
-    results: Any = descriptor(grads[1], ROWS.value, block_d), descriptor(grads[2], ROWS.value, block_v)
+    results: Any = [descriptor(grad, ROWS.value, block) for grad, block in zip(grads, work.sizes, strict=True)]
     if split:
         heads = query.shape[1]
         shapes = [(batch, heads, problem.keys, each.shape[3]) for each in (query, value)]
@@ -145,21 +145,21 @@ def _gradients_of_keys(
         descriptor(query, tile.block, block_d),
         descriptor(key, ROWS.value, block_d),
         descriptor(value, ROWS.value, block_v),
-        descriptor(grad_out, tile.block, block_v),
-        _of_sums(sums, problem.queries, tile.block),
+        descriptor(work.grad_out, tile.block, block_v),
+        _of_sums(work.sums, problem.queries, tile.block),
         None if bias is None else bias_descriptor(bias, tile.block, ROWS.value),
         *results,
         heads=heads,
         batch_heads=batch * heads,
         group=_group_of_keys(problem) * (ratio if split else 1),
         blocks=blocks,
-        FACTS=replace(facts, block_d=block_d, block_v=block_v),
+        FACTS=work.facts(tile.block, BLOCK_N),
         APART=tile.apart,
         SPLIT=split,
         STAGES=tile.num_stages,
-        **_numbers(problem),
+        **work.numbers,
     )
-    for grad, parts in zip(grads[1:], results if split else (), strict=False):
+    for grad, parts in zip(grads, results if split else (), strict=False):
         size = parts.shape[3]
         columns = power_of_2(size)
         rows = _ADDED // columns
