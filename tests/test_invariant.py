@@ -11,6 +11,7 @@ from tritonite import devices, fused
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
 from tritonite.engine import scan
+from tritonite.engine.gemm import choose
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import Traits
 from tritonite.engine.rows.space import Space
@@ -43,7 +44,9 @@ def on_a_gpu(monkeypatch):
     """What is chosen for an H100, of tensors without elements."""
     record = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
     monkeypatch.setattr(devices, "current", record)
-    monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
+    answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
+    for name, answer in {**answers, "shared_memory": 232_448}.items():
+        monkeypatch.setattr(devices, name, lambda _, answer=answer: answer)
 
 
 def bits(result):
@@ -197,7 +200,7 @@ def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int8], ids=str)
 @pytest.mark.parametrize("shape", [(4096, 4096), (14_336, 4096), (64, 14_336), (1, 4096), (1000, 1001)], ids=str)
-def test_tiles_are_the_same_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
+def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
     N, K = shape
     found = set()
     monkeypatch.setattr(PRODUCT, "_run", lambda work, config: found.add(config))
@@ -218,11 +221,42 @@ def test_tiles_are_the_same_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
             for transposed in (False, True):
                 multiply(count, transposed)
                 multiply(count, transposed, full=False)
+    if dtype is torch.bfloat16:
+        # Its sums have the same bits by all tiles for tensor cores.
+        assert all(config.splits == 1 and config.BLOCK_M >= choose.FEW for config in found)
+    elif dtype is torch.float32:
+        assert len({(config.splits, config.BLOCK_K, config.transposed, config.bf16x6) for config in found}) == 1
+        assert all(config.bf16x6 for config in found)
+    else:
         assert len(found) == 1
     found.clear()
     for count in EVERY:
         multiply(count, False)
     assert len(found) > 1
+
+
+@pytest.mark.skipif(not devices.has_wgmma(torch.device(tritonite.device)), reason="of Hopper's tensor cores alone")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_sums_have_the_same_bits_by_all_tiles_alike(dtype):
+    """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert choose.has_tiles_alike(dtype, device)
+    M, N, K = 100, 264, 2056
+    a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
+    a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
+    problem = PRODUCT._problem(a, b, b.new_empty(1, M, N))._replace(invariant=True)
+    table = choose.table_for(problem, device, True)
+    tiles = table.candidates[choose._alike(problem, table.candidates, device)]
+    found, kinds = set(), set()
+    for tile in tiles:
+        config = table.configs[tile["number"]]._replace(splits=int(tile["splits"]))
+        kind = config._replace(BLOCK_M=0, num_warps=0, num_stages=0, programs=0, rate=0, GROUP_M=0, MORE_N=0)
+        if kind not in kinds:
+            kinds.add(kind)
+            out = b.new_empty(1, M, N)
+            PRODUCT.product(a, b, out, config=choose.fitting(config, problem, device))
+            found.add(bits(out)[0].cpu().numpy().tobytes())
+    assert len(kinds) > 3 and len(found) == 1
 
 
 # ---- Right answers ---------------------------------------------------------------------------------------------------

@@ -120,6 +120,14 @@ def settings() -> Settings:
     return _local.settings or _in_force or settings_of()
 
 
+def fusion() -> dict[str, Any]:
+    """What the compiler is told, where rows must not depend on how many there are, of sums of products.
+
+    It would make one operation of both where no mask is between them, which is a matter of whole blocks.
+    """
+    return {"enable_fp_fusion": False} if settings().invariant and not devices.current.interpreted else {}
+
+
 @contextlib.contextmanager
 def under(settings: Settings) -> Iterator[None]:
     """Within it these are the settings of this thread's calls, whatever is put in force meanwhile."""

@@ -15,10 +15,9 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import library_operator
-from tritonite.dispatch.call import empty, settings, zeros
+from tritonite.dispatch.call import empty, fusion, settings, zeros
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.engine.rows.blocks import fusion
 from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape

@@ -19,6 +19,8 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
+# Products of an inner dimension up to this are sums of outer products, in tiles of at most so many elements and columns.
+OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 2048, 64
 # A part of K has so many elements at least, and two blocks.
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
@@ -37,8 +39,8 @@ BLOCK, ADDING = 0.35, 2.5
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
 CACHED, BRIEF = 3 * 2**23, 4e9
-# Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this: of more,
-# larger ones fill a device.
+# Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
+# results: of more, larger ones fill a device.
 NARROW = 192
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
 COPY, COPIED = 2.5, 3.3e6
@@ -54,7 +56,8 @@ class Problem(NamedTuple):
     """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
 
     `blockwise` where sums over blocks of K are added in float32. Through pointers `a_vector` and `b_vector` bytes are
-    loaded at a time, and `out_vector` stored.
+    loaded at a time, and `out_vector` stored. It is `invariant` where the bits of a sum are to be the same by all tiles
+    that may be chosen.
     """
 
     batches: int
@@ -69,6 +72,7 @@ class Problem(NamedTuple):
     a_vector: int = 16
     b_vector: int = 16
     out_vector: int = 16
+    invariant: bool = False
 
     @property
     def bytes(self) -> int:
@@ -94,13 +98,19 @@ def of_any_rows(problem: Problem) -> Problem:
     return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16)
 
 
+def has_tiles_alike(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are tiles for all problems that give a sum the same bits (`_alike`)."""
+    known = dtype in (torch.float16, torch.bfloat16) or (dtype is torch.float32 and 4 in _tables(device))
+    return known and devices.has_wgmma(device)
+
+
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem: stored, or the fastest by the device's model, or by rule where it has none.
 
     `descriptors` where all operands can have tensor descriptors, `warp_specialized` where a kernel with specialised
     warps may take them.
     """
-    stored = store.known(devices.name_of(device)).get(problem.key)
+    stored = None if problem.invariant else store.known(devices.name_of(device)).get(problem.key)
     if stored and (descriptors or not stored.descriptors) and (warp_specialized or not stored.warp_specialize):
         return stored
     return unstored(problem, device, descriptors, warp_specialized)
@@ -108,10 +118,21 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
 
 def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem of which nothing is stored: by the model, or by rule."""
+    if 0 < problem.K <= OUTER and not problem.blockwise:
+        return _of_outer_products(problem, device)
     table = table_for(problem, device, descriptors)
     if table is None:
         return rule(problem, device, descriptors, warp_specialized)
     return fastest(problem, device, table, warp_specialized, descriptors)
+
+
+def _of_outer_products(problem: Problem, device: torch.device) -> Config:
+    """Tiles whose threads have 16 results each, or fewer where there are too few of them for a device."""
+    columns = min(power_of_2(problem.N), OUTER_COLUMNS)
+    config = Config(min(power_of_2(problem.M), OUTER_ELEMENTS // columns), columns, power_of_2(problem.K))
+    while config.BLOCK_M > 1 and problem.tiles(config) < 4 * devices.multiprocessors(device):
+        config = config._replace(BLOCK_M=config.BLOCK_M // 2)
+    return config
 
 
 def table_for(problem: Problem, device: torch.device, descriptors: bool) -> model.Table | None:
@@ -120,8 +141,12 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
         return None
     if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return None
-    table = model.tables(devices.name_of(device), devices.architecture(device)).get(problem.dtype.itemsize)
+    table = _tables(device).get(problem.dtype.itemsize)
     return table.cached if table and table.cached and is_cached(problem) else table
+
+
+def _tables(device: torch.device) -> dict[int, model.Table]:
+    return model.tables(devices.name_of(device), devices.architecture(device))
 
 
 def is_cached(problem: Problem) -> bool:
@@ -153,7 +178,7 @@ def aten_is_faster(problem: Problem, device: torch.device) -> bool:
     Tiles that tuning stored are taken whatever the model says.
     """
     tuned = problem.key in store.known(devices.name_of(device))
-    return not tuned and bool(problem.K) and problem.result is problem.dtype and _aten_is_faster(problem, device)
+    return not tuned and problem.K > OUTER and problem.result is problem.dtype and _aten_is_faster(problem, device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -249,21 +274,55 @@ def possible(
     few = units <= 2 * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
-    can = allowed & long_enough(problem, tiles) & ((splits == 1) | few) & _fits(problem, table, device)
-    suited = can & _suits(problem, tiles)
+    if problem.invariant:
+        allowed &= _alike(problem, tiles, device)
+    can = allowed & long_enough(problem, tiles) & ((splits == 1) | few | problem.invariant) & _fits(problem, table, device)
+    suited = can & _suits(problem, tiles, _leaves_idle(problem, device))
     # Of few columns no tile is filled by half.
     return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
 
 
-def _suits(problem: Problem, tiles: Any) -> Any:
-    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several."""
+def _alike(problem: Problem, tiles: Any, device: torch.device) -> Any:
+    """Which tiles give a sum the same bits as each other: by tensor cores, with K in as many parts for any rows.
+
+    Hopper's add up 16 products of halves at a time, in order, whatever the shape of a tile (all 84 of the table were
+    compared). Float32's three parts are summed for a block of K before they are added to what there is, in an order
+    that is another one for the transpose.
+    """
+    if problem.dtype.itemsize == 2:
+        return (tiles["BLOCK_M"] >= FEW) & (tiles["splits"] == 1)
+    alike = (tiles["bf16x6"] == 1) & (tiles["transposed"] == 1) & (tiles["BLOCK_K"] == 32)
+    return alike & (tiles["splits"] == _parts_for_any_rows(problem, device))
+
+
+def _parts_for_any_rows(problem: Problem, device: torch.device) -> int:
+    """In how many parts K is taken of float32, so that the tiles of few rows are on many multiprocessors.
+
+    Partial products of many rows take a part of the time that is K's to make small, and memory: four times as much as
+    the first operand at most. Of halves it would be a third of the time.
+    """
+    tiles, K = -(-problem.N // 64), problem.K
+    most = min(2 * devices.multiprocessors(device) // tiles, K // 1024, 4 * K // problem.N, 8)
+    return max([splits for splits in model.SPLITS if splits <= max(1, most)])
+
+
+def _leaves_idle(problem: Problem, device: torch.device) -> bool:
+    """Whether tiles of 64 by 64 are fewer than a device's multiprocessors."""
+    return problem.tiles(Config(64, 64, 64)) < devices.multiprocessors(device)
+
+
+def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
+    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several.
+
+    Narrow ones are for some rows, or for `small` problems.
+    """
     swapped = tiles["transposed"] == 1
     rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
     width = tiles["BLOCK_N"] + tiles["MORE_N"]
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
     narrow = (np.minimum(tiles["BLOCK_M"], tiles["BLOCK_N"]) < 64) & (tiles["BLOCK_M"] < 128)
-    filled &= (problem.M <= NARROW) | ~narrow
+    filled &= small | (problem.M <= NARROW) | ~narrow
     few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
     lies = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
     return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & lies
@@ -291,7 +350,7 @@ def _room(programs: Any, device: torch.device) -> Any:
 def rule(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem on a device that has no model."""
     kind, size = devices.current.kind, problem.dtype.itemsize
-    if problem.M == 1:
+    if problem.M == 1 and not problem.invariant:
         config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])
     elif problem.M <= FEW:
         config = _filling(problem, device, FEW_ROWS[kind][problem.b_inner][size])
@@ -299,6 +358,8 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
         config = choose_with_descriptors(problem, device, warp_specialized)
     else:
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
+    if problem.invariant:
+        return config
     # A part of K has 4 blocks at least.
     splits = min(
         config.programs * devices.multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K)

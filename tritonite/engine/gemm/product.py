@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, settings, zero_or_one
+from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, fusion, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
 from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
@@ -118,7 +118,8 @@ def product(
 
     Sums are float32 for floating-point operands, float64 for float64 and int32 for int8; they are rounded once.
 
-    Where `settings` ask for invariance, the kernel, its tiles and split-K are of N, K, dtypes and b's layout alone.
+    Where `settings` ask for invariance, tiles are chosen of those that give a sum the same bits, or else the kernel,
+    its tiles and split-K are of N, K, dtypes and b's layout alone.
     """
     if not out.numel():
         return
@@ -127,13 +128,15 @@ def product(
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
     whole, invariant = ends is None and not summed, config is None and settings().invariant
-    alike = invariant and whole and _lie_for_descriptors(a, b, out)
-    if not invariant and _is_transposed(out):
+    alike = invariant and whole and not blockwise and choose.has_tiles_alike(a.dtype, out.device)
+    fixed = invariant and not alike
+    described = fixed and whole and _lie_for_descriptors(a, b, out)
+    if _is_transposed(out) and (not invariant or (alike and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     written, copied = out, (False, False, False)
-    if alike:
+    if described:
         a, b, written = _laid_alike(a, b, out)
-    elif config is None and whole and not invariant:
+    elif config is None and whole and not fixed:
         if compared and all(map(_has_descriptor, (a, b, out))):
             decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device))
         copied = _worth_copies(a, b, out)
@@ -142,10 +145,10 @@ def product(
     if ends is not None:
         a, b = a.expand(out.shape[0], -1, -1), b.expand(out.shape[0], -1, -1)
     terms = a.shape[0] if summed else 1
-    work = _Work(a, b, written, epilogue, terms, ends, precision, blockwise, copied[:2])
+    work = _Work(a, b, written, epilogue, terms, ends, precision, blockwise, copied[:2], alike)
     if config is None:
-        problem = choose.of_any_rows(work.problem) if invariant else work.problem
-        descriptors = alike if invariant else whole and all(map(_has_descriptor, (a, b, written)))
+        problem = choose.of_any_rows(work.problem) if fixed else work.problem._replace(invariant=alike)
+        descriptors = described if fixed else whole and all(map(_has_descriptor, (a, b, written)))
         # Of a long product, what is added to every element is there sooner where all warps wait for it.
         warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
@@ -195,7 +198,9 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
     else:
         can = problem.a_vector < 16, problem.b_vector < 16, False
         choices = [none, (can[0], False, False), (False, can[1], False), can]
-    if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device) or not problem.K:
+    if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device):
+        return none
+    if problem.K <= choose.OUTER:
         return none
 
     def time(copied: tuple[bool, bool, bool]) -> float:
@@ -288,6 +293,8 @@ class _Work(NamedTuple):
     blockwise: bool
     # Which of a and b is a copy, with zeros where its rows or columns end.
     copied: tuple[bool, bool] = (False, False)
+    # Whether other tiles, in kernels of their own, are to give the same bits.
+    alike: bool = False
 
     def transposed(self) -> _Work:
         """The same product of the transposed operands, in the other order, whose result is the transpose."""
@@ -379,6 +386,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
+    options = fusion() if work.alike else {}
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
         rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
@@ -398,6 +406,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             STAGES=config.num_stages,
             num_warps=4,
             maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
+            **options,
             **sizes,
             **epilogue,
         )
@@ -417,6 +426,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             B_TRANSPOSED=_in_columns(b),
             SPLIT=splits > 1,
             SPLIT_STORE=config.split_store,
+            **options,
             **sizes,
             **epilogue,
             **constants,
@@ -435,6 +445,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             ALIGNED=_alignment(a, b, out),
             PADDED=tuple([16 // x.dtype.itemsize if copy else 1 for x, copy in zip((a, b), work.copied, strict=True)]),
             **registers,
+            **options,
             **sizes,
             **epilogue,
             **constants,

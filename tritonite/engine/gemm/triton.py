@@ -69,7 +69,9 @@ def multiply(
 
     `strides` are a's (batch, row, inner), b's (batch, inner, column) and the result's (batch, row, column); of a sum of
     products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
-    Tiles of less than LEAST rows add them up along K one by one, without tensor cores. ALIGNED is what divides M, N, K,
+    Tiles of less than LEAST rows add them up along K one by one, without tensor cores. Of a K in blocks of less than
+    that each index adds an outer product, which has nothing to do with shared memory and waits for no other thread:
+    what such products take is the time to write them. ALIGNED is what divides M, N, K,
     the strides of a, of b and of the result, but for strides of 1, and whether those are a's and b's along K and the
     result's along its columns. Triton knows of multiples of 16 alone, and would load elements one by one: products of
     float32 with 1,368 columns took three times as long. Where a or b is PADDED with zeros to so many elements, where
@@ -118,28 +120,39 @@ def multiply(
             b_end = tl.cdiv(end, PADDED[1]) * PADDED[1]
         else:
             b_column_mask = columns < tl.cdiv(N, PADDED[1]) * PADDED[1]
+    OUTER: tl.constexpr = BLOCK_K < LEAST
+    BY_ROWS: tl.constexpr = BLOCK_M < LEAST and not OUTER
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     sums = ()
-    for _ in tl.static_range(BLOCK_M if BLOCK_M < LEAST else 0):
+    for _ in tl.static_range(BLOCK_M if BY_ROWS else 0):
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
         a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY_A)
-        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
-        for k in range(begin, end, BLOCK_K):
-            inner = k + tl.arange(0, BLOCK_K)
-            a_mask, b_mask = a_row_mask[:, None], b_column_mask[None, :]
-            if not EVEN_K:
-                a_mask &= (inner < a_end)[None, :]
-                b_mask &= (inner < b_end)[:, None]
-            y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
-            a_inner = a_batch + inner * a_inner_stride
-            if BLOCK_M < LEAST:
-                first = row.to(INDEX) * BLOCK_M
-                sums = _add_rows(sums, a_inner, a_row, first, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
-            else:
-                x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
-                total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
-    if BLOCK_M < LEAST:
+        b_batch = b + (batch + term) * aligned_to(strides[1][0], EVERY_B)
+        b_columns = b_batch + (columns * b_column)[None, :]
+        if OUTER:
+            a_rows, b_row = a_batch + begin * a_inner_stride + rows * a_row, b_batch + begin * b_inner_stride
+            for i in tl.static_range(BLOCK_K):
+                there = True if EVEN_K else begin + i < end
+                x = tl.load(a_rows + i * a_inner_stride, mask=row_mask & there, other=0).to(ACCUMULATOR)
+                y = tl.load(b_row + i * b_inner_stride + columns * b_column, mask=column_mask & there, other=0)
+                total += x[:, None] * y.to(ACCUMULATOR)[None, :]
+        else:
+            for k in range(begin, end, BLOCK_K):
+                inner = k + tl.arange(0, BLOCK_K)
+                a_mask, b_mask = a_row_mask[:, None], b_column_mask[None, :]
+                if not EVEN_K:
+                    a_mask &= (inner < a_end)[None, :]
+                    b_mask &= (inner < b_end)[:, None]
+                y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
+                a_inner = a_batch + inner * a_inner_stride
+                if BY_ROWS:
+                    first = row.to(INDEX) * BLOCK_M
+                    sums = _add_rows(sums, a_inner, a_row, first, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
+                else:
+                    x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
+                    total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+    if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
             own = (tl.arange(0, BLOCK_M) == i)[:, None]
             total = tl.where(own, tl.sum(sums[i], axis=0)[None, :], total)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.dispatch.call import settings
+from tritonite.dispatch.call import fusion, settings
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.rows.facts import BOTH, REDUCED
 from tritonite.engine.rows.space import Space
@@ -86,14 +86,6 @@ class Blocks(NamedTuple):
         return found | {"sharing": self.sharing}
 
 
-def fusion() -> dict[str, Any]:
-    """What the compiler is told, where rows must not depend on how many there are, of sums of products.
-
-    They would be one operation where no mask is between them, which is a matter of whole blocks.
-    """
-    return {"enable_fp_fusion": False} if settings().invariant and not devices.current.interpreted else {}
-
-
 class Traits(NamedTuple):
     """What the blocks of a row operator depend on besides the space.
 
@@ -129,12 +121,14 @@ def _of_warps(space: Space, elements: int) -> Blocks | None:
 
     Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A program
     has a fourth of the `elements` that one of four warps would have, or more where programs would be many more than
-    fill the device: one is begun in 0.6 ns, which was most of the 3.7 us of softmax of (4131, 45).
+    fill the device: one is begun in 0.7 ns, which was most of the 3.7 us of softmax of (4131, 45). Until that matters
+    four rows are enough for a warp: (10316, 45) took 4.3 us with eight and takes 3.0.
     """
     columns = power_of_2(space.n_reduced)
     if not _WARP * space.word < columns <= 8 * _WARP:
         return None
-    few = power_of_2(-(-2 * space.n_kept // (3 * devices.current.programs)))
+    each = -(-2 * space.n_kept // devices.current.programs)
+    few = min(power_of_2(each), max(4, power_of_2(-(-each // 12))))
     rows = max(1, elements // 4 // columns, min(few, _WARP * _WARP // columns))
     return cut(space, min(power_of_2(space.n_kept), rows), columns, 1)
 
