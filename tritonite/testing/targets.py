@@ -382,7 +382,7 @@ def warp_specialized_attention(full: bool) -> Iterator[tuple[str, Specialization
     """
     halves, sizes = (torch.float16, torch.bfloat16), ((64, 64), (80, 128), (128, 128), (128, 256), (256, 256))
     # So many batches that multiprocessors have several tiles, of few keys and of more.
-    lengths = ((1, 300), (100, 300), (100, 600))
+    lengths = ((1, 300), (100, 200), (100, 300), (100, 600))
     for dtype, (head, value), causal, (batch, keys) in itertools.product(halves, sizes, (False, True), lengths):
         if not full and (dtype, head, causal) != (torch.float16, value, True):
             continue

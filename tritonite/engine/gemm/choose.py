@@ -302,7 +302,7 @@ def _parts_for_any_rows(problem: Problem, device: torch.device) -> int:
     the first operand at most. Of halves it would be a third of the time.
     """
     tiles, K = -(-problem.N // 64), problem.K
-    most = min(2 * devices.multiprocessors(device) // tiles, K // 1024, 4 * K // problem.N, 8)
+    most = min(2 * devices.multiprocessors(device) // tiles, K // 512, 4 * K // problem.N, 8)
     return max([splits for splits in model.SPLITS if splits <= max(1, most)])
 
 

@@ -587,11 +587,11 @@ def takes(problem: Problem, out: torch.Tensor) -> bool:
 def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | None, empty: str = "inf") -> None:
     """As `forward.attention`, of a problem that this kernel `takes`."""
     block_d, block_v = block_sizes(problem)
-    heads, queries = problem.query.shape[1], problem.queries
+    heads, queries, keys = problem.query.shape[1], problem.queries, problem.keys
     multiprocessors = devices.multiprocessors(out.device)
     # How many other rows there are must not decide how keys are added up.
     idle = 0 if settings().invariant else multiprocessors
-    tile = table.warp_specialized(block_d, block_v, queries, problem.batch * heads, idle, problem.causal)
+    tile = table.warp_specialized(block_d, block_v, queries, keys, problem.batch * heads, idle, problem.causal)
     blocks = -(-queries // tile.BLOCK_M)
     tiles = blocks * problem.batch * heads
     size, columns = out.dtype.itemsize, block_d + block_v
@@ -617,7 +617,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         group=problem.group,
         blocks=blocks,
         queries=queries,
-        keys=problem.keys,
+        keys=keys,
         diagonal=problem.diagonal,
         padded=0 if logsumexp is None else logsumexp.shape[2],
         programs=programs,
