@@ -120,6 +120,19 @@ def test_sizes_that_divide_nothing(name, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
+@pytest.mark.parametrize("K", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
+@pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "strided")])
+def test_short_sums_are_of_outer_products(K, dtype, layouts):
+    """Of one row and of several tiles, in batches, and beside an addend."""
+    for M, N, batches in ((1, 64, (5,)), (7, 130, (3,)), (70, 40, ()), (40, 1, (2,))):
+        a, b = (laid_out(*size, layout, dtype, batches) for size, layout in zip(((M, K), (K, N)), layouts, strict=True))
+        function = matmul.bmm if batches else matmul.mm
+        check(function(a, b)[0], torch.bmm if batches else torch.mm, a, b)
+    a, b, added = laid_out(70, K, layouts[0], dtype), laid_out(K, 40, layouts[1], dtype), normal(40, dtype=dtype)
+    check(matmul.addmm(added, a, b, beta=0.5, alpha=2.0)[0], torch.addmm, added, a, b, beta=0.5, alpha=2.0)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
     use(Config(64, 16, 32, descriptors=True, transposed=transposed, splits=2))

@@ -193,7 +193,10 @@ _RESULTS = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 
 
 def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them."""
+    """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them.
+
+    And products whose inner dimension is too short for tiles.
+    """
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
             warp_specialized, descriptors = config.warp_specialize, config.descriptors
@@ -210,6 +213,12 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                     product(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
                 chosen = names[: 1 if warp_specialized else 2] if descriptors else names
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
+    for dtype, K in itertools.product(_SIZED.values(), (3, choose.OUTER)[: 1 + full]):
+        a, b = torch.empty(2, 100, K, dtype=dtype), torch.empty(2, K, 100, dtype=dtype)
+        with _noting() as found:
+            product(a, b, a.new_empty(2, 100, 100, dtype=_RESULTS.get(dtype, dtype)))
+        every = tuple(itertools.chain(*_KINDS.values()))
+        yield f"{dtype} of outer products of {K}", found[0], every if full else every[::4]
 
 
 def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

@@ -19,7 +19,8 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
-# Products of an inner dimension up to this are sums of outer products, in tiles of at most so many elements and columns.
+# Products of an inner dimension up to this are sums of outer products. Their tiles have so many elements at most, and
+# columns.
 OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 2048, 64
 # A part of K has so many elements at least, and two blocks.
 PART = 128
@@ -276,7 +277,12 @@ def possible(
     allowed &= descriptors | (tiles["descriptors"] == 0)
     if problem.invariant:
         allowed &= _alike(problem, tiles, device)
-    can = allowed & long_enough(problem, tiles) & ((splits == 1) | few | problem.invariant) & _fits(problem, table, device)
+    can = (
+        allowed
+        & long_enough(problem, tiles)
+        & ((splits == 1) | few | problem.invariant)
+        & _fits(problem, table, device)
+    )
     suited = can & _suits(problem, tiles, _leaves_idle(problem, device))
     # Of few columns no tile is filled by half.
     return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
