@@ -111,7 +111,7 @@ FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
     ("efficient", 4, "forward"): range(1, 257),
     ("efficient", 4, "backward"): range(1, 65),
 }
-# From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.84 to 0.89 of its speed: the
+# From so many keys on, heads of up to 64 are as fast as cuDNN's. Over fewer they have 0.69 to 0.90 of its speed: the
 # beginning and the end of a tile are a larger part of it. With a bias fewer have not been measured.
 _LONG, _LONG_WITH_BIAS = 2048, 512
 # Where tiles are few, and there is no bias: in both passes 1.11 to 1.23 of cuDNN's speed for heads of 64, and for those

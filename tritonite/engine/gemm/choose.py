@@ -33,6 +33,8 @@ LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
 CONFLICTS = 0.032
+# Up to so many rows it is these loads that a product waits for, by so many programs at once.
+MOST_LOADING, LOADING = 64, 3
 # And what a block of few rows takes to arrive from the L2 cache.
 WAITED = 0.3
 # Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
@@ -304,11 +306,11 @@ def _alike(problem: Problem, tiles: Any, device: torch.device) -> Any:
 def _parts_for_any_rows(problem: Problem, device: torch.device) -> int:
     """In how many parts K is taken of float32, so that the tiles of few rows are on many multiprocessors.
 
-    Partial products of many rows take a part of the time that is K's to make small, and memory: four times as much as
-    the first operand at most. Of halves it would be a third of the time.
+    Parts cost many rows time, the less of it the longer K is, and memory: partial products are at most four times as
+    large as the first operand. Halves have one part, because two would be a third of a large product's time.
     """
     tiles, K = -(-problem.N // 64), problem.K
-    most = min(2 * devices.multiprocessors(device) // tiles, K // 512, 4 * K // problem.N, 8)
+    most = min(2 * devices.multiprocessors(device) // tiles, K // 384, 4 * K // problem.N, 8)
     return max([splits for splits in model.SPLITS if splits <= max(1, most)])
 
 
@@ -363,7 +365,7 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     elif descriptors and devices.has_tma(device) and size in THROUGH_DESCRIPTORS[kind]:
         config = choose_with_descriptors(problem, device, warp_specialized)
     else:
-        config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
+        config = _through_pointers(problem, device, THROUGH_POINTERS[kind][size])
     if problem.invariant:
         return config
     # A part of K has 4 blocks at least.
@@ -408,6 +410,17 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
             config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
         config = config._replace(num_stages=config.num_stages - 1)
     return config
+
+
+def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
+    """The cheapest, or of few rows in halves, whose loads of less than 16 bytes are waited for, the smallest for all.
+
+    Then it is the number of programs that counts, of which a multiprocessor has registers for LOADING.
+    """
+    enough = [config for config in configs if problem.M <= config.BLOCK_M <= MOST_LOADING]
+    if enough and problem.dtype.itemsize == 2 and min(problem.a_vector, problem.b_vector) < 16:
+        return min(enough, key=lambda config: config.BLOCK_M * config.BLOCK_N)._replace(programs=LOADING)
+    return _cheapest(problem, device, configs)
 
 
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:

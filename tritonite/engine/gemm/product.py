@@ -432,9 +432,12 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             **constants,
         )
     else:
-        # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs.
+        # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs. Of
+        # few rows a thread has sums for every element of b's block besides.
         most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
-        limited = most < 256 and config.BLOCK_M >= choose.FEW and devices.current.ptx
+        held = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // (32 * config.num_warps)
+        room = config.BLOCK_M >= choose.FEW or (held <= 3 * most // 4 and work.problem.b_vector < 16)
+        limited = most < 256 and room and devices.current.ptx
         registers = {"maxnreg": most} if limited else {}
         multiply[(tiles, splits)](
             *(a, b, out, work.ends),

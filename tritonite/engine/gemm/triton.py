@@ -71,11 +71,11 @@ def multiply(
     products, the batch's are those of its terms. With `ends`, which tell where it ends, each batch has a part of K.
     Tiles of less than LEAST rows add them up along K one by one, without tensor cores. Of a K in blocks of less than
     that each index adds an outer product, which has nothing to do with shared memory and waits for no other thread:
-    what such products take is the time to write them. ALIGNED is what divides M, N, K,
-    the strides of a, of b and of the result, but for strides of 1, and whether those are a's and b's along K and the
-    result's along its columns. Triton knows of multiples of 16 alone, and would load elements one by one: products of
-    float32 with 1,368 columns took three times as long. Where a or b is PADDED with zeros to so many elements, where
-    its rows or columns end, those are loaded, too: a mask that cuts a vector would take it apart.
+    what such products take is the time to write them. ALIGNED is what divides M, N, K, the strides of a, of b and of
+    the result, but for strides of 1, and whether those are a's and b's along K and the result's along its columns.
+    Triton knows of multiples of 16 alone, and would load elements one by one: products of float32 with 1,368 columns
+    took three times as long. Where a or b is PADDED with zeros to so many elements, where its rows or columns end,
+    those are loaded, too: a mask that cuts a vector would take it apart.
 
     float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
