@@ -259,6 +259,18 @@ def test_sums_have_the_same_bits_by_all_tiles_alike(dtype):
     assert len(kinds) > 3 and len(found) == 1
 
 
+# ---- Attention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sequence_is_the_same_beside_any(dtype, queries, device, invariant):
+    query, key, value = (torch.randn(ROWS, 2, n, 64, device=device).to(dtype) for n in (queries, 300, 300))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    check(attention, query, key, value)
+    check(lambda *operands: attention(*operands, is_causal=True), query, key, value)
+
+
 # ---- Right answers ---------------------------------------------------------------------------------------------------
 
 CHECKED = ("sum.dim_IntList", "var_mean.correction", "max.dim", "cumsum", "cummax", "_softmax", "mm", "addmm_", "bmm")

@@ -59,6 +59,10 @@ class Rows(NamedTuple):
       state, `cooperative_staged` and, of half types, `cooperative_halves`: softmax of (2048, 128256) in float32 took
       674 us, and takes 579; log_softmax of (4096, 128256) in bfloat16 takes 562 us with four blocks, 598 with three.
       Moments, of three values a state, spill in large blocks (`cooperative_moments_bytes`).
+      `shifted_held`: rows of two tiles that begin in the middle of words, whose states come from stages. To find their
+      whole words takes registers, so that fewer threads hold them than hold others.
+      `shifted`: longer ones, read twice, 32 bytes a thread (of half types `shifted_halves`): softmax of
+      (3096, 9818) in float32 took 144 us held, and takes 89 (H100).
     `common_bytes`: so much that is the same in every row goes past a multiprocessor's own cache, which then keeps the
     row: root mean square norm of (1024, 65536) in float32 went from 83 to 87 %.
     `invariant`: of all rows, where a row's bits may depend on nothing but the row.
@@ -74,6 +78,9 @@ class Rows(NamedTuple):
     twice_halves: Regime
     twice_narrow: Regime
     halves_tiles: int
+    shifted_held: Regime
+    shifted: Regime
+    shifted_halves: Regime
     cooperative: Cooperative
     cooperative_staged: Cooperative
     cooperative_halves: Cooperative
@@ -94,6 +101,9 @@ _NVIDIA = Rows(
     twice_halves=Regime(4, 16),
     twice_narrow=Regime(2, 32),
     halves_tiles=16,
+    shifted_held=Regime(2, 4),
+    shifted=Regime(1, 16),
+    shifted_halves=Regime(1, 8),
     cooperative=Cooperative(16 * 1024, 4, 16),
     cooperative_staged=Cooperative(16 * 1024, 3, 8),
     cooperative_halves=Cooperative(16 * 1024, 4, 8),

@@ -19,8 +19,7 @@ from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTO
 FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
-# Products of an inner dimension up to this are sums of outer products. Their tiles have so many elements at most, and
-# columns.
+# Products with K up to OUTER are sums of outer products, in tiles of at most OUTER_ELEMENTS results and OUTER_COLUMNS.
 OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 2048, 64
 # A part of K has so many elements at least, and two blocks.
 PART = 128
@@ -33,7 +32,7 @@ LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
 CONFLICTS = 0.032
-# Up to so many rows it is these loads that a product waits for, by so many programs at once.
+# Halves of up to MOST_LOADING rows wait for these loads most of the time, LOADING programs of a multiprocessor at once.
 MOST_LOADING, LOADING = 64, 3
 # And what a block of few rows takes to arrive from the L2 cache.
 WAITED = 0.3
@@ -413,9 +412,9 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
 
 
 def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The cheapest, or of few rows in halves, whose loads of less than 16 bytes are waited for, the smallest for all.
+    """The cheapest tiles; or the smallest that hold all rows, of few rows of halves that 16 bytes do not divide.
 
-    Then it is the number of programs that counts, of which a multiprocessor has registers for LOADING.
+    Those wait for their loads: the more programs there are, the better, and LOADING of them have room for registers.
     """
     enough = [config for config in configs if problem.M <= config.BLOCK_M <= MOST_LOADING]
     if enough and problem.dtype.itemsize == 2 and min(problem.a_vector, problem.b_vector) < 16:

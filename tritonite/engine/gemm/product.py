@@ -131,6 +131,7 @@ def product(
     alike = invariant and whole and not blockwise and choose.has_tiles_alike(a.dtype, out.device)
     fixed = invariant and not alike
     described = fixed and whole and _lie_for_descriptors(a, b, out)
+    # The bits of halves are the same in either orientation, and of float32 they are not.
     if _is_transposed(out) and (not invariant or (alike and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
     written, copied = out, (False, False, False)
@@ -302,6 +303,11 @@ class _Work(NamedTuple):
         return self._replace(a=a, b=b, out=out, epilogue=self.epilogue.transposed(), copied=self.copied[::-1])
 
     @property
+    def options(self) -> dict[str, Any]:
+        """What the compilers of all its kernels are told."""
+        return fusion() if self.alike else {}
+
+    @property
     def problem(self) -> choose.Problem:
         found = _problem(self.a, self.b, self.out)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
@@ -364,6 +370,7 @@ def _run(work: _Work, config: Config) -> None:
         N=N,
         splits=splits,
         **work.epilogue.arguments,
+        **work.options,
         INDEX=work.index,
         SPLITS=most,
         BLOCK_M=rows,
@@ -386,7 +393,6 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
-    options = fusion() if work.alike else {}
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
         rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
@@ -406,7 +412,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             STAGES=config.num_stages,
             num_warps=4,
             maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
-            **options,
+            **work.options,
             **sizes,
             **epilogue,
         )
@@ -426,7 +432,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             B_TRANSPOSED=_in_columns(b),
             SPLIT=splits > 1,
             SPLIT_STORE=config.split_store,
-            **options,
+            **work.options,
             **sizes,
             **epilogue,
             **constants,
@@ -448,7 +454,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             ALIGNED=_alignment(a, b, out),
             PADDED=tuple([16 // x.dtype.itemsize if copy else 1 for x, copy in zip((a, b), work.copied, strict=True)]),
             **registers,
-            **options,
+            **work.options,
             **sizes,
             **epilogue,
             **constants,

@@ -128,15 +128,15 @@ def multiply(
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
         a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY_A)
-        b_batch = b + (batch + term) * aligned_to(strides[1][0], EVERY_B)
-        b_columns = b_batch + (columns * b_column)[None, :]
+        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
         if OUTER:
-            a_rows, b_row = a_batch + begin * a_inner_stride + rows * a_row, b_batch + begin * b_inner_stride
+            # By pointers in two dimensions a thread would load a row's element once for each of its columns.
+            a_rows = a_batch + rows * a_row
             for i in tl.static_range(BLOCK_K):
-                there = True if EVEN_K else begin + i < end
-                x = tl.load(a_rows + i * a_inner_stride, mask=row_mask & there, other=0).to(ACCUMULATOR)
-                y = tl.load(b_row + i * b_inner_stride + columns * b_column, mask=column_mask & there, other=0)
-                total += x[:, None] * y.to(ACCUMULATOR)[None, :]
+                k, there = begin + i, True if EVEN_K else begin + i < end
+                x = tl.load(a_rows + k * a_inner_stride, mask=row_mask & there, other=0.0)
+                y = tl.load(b_columns + k * b_inner_stride, mask=column_mask[None, :] & there, other=0.0)
+                total += x.to(ACCUMULATOR)[:, None] * y.to(ACCUMULATOR)
         else:
             for k in range(begin, end, BLOCK_K):
                 inner = k + tl.arange(0, BLOCK_K)

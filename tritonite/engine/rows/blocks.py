@@ -255,15 +255,11 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
 
 
 def _shifted(space: Space, traits: Traits) -> Blocks:
-    """Many rows that begin in the middle of words, and whose states come from stages.
-
-    Those of two blocks are held, by half as many threads as others, and longer ones read twice, 32 bytes a thread: what
-    finds a row's whole words takes registers, and softmax of (3096, 9818) in float32 took 144 us held and takes 89.
-    """
-    elements = devices.current.row_elements
-    if space.n_reduced <= 2 * elements:
-        return cut(space, 1, 2 * elements, max(1, elements // 1024))
-    return cut(space, 1, elements, max(1, elements * traits.itemsize // 1024))
+    """Many rows that begin in the middle of words, and whose states come from stages."""
+    regimes = ROWS[devices.current.kind]
+    if space.n_reduced <= regimes.shifted_held.tiles * devices.current.row_elements:
+        return _regime(space, regimes.shifted_held)
+    return _regime(space, regimes.shifted_halves if traits.itemsize < 4 else regimes.shifted)
 
 
 def _without_waste(space: Space, traits: Traits) -> Blocks | None:
