@@ -40,7 +40,7 @@ _NVIDIA = {
         256: Tiles(Tile(128, 32, 8, 3), Tile(128, 32, 8, 2), Tile(64, 64, 8, 2)),
     },
     4: {
-        64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+        64: Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
         128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
         256: Tiles(Tile(32, 32, 8, 1), Tile(64, 16, 4, 1), Tile(16, 32, 8, 1)),
     },
@@ -70,7 +70,7 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 
     `shared` are the bytes of shared memory that a program may have. A bias has registers of its own, which the forward
     pass of half types takes from half of the keys. So have random numbers: beside them the gradients of keys of short
-    heads have the tile of longer ones.
+    heads have the tile of longer ones. In float32 a bias' loads are fewer where blocks of keys are larger.
     """
     table = _SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind]
     found = table[size][min(most for most in table[size] if head <= most)]
@@ -78,6 +78,8 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
         found = found._replace(key=table[2][128].key)
     if biased and table is _NVIDIA and size == 2:
         return found._replace(forward=found.forward._replace(BLOCK_N=found.forward.BLOCK_N // 2))
+    if biased and table is _NVIDIA and head <= 64:
+        return found._replace(query=found.query._replace(BLOCK_N=2 * found.query.BLOCK_N))
     return found
 
 

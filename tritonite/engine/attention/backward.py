@@ -18,6 +18,7 @@ from tritonite.engine.attention.forward import (
     biased,
     exponential,
     key_range,
+    load_bias,
     load_rows,
     score_factor,
     seen,
@@ -43,22 +44,15 @@ def _logarithms(pointer, rows, stride, queries, NATURAL: tl.constexpr):
 
 
 @triton.jit
-def _probabilities(
-    scores, logarithms, bias, strides, rows, columns, span, factor, MASKED: tl.constexpr, FACTS: tl.constexpr
-):
-    """The probabilities that products of queries and keys stand for, and which of them there are."""
-    OF_KEYS: tl.constexpr = FACTS.bias_of_keys
+def _probabilities(scores, logarithms, exists, added, factor, MASKED: tl.constexpr, FACTS: tl.constexpr):
+    """The probabilities that products of queries and keys stand for."""
     scores *= factor
-    exists = seen(rows, columns, span, FACTS.causal)
-    if bias is not None:
-        there = exists
-        if OF_KEYS:
-            there = columns < span[1]
-        scores = biased(scores, bias, strides, rows, columns, there, FACTS.natural, OF_KEYS)
+    if added is not None:
+        scores = biased(scores, added, FACTS.natural)
     probability = exponential(scores - logarithms, FACTS.natural)
     if MASKED:
         probability = tl.where(exists, probability, 0.0)
-    return probability, exists
+    return probability
 
 
 @triton.jit
@@ -98,21 +92,12 @@ def _take_keys(
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
     logarithms, delta = of_rows
+    exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
+    added = load_bias(bias, strides[3], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
-    probability, exists = _probabilities(
-        scores,
-        logarithms[:, None],
-        bias,
-        strides[3],
-        rows[:, None],
-        columns[None, :],
-        span,
-        factor,
-        MASKED,
-        FACTS,
-    )
+    probability = _probabilities(scores, logarithms[:, None], exists, added, factor, MASKED, FACTS)
     of_shares = multiply(grad, parts(tl.trans(v), PRECISION), None, PRECISION)
     if drawn is not None:
         of_shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), of_shares * drawn[3], 0.0)
@@ -288,23 +273,14 @@ def _take_queries(
     of_key, of_value = totals
     if bias is not None:
         bias += shift
+    exists = seen(rows[None, :], columns[:, None], span, FACTS.causal)
+    added = load_bias(bias, strides[3], rows[None, :], columns[:, None], span, exists, FACTS.bias_of_keys)
     q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
     logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
     products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
     scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
-    probability, exists = _probabilities(
-        scores,
-        logarithms[None, :],
-        bias,
-        strides[3],
-        rows[None, :],
-        columns[:, None],
-        span,
-        factor,
-        MASKED,
-        FACTS,
-    )
+    probability = _probabilities(scores, logarithms[None, :], exists, added, factor, MASKED, FACTS)
     weights = probability
     if drawn is not None:
         keeps = tl.trans(kept_tile(drawn, corner[0], corner[1], span[1], FACTS))

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import Number, empty, settings
-from tritonite.engine.attention.forward import LOG2E, biased
+from tritonite.engine.attention.forward import LOG2E, biased, load_bias
 from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
@@ -232,20 +232,20 @@ def _take(
     low, stop, diagonal, window = seen
     columns = start + tl.arange(0, FACTS.block_n)
     exists = _visible(columns, low, stop, FACTS)
+    visible = exists[None, :]
+    if FACTS.causal:
+        visible = visible & (columns[None, :] <= (rows + diagonal)[:, None])
+    if FACTS.windowed:
+        visible = visible & (columns[None, :] > (rows + diagonal - window)[:, None])
+    there = visible & (rows >= 0)[:, None]
+    added = load_bias(bias, (0, 0, of_bias[0], of_bias[1]), rows[:, None], columns[None, :], (), there, False)
     k = _load(key, _offset(page, start, of_key, FACTS), exists, FACTS.head_size, FACTS.block_d, MASKED)
     scores = tl.dot(q, tl.trans(_converted(k, q.dtype)), input_precision=PRECISION) * numbers[0]
     if FACTS.capped:
         scores = numbers[1] * (1 - 2 / (tl.exp2(scores) + 1))
     if MASKED or bias is not None:
-        visible = exists[None, :]
-        if FACTS.causal:
-            visible = visible & (columns[None, :] <= (rows + diagonal)[:, None])
-        if FACTS.windowed:
-            visible = visible & (columns[None, :] > (rows + diagonal - window)[:, None])
         if bias is not None:
-            there = visible & (rows >= 0)[:, None]
-            steps = (0, 0, of_bias[0], of_bias[1])
-            scores = biased(scores, bias, steps, rows[:, None], columns[None, :], there, False)
+            scores = biased(scores, added, False)
         scores = tl.where(visible, scores, float("-inf"))
     most = tl.maximum(largest, tl.max(scores, 1))
     base = tl.where(most == float("-inf"), 0.0, most)

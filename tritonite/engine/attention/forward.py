@@ -105,16 +105,25 @@ def key_range(block, keys, diagonal, FACTS: tl.constexpr):
 
 
 @triton.jit
-def biased(scores, bias, strides, rows, columns, exists, NATURAL: tl.constexpr, OF_KEYS: tl.constexpr = False):
-    """Scores with a bias added to them; of a mask those are -inf for which it is false.
+def load_bias(bias, strides, rows, columns, span, exists, OF_KEYS: tl.constexpr):
+    """A tile of a bias where a score `exists`, or None; one of keys alone is loaded once for all queries.
 
-    One of keys alone is loaded once for all queries, where a key `exists`.
+    Before the products that it is added to, so that it is on its way under them.
     """
-    pointers = bias + columns * strides[3]
-    if not OF_KEYS:
-        pointers += rows * strides[2]
-    added = tl.load(pointers, mask=exists, other=0)
-    if bias.dtype.element_ty == tl.int1:
+    added = None
+    if bias is not None:
+        pointers = bias + columns * strides[3]
+        if OF_KEYS:
+            added = tl.load(pointers, mask=columns < span[1], other=0)
+        else:
+            added = tl.load(pointers + rows * strides[2], mask=exists, other=0)
+    return added
+
+
+@triton.jit
+def biased(scores, added, NATURAL: tl.constexpr):
+    """Scores with a tile of a bias added to them; of a mask those are -inf for which it is false."""
+    if added.dtype == tl.int1:
         scores = tl.where(added != 0, scores, float("-inf"))
     elif NATURAL:
         scores += added.to(tl.float32)
@@ -151,18 +160,15 @@ def _take(
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
     NATURAL: tl.constexpr = FACTS.natural
-    OF_KEYS: tl.constexpr = FACTS.bias_of_keys
     total, largest, denominator = state
+    exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
+    added = load_bias(bias, strides[4], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
     if MASKED or bias is not None:
         scores *= factor
-        exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
         if bias is not None:
-            there = exists
-            if OF_KEYS:
-                there = columns[None, :] < span[1]
-            scores = biased(scores, bias, strides[4], rows[:, None], columns[None, :], there, NATURAL, OF_KEYS)
+            scores = biased(scores, added, NATURAL)
         if MASKED:
             scores = tl.where(exists, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
