@@ -249,7 +249,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
 
 
 def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):
-    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, device: problem.M == 64)
+    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, device, _: problem.M == 64)
     a, b = torch.randn(64, 32, device=DEVICE).bfloat16(), torch.randn(32, 48, device=DEVICE).bfloat16()
     mm = tritonite.overloads()["mm"]
     with call.under(call.Settings(faster_only=True, invariant=False)):

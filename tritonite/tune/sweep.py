@@ -72,7 +72,7 @@ def sweep(
         tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         work.append((problem, draw.sample(every, min(_CANDIDATES, len(every)))))
-    fitted = [(problem, choose.fitting(config, problem, device)) for problem, configs in work for config in configs]
+    fitted = [(problem, _run_as(config, problem, device)) for problem, configs in work for config in configs]
     kernels = {_kernel(problem, config): (problem, config) for problem, config in fitted}
     tuner.compile_all(list(kernels.values()), jobs)
     end = time.monotonic() + seconds
@@ -82,10 +82,14 @@ def sweep(
         a, b, out = tuner.operands(problem, "cuda")
         found = []
         for config in configs:
-            call = functools.partial(product, a, b, out, config=choose.fitting(config, problem, device))
+            call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
             call()
             found.append((config, _time(call, cached)))
         yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(found))
+
+
+def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
+    return choose.fitting(choose.grouped(config, problem), problem, device)
 
 
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:

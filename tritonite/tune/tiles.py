@@ -108,12 +108,12 @@ _FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, bf16x6=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
     | {
-        4: (Config(2, 8, 512), Config(4, 4, 512), _FEW_PARTS),
+        4: (Config(2, 8, 512, 2), Config(4, 4, 512), _FEW_PARTS),
         8: (Config(2, 8, 256), Config(4, 4, 256), Config(8, 4, 256)),
     },
     False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2)}
     | {
-        4: (Config(2, 64, 64, programs=4), Config(4, 64, 32, programs=4), _FEW_PARTS),
+        4: (Config(2, 64, 64, 2, programs=4), Config(4, 64, 32, programs=4), _FEW_PARTS),
         8: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]),
     },
 }

@@ -20,11 +20,14 @@ FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
 # Products with K up to OUTER are sums of outer products, in tiles of at most OUTER_ELEMENTS results and OUTER_COLUMNS.
-OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 2048, 64
+OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
 # A part of K has so many elements at least, and two blocks.
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
+# A warp has so many elements of a block that a small product leaves of one of few rows: vectors times 1,280 matrices of
+# 96 by 7 took 4.5 us with eight warps.
+_OF_A_WARP = 1024
 # Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread: of 2 bytes, which go by
 # way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes.
 LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
@@ -49,6 +52,8 @@ COPY, COPIED = 2.5, 3.3e6
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
 # in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
 LEFT_TO_ATEN = 0.86
+# Programs next to each other take so many tiles at most across a product's shorter side.
+MOST_GROUPED = 8
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
@@ -124,12 +129,29 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
         return _of_outer_products(problem, device)
     table = table_for(problem, device, descriptors)
     if table is None:
-        return rule(problem, device, descriptors, warp_specialized)
-    return fastest(problem, device, table, warp_specialized, descriptors)
+        found = rule(problem, device, descriptors, warp_specialized)
+    else:
+        found = fastest(problem, device, table, warp_specialized, descriptors)
+    return found if problem.blockwise else grouped(found, problem)
+
+
+def grouped(config: Config, problem: Problem) -> Config:
+    """The same where programs next to each other take the tiles across a problem's shorter side, up to MOST_GROUPED.
+
+    They share what the other operand has for them. 1,875 rows by 1,600 by 13,824 took 148 us in groups of 16 rows of
+    tiles, and takes 128 of 8; 488 rows by 8,960 by 3,584, transposed, 63 us, and 52 (H100).
+    """
+    if not config.descriptors:
+        return config
+    M, N = (problem.N, problem.M) if config.transposed else (problem.M, problem.N)
+    rows, columns = -(-M // config.BLOCK_M), -(-N // (config.BLOCK_N + config.MORE_N))
+    if rows <= columns:
+        return config._replace(GROUP_M=MOST_GROUPED)
+    return config._replace(GROUP_M=1 if columns <= MOST_GROUPED else 2)
 
 
 def _of_outer_products(problem: Problem, device: torch.device) -> Config:
-    """Tiles whose threads have 16 results each, or fewer where there are too few of them for a device."""
+    """Tiles whose threads have 32 results each, or fewer where there are too few of them for a device."""
     columns = min(power_of_2(problem.N), OUTER_COLUMNS)
     config = Config(min(power_of_2(problem.M), OUTER_ELEMENTS // columns), columns, power_of_2(problem.K))
     while config.BLOCK_M > 1 and problem.tiles(config) < 4 * devices.multiprocessors(device):
@@ -174,22 +196,23 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     return through_pointers / 2 if descriptors else through_pointers
 
 
-def aten_is_faster(problem: Problem, device: torch.device) -> bool:
+def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
     """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both.
 
     Tiles that tuning stored are taken whatever the model says.
     """
     tuned = problem.key in store.known(devices.name_of(device))
-    return not tuned and problem.K > OUTER and problem.result is problem.dtype and _aten_is_faster(problem, device)
+    known = not tuned and problem.K > OUTER and problem.result is problem.dtype
+    return known and _aten_is_faster(problem, device, warp_specialized)
 
 
 @functools.lru_cache(maxsize=4096)
-def _aten_is_faster(problem: Problem, device: torch.device) -> bool:
+def _aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool) -> bool:
     table = table_for(problem, device, True)
     if table is None or table.aten is None:
         return False
     aten = least_microseconds(problem, table.aten, devices.multiprocessors(device))
-    return aten < LEFT_TO_ATEN * _fastest(problem, device, table, True, True)[1]
+    return aten < LEFT_TO_ATEN * _fastest(problem, device, table, warp_specialized, True)[1]
 
 
 def least_microseconds(problem: Problem, table: model.Table, multiprocessors: int) -> float:
@@ -232,7 +255,10 @@ def _fastest(
     times = np.maximum(times, table.costs.launch + waiting)
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
-    return table.configs[tiles[best]["number"]]._replace(**own), float(times[best])
+    found = table.configs[tiles[best]["number"]]
+    if found.BLOCK_M < FEW and own["BLOCK_N"] * own["BLOCK_K"] < found.BLOCK_N * found.BLOCK_K:
+        own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _OF_A_WARP))
+    return found._replace(**own), float(times[best])
 
 
 def _shortened(tiles: Any, problem: Problem) -> Any:
@@ -242,7 +268,7 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
     times = np.where(tiles["descriptors"] == 1, 1, times)
     tiles["BLOCK_K"] //= times
-    wider = np.minimum(tiles["BLOCK_N"] * times, np.maximum(tiles["BLOCK_N"], columns))
+    wider = np.minimum(tiles["BLOCK_N"] * times, columns)
     tiles["BLOCK_N"] = np.where(tiles["BLOCK_M"] < FEW, wider, tiles["BLOCK_N"])
     return tiles
 

@@ -40,6 +40,13 @@ class _Epilogue(NamedTuple):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.scales if self.addend is None else (*self.scales, self.addend)
 
+    def takes_specialized_warps(self, K: int) -> bool:
+        """Whether groups of warps that divide the work may write the results of a sum over so many elements.
+
+        Of a long product, what is added to every element is there sooner where all warps wait for it.
+        """
+        return self.activation is None and (K < choose.SHORT or not self.bytes)
+
     @property
     def bytes(self) -> int:
         """Of what is read beside every element of a product; of one row nobody knows what would be in others."""
@@ -139,7 +146,8 @@ def product(
         a, b, written = _laid_alike(a, b, out)
     elif config is None and whole and not fixed:
         if compared and all(map(_has_descriptor, (a, b, out))):
-            decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device))
+            specialized = epilogue.takes_specialized_warps(a.shape[2])
+            decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device, specialized))
         copied = _worth_copies(a, b, out)
         a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
         written = _padded(out) if copied[2] else out
@@ -150,8 +158,7 @@ def product(
     if config is None:
         problem = choose.of_any_rows(work.problem) if fixed else work.problem._replace(invariant=alike)
         descriptors = described if fixed else whole and all(map(_has_descriptor, (a, b, written)))
-        # Of a long product, what is added to every element is there sooner where all warps wait for it.
-        warp_specialized = descriptors and activation is None and (a.shape[2] < choose.SHORT or not epilogue.bytes)
+        warp_specialized = descriptors and epilogue.takes_specialized_warps(a.shape[2])
         config = choose.choose(problem, out.device, descriptors, warp_specialized)
         config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
     _run_in_room(work, config if whole else config._replace(splits=1, descriptors=False))
