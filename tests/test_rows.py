@@ -619,17 +619,20 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device
     assert served("sum.dim_IntList") and served("_softmax")
 
 
+@pytest.mark.parametrize("programs", [1, 8, 512])
 @pytest.mark.parametrize("length", [33, 100])
 @pytest.mark.parametrize("beside", [2, 3, 7, 8])
-def test_upright_rows_of_few_neighbours_are_held(length, beside, device, monkeypatch):
-    """By programs that hold all neighbours, some, or one, of rows of up to four blocks."""
-    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=8)
+def test_upright_rows_of_few_neighbours(length, beside, programs, device, monkeypatch):
+    """By programs that have all neighbours, in blocks, or of a small space some of them, or one, held as a whole."""
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     grad, x = torch.randn(2, 9, length, beside, device=device)
     with tritonite.use_gems():
-        shares = x.softmax(1)
+        shares, total, largest = x.softmax(1), x.sum(1), x.max(1)
         gradient = torch._softmax_backward_data(grad, shares, 1, torch.float32)
     torch.testing.assert_close(shares, x.double().softmax(1).float())
+    torch.testing.assert_close(total, x.double().sum(1).float())
+    assert torch.equal(largest.indices, x.max(1).indices)
     exact = torch._softmax_backward_data(grad.double(), shares.double(), 1, torch.float64)
     torch.testing.assert_close(gradient, exact.float())
 

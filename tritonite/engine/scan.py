@@ -235,7 +235,8 @@ def _launch(
     # Across the grain of an operand it takes tiles, as it does where operands differ.
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
-    facts = reduction.facts(space, blocks, compute, (), [compute])
+    # Where rows stand upright a program is of one warp, which waits for all that is not on its way.
+    facts = dataclasses.replace(reduction.facts(space, blocks, compute, (), [compute]), ahead=not space.inner)
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
         partial = reduction.states_of_splits((self,), space, blocks, compute, facts, (0.0, 0.0))
