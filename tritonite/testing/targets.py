@@ -437,6 +437,21 @@ def dropped(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]
                     yield label, specialization, names
 
 
+def fewer_rounds(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Attention of float32 by the tile that leaves a multiprocessor room for a third program."""
+    record = dataclasses.replace(devices.current, kind="nvidia")
+    query = torch.empty(1, 2 * devices.multiprocessors(torch.device("cpu")) + 1, 60, 64)
+    for keys in (60, 64)[: 1 + full]:
+        key = query.new_empty(*query.shape[:2], keys, 64)
+        for bias in (None, query.new_empty(*query.shape[:3], keys)):
+            problem = Problem(query, key, key, bias, None, False, 0, "ieee")
+            with _noting() as found, mock.patch.object(devices, "current", record):
+                attention(problem, query, query.new_empty(query.shape[:3]))
+            for specialization in found:
+                biased = "" if bias is None else " with a bias"
+                yield f"attention in fewer rounds over {keys}{biased}", specialization, ("sm_90", "sm_100")[: 1 + full]
+
+
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Rows that are sorted, and selected of, by several programs, and the longest that one sorts by itself."""
     met: set[Any] = set()
@@ -506,6 +521,7 @@ _GROUPS = {
     "shared": counted_in_shared_memory,
     "decoding": decoding,
     "dropped": dropped,
+    "rounds": fewer_rounds,
     "sorted": sorted_rows,
     "tiles": tiles,
     "copies": copies,
@@ -587,12 +603,12 @@ def failures(
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
     "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
-    of few queries over many keys, "dropped" for attention with dropout, "sorted" for long rows in order, "tiles" for
-    products by all tables of tiles, "added" for those that a matrix is added to, "rows" for long rows, "fused" for
-    operators outside ATen, "rings" for their longest rows, "in_order" for rows whose bits are their own. Unless `full`,
-    what is alike to all targets of a compiler is compiled for one of them. Where it is met first in a part, or named, a
-    kernel is compiled for all targets, and elsewhere for one of each compiler's, by turns. If `quick`, each kernel of a
-    declaration is compiled once.
+    of few queries over many keys, "dropped" for attention with dropout, "rounds" for attention with a third program in
+    a multiprocessor, "sorted" for long rows in order, "tiles" for products by all tables of tiles, "added" for those
+    that a matrix is added to, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows,
+    "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
+    for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for
+    one of each compiler's, by turns. If `quick`, each kernel of a declaration is compiled once.
     """
     for label, specialization, chosen in _quick(names, part) if quick else _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.

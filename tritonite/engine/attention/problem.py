@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.dispatch.call import Number
+from tritonite.dispatch.call import Number, settings
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
@@ -131,7 +131,13 @@ class Problem(NamedTuple):
         size = power_of_2(max(self.query.shape[3], self.value.shape[3]))
         shared = devices.shared_memory(self.query.device)
         of, dropped = self.query.dtype.itemsize, self.dropout is not None
-        return table.tiles(devices.current.kind, of, size, shared, self.bias is not None, dropped)
+        found = table.tiles(devices.current.kind, of, size, shared, self.bias is not None, dropped)
+        if self.query.dtype is torch.float32 and not (self.causal or dropped or settings().invariant):
+            multiprocessors = devices.multiprocessors(self.query.device) if devices.current.kind == "nvidia" else 0
+            heads = self.batch * self.query.shape[1]
+            forward = table.fewer_rounds(found.forward, size, heads, self.queries, multiprocessors)
+            found = found._replace(forward=forward)
+        return found
 
     @property
     def factor(self) -> float | Number:

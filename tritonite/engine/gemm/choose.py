@@ -188,8 +188,9 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     config = rule(problem, device, False)
     steps = -(-problem.K // (config.BLOCK_K * config.splits))
     rounds = -(-problem.tiles(config) * config.splits // (devices.multiprocessors(device) * config.programs))
-    loads = float(_loads(problem, model.records([config]))[0])
-    stores = config.programs * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
+    beside = min(config.programs, -(-problem.tiles(config) * config.splits // devices.multiprocessors(device)))
+    loads = float(_loads(problem, model.records([config._replace(programs=beside)]))[0])
+    stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
     through_pointers = rounds * (steps * (BLOCK + loads) + (problem.out_vector < 16) * stores * STORE)
     through_pointers += ADDING if config.splits > 1 else 0
     # With descriptors what nobody has measured is taken to need half of that.
