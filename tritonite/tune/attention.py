@@ -114,8 +114,9 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 # fast for on Hopper's GPUs. On an H200 the forward pass in half types has 0.96 to 1.03 of cuDNN's speed for heads of
 # 128 and 256, 1.2 to 2.3 of FlashAttention's, 2.4 to 4.6 of CUTLASS's. Gradients have 0.90 to 0.99 of cuDNN's for heads
 # of 128, 1.18 for 256, 0.81 to 0.96 for 64; 1.04 to 2.05 of FlashAttention's by the warp-specialised kernels, 1.06 to
-# 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.27 to 1.44
-# of CUTLASS's speed, gradients 0.98 to 1.34 for heads of 64 and 0.67 for 128. Others have not been measured.
+# 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.28 to 2.1
+# of CUTLASS's speed on an H100, gradients 1.07 to 1.50 for heads of 64 (0.67 for 128, H200). Others have not been
+# measured.
 FASTER: dict[tuple[str, int, str], range] = {
     ("cudnn", 2, "warp specialised"): range(33, 257),
     ("cudnn", 2, "warp specialised backward"): range(65, 257),
@@ -131,8 +132,8 @@ FASTER: dict[tuple[str, int, str], range] = {
     ("efficient", 4, "backward"): range(1, 65),
 }
 # The same with a bias: 1.24 to 1.48 of cuDNN's speed for heads of 128, 1.22 to 1.29 for 64 over 512 keys and more; 2.5
-# to 3.9 of CUTLASS's, gradients too; in float32 1.22 to 1.28 of CUTLASS's, gradients 0.98 to 1.17 for heads of 64. The
-# gradient of a bias has not been measured.
+# to 3.9 of CUTLASS's, gradients too; in float32 1.3 to 2.0 of CUTLASS's, gradients 1.07 to 1.50 for heads of 64 (H100).
+# The gradient of a bias has not been measured.
 FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
     ("cudnn", 2, "warp specialised"): range(33, 129),
     ("efficient", 2, "warp specialised"): range(33, 129),
