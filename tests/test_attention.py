@@ -77,7 +77,7 @@ def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, f
     return grads
 
 
-@pytest.mark.skipif(tritonite.backend.kind != "nvidia", reason="of NVIDIA's GPUs, whose registers programs share")
+@pytest.mark.skipif(not devices.has_wgmma(torch.device(tritonite.device)), reason="of Hopper's multiprocessors alone")
 @pytest.mark.parametrize("biased", [False, True])
 def test_tiles_of_fewer_rounds(biased):
     query, key, value = _operands(1, 2 * devices.multiprocessors(torch.device("cuda")) + 1, 1, 90, 70, 64)

@@ -72,9 +72,9 @@ _TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _IN
 
 # What the tiles of _NVIDIA need of shared memory: as much as sm_90 and sm_100 have.
 _LARGE = 220 * 1024
-# So many programs of float32's usual tile are in a multiprocessor, and a tile that leaves room for one more, each of
-# which takes as much longer. 12 heads of 1,500 queries are 288 programs, two rounds of an H100 or one: 219 us, with a
-# bias 281, become 178 and 206.
+# So many programs of float32's usual tile are in one of Hopper's multiprocessors, and a tile that leaves room for one
+# more, each of which takes as much longer. 12 heads of 1,500 queries are 288 programs, two rounds of an H100 or one:
+# 219 us, with a bias 281, become 178 and 206.
 _USUAL_RESIDENT = 2
 _MORE_RESIDENT = {64: Tile(64, 32, 4, 2, resident=3)}
 
@@ -82,7 +82,7 @@ _MORE_RESIDENT = {64: Tile(64, 32, 4, 2, resident=3)}
 def fewer_rounds(usual: Tile, head: int, heads: int, queries: int, multiprocessors: int) -> Tile:
     """The usual tile of float32's forward pass, or one that takes less time for so many heads of so many queries."""
     most = min([most for most in _MORE_RESIDENT if head <= most], default=None)
-    if most is None or not multiprocessors:
+    if most is None:
         return usual
     other, programs = _MORE_RESIDENT[most], heads * -(-queries // usual.BLOCK_M)
 

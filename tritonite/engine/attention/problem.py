@@ -132,11 +132,12 @@ class Problem(NamedTuple):
         shared = devices.shared_memory(self.query.device)
         of, dropped = self.query.dtype.itemsize, self.dropout is not None
         found = table.tiles(devices.current.kind, of, size, shared, self.bias is not None, dropped)
-        if self.query.dtype is torch.float32 and not (self.causal or dropped or settings().invariant):
-            multiprocessors = devices.multiprocessors(self.query.device) if devices.current.kind == "nvidia" else 0
-            heads = self.batch * self.query.shape[1]
-            forward = table.fewer_rounds(found.forward, size, heads, self.queries, multiprocessors)
-            found = found._replace(forward=forward)
+        by_parts = products(self.precision, self.query) == "bf16x6" and devices.has_wgmma(self.query.device)
+        if by_parts and not (self.causal or dropped or settings().invariant):
+            heads, multiprocessors = self.batch * self.query.shape[1], devices.multiprocessors(self.query.device)
+            found = found._replace(
+                forward=table.fewer_rounds(found.forward, size, heads, self.queries, multiprocessors)
+            )
         return found
 
     @property
