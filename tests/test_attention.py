@@ -83,7 +83,7 @@ def test_tiles_of_fewer_rounds(biased):
     query, key, value = _operands(1, 2 * devices.multiprocessors(torch.device("cuda")) + 1, 1, 90, 70, 64)
     bias = _drawn(1, 1, 90, 70).expand(1, query.shape[1], 90, 70) if biased else None
     work = Problem(query[:, :, :40], key, value, bias, None, False, 0, "ieee")
-    assert work.tiles.forward.resident and not work._replace(causal=True).tiles.forward.resident
+    assert work.forward_tile.resident and not work._replace(causal=True).forward_tile.resident
     _check(query[:, :, :40], key, value, None if bias is None else bias[:, :, :40])
 
 

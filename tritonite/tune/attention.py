@@ -11,6 +11,11 @@ CACHED = 32 * 2**20
 _REGISTERS = 65536
 
 
+def _registers(threads: int) -> int:
+    """Those of each of so many threads that share a multiprocessor, in eights."""
+    return _REGISTERS // threads // 8 * 8
+
+
 class Tile(NamedTuple):
     """Queries and keys that a program takes at a time.
 
@@ -27,7 +32,7 @@ class Tile(NamedTuple):
     def options(self) -> dict[str, Any]:
         found = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         if self.resident:
-            found["maxnreg"] = _REGISTERS // (32 * self.num_warps * self.resident) // 8 * 8
+            found["maxnreg"] = _registers(32 * self.num_warps * self.resident)
         return found
 
 
@@ -72,24 +77,22 @@ _TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _IN
 
 # What the tiles of _NVIDIA need of shared memory: as much as sm_90 and sm_100 have.
 _LARGE = 220 * 1024
-# So many programs of float32's usual tile are in one of Hopper's multiprocessors, and a tile that leaves room for one
-# more, each of which takes as much longer. 12 heads of 1,500 queries are 288 programs, two rounds of an H100 or one:
-# 219 us, with a bias 281, become 178 and 206.
+# So many programs of float32's usual tile are in one of Hopper's multiprocessors; and, for heads of up to 64, a tile
+# that leaves room for one more, beside which each takes longer in proportion. 12 heads of 1,500 queries are 288
+# programs, two rounds of an H100 or one: 219 us, with a bias 281, become 178 and 206.
 _USUAL_RESIDENT = 2
-_MORE_RESIDENT = {64: Tile(64, 32, 4, 2, resident=3)}
+_MORE_RESIDENT = Tile(64, 32, 4, 2, resident=3)
 
 
 def fewer_rounds(usual: Tile, head: int, heads: int, queries: int, multiprocessors: int) -> Tile:
     """The usual tile of float32's forward pass, or one that takes less time for so many heads of so many queries."""
-    most = min([most for most in _MORE_RESIDENT if head <= most], default=None)
-    if most is None:
-        return usual
-    other, programs = _MORE_RESIDENT[most], heads * -(-queries // usual.BLOCK_M)
+    programs = heads * -(-queries // usual.BLOCK_M)
 
     def time(resident: int) -> int:
         return resident * -(-programs // (resident * multiprocessors))
 
-    return other if time(other.resident) < time(_USUAL_RESIDENT) else usual
+    less = head <= 64 and time(_MORE_RESIDENT.resident) < time(_USUAL_RESIDENT)
+    return _MORE_RESIDENT if less else usual
 
 
 def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: bool = False) -> Tiles:
@@ -204,7 +207,7 @@ class WarpSpecialized(NamedTuple):
     @property
     def maxnreg(self) -> int:
         """A thread's registers when a program begins, in eights; the warp that copies has as many as a group."""
-        return _REGISTERS // (self.resident * (self.groups + 1) * 128) // 8 * 8
+        return _registers(self.resident * (self.groups + 1) * 128)
 
     @property
     def registers(self) -> int:

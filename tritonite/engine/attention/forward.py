@@ -338,7 +338,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     if hopper.takes(problem, out):
         hopper.attention(problem, out, logsumexp, empty)
         return None
-    tile = problem.tiles.forward
+    tile = problem.forward_tile
     blocks = -(-queries // tile.BLOCK_M)
     operands = problem.query, problem.key, problem.value
     facts, dropout = problem.facts(tile, out, empty=empty), problem.dropout

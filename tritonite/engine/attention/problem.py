@@ -127,18 +127,25 @@ class Problem(NamedTuple):
         return (0, head, row, row) if self.packed is not None and self.packed.logarithms else (batch, head, row, 0)
 
     @property
+    def size(self) -> int:
+        """The power of two that holds a head and a value."""
+        return power_of_2(max(self.query.shape[3], self.value.shape[3]))
+
+    @property
     def tiles(self) -> table.Tiles:
-        size = power_of_2(max(self.query.shape[3], self.value.shape[3]))
         shared = devices.shared_memory(self.query.device)
         of, dropped = self.query.dtype.itemsize, self.dropout is not None
-        found = table.tiles(devices.current.kind, of, size, shared, self.bias is not None, dropped)
-        by_parts = products(self.precision, self.query) == "bf16x6" and devices.has_wgmma(self.query.device)
-        if by_parts and not (self.causal or dropped or settings().invariant):
-            heads, multiprocessors = self.batch * self.query.shape[1], devices.multiprocessors(self.query.device)
-            found = found._replace(
-                forward=table.fewer_rounds(found.forward, size, heads, self.queries, multiprocessors)
-            )
-        return found
+        return table.tiles(devices.current.kind, of, self.size, shared, self.bias is not None, dropped)
+
+    @property
+    def forward_tile(self) -> table.Tile:
+        """That of the forward pass, which in float32 may depend on how many tiles there are."""
+        usual, device = self.tiles.forward, self.query.device
+        by_parts = products(self.precision, self.query) == "bf16x6" and devices.has_wgmma(device)
+        if not by_parts or self.causal or self.dropout is not None or settings().invariant:
+            return usual
+        heads = self.batch * self.query.shape[1]
+        return table.fewer_rounds(usual, self.size, heads, self.queries, devices.multiprocessors(device))
 
     @property
     def factor(self) -> float | Number:

@@ -25,9 +25,9 @@ OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
 PART = 128
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
-# A warp has so many elements of a block that a small product leaves of one of few rows: vectors times 1,280 matrices of
-# 96 by 7 took 4.5 us with eight warps.
-_OF_A_WARP = 1024
+# Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
+# times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
+_ELEMENTS_OF_A_WARP = 1024
 # Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread: of 2 bytes, which go by
 # way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes.
 LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
@@ -52,7 +52,7 @@ COPY, COPIED = 2.5, 3.3e6
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
 # in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
 LEFT_TO_ATEN = 0.86
-# Programs next to each other take so many tiles at most across a product's shorter side.
+# Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
@@ -86,10 +86,15 @@ class Problem(NamedTuple):
         """Of the operands and the result."""
         return self.dtype.itemsize * self.batches * (self.M * self.K + self.K * self.N + self.M * self.N)
 
+    def grid(self, config: Config) -> tuple[int, int]:
+        """How many rows and columns of tiles a matrix of results is cut into, or its transpose."""
+        M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
+        return -(-M // config.BLOCK_M), -(-N // (config.BLOCK_N + config.MORE_N))
+
     def tiles(self, config: Config) -> int:
         """How many tiles its results are cut into."""
-        M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
-        return self.batches * -(-M // config.BLOCK_M) * -(-N // (config.BLOCK_N + config.MORE_N))
+        rows, columns = self.grid(config)
+        return self.batches * rows * columns
 
     @property
     def key(self) -> str:
@@ -136,15 +141,14 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
 
 
 def grouped(config: Config, problem: Problem) -> Config:
-    """The same where programs next to each other take the tiles across a problem's shorter side, up to MOST_GROUPED.
+    """A config by which programs next to each other go along a problem's shorter side, for up to MOST_GROUPED tiles.
 
-    They share what the other operand has for them. 1,875 rows by 1,600 by 13,824 took 148 us in groups of 16 rows of
+    They share what they read of the longer side. 1,875 rows by 1,600 by 13,824 took 148 us in groups of 16 rows of
     tiles, and takes 128 of 8; 488 rows by 8,960 by 3,584, transposed, 63 us, and 52 (H100).
     """
     if not config.descriptors:
         return config
-    M, N = (problem.N, problem.M) if config.transposed else (problem.M, problem.N)
-    rows, columns = -(-M // config.BLOCK_M), -(-N // (config.BLOCK_N + config.MORE_N))
+    rows, columns = problem.grid(config)
     if rows <= columns:
         return config._replace(GROUP_M=MOST_GROUPED)
     return config._replace(GROUP_M=1 if columns <= MOST_GROUPED else 2)
@@ -187,8 +191,9 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
         return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
     config = rule(problem, device, False)
     steps = -(-problem.K // (config.BLOCK_K * config.splits))
-    rounds = -(-problem.tiles(config) * config.splits // (devices.multiprocessors(device) * config.programs))
-    beside = min(config.programs, -(-problem.tiles(config) * config.splits // devices.multiprocessors(device)))
+    programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
+    rounds = -(-programs // (multiprocessors * config.programs))
+    beside = min(config.programs, -(-programs // multiprocessors))
     loads = float(_loads(problem, model.records([config._replace(programs=beside)]))[0])
     stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
     through_pointers = rounds * (steps * (BLOCK + loads) + (problem.out_vector < 16) * stores * STORE)
@@ -258,7 +263,7 @@ def _fastest(
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     found = table.configs[tiles[best]["number"]]
     if found.BLOCK_M < FEW and own["BLOCK_N"] * own["BLOCK_K"] < found.BLOCK_N * found.BLOCK_K:
-        own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _OF_A_WARP))
+        own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _ELEMENTS_OF_A_WARP))
     return found._replace(**own), float(times[best])
 
 

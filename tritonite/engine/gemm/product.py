@@ -141,12 +141,12 @@ def product(
     # The bits of halves are the same in either orientation, and of float32 they are not.
     if _is_transposed(out) and (not invariant or (alike and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
+    specialized = epilogue.takes_specialized_warps(a.shape[2])
     written, copied = out, (False, False, False)
     if described:
         a, b, written = _laid_alike(a, b, out)
     elif config is None and whole and not fixed:
         if compared and all(map(_has_descriptor, (a, b, out))):
-            specialized = epilogue.takes_specialized_warps(a.shape[2])
             decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device, specialized))
         copied = _worth_copies(a, b, out)
         a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
@@ -158,8 +158,7 @@ def product(
     if config is None:
         problem = choose.of_any_rows(work.problem) if fixed else work.problem._replace(invariant=alike)
         descriptors = described if fixed else whole and all(map(_has_descriptor, (a, b, written)))
-        warp_specialized = descriptors and epilogue.takes_specialized_warps(a.shape[2])
-        config = choose.choose(problem, out.device, descriptors, warp_specialized)
+        config = choose.choose(problem, out.device, descriptors, descriptors and specialized)
         config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
     _run_in_room(work, config if whole else config._replace(splits=1, descriptors=False))
     if copied[2]:

@@ -181,9 +181,9 @@ def for_reduction(space: Space, states: int) -> Blocks:
         if tile < device.row_elements:
             # More of a column at a time, so that one launch reduces it.
             beside, elements = max(1, beside // 4), tile
-        rows = min(power_of_2(space.n_kept), beside)
-        if 4 * _neighbours(space) <= device.row_columns and tile == device.row_elements:
+        elif 4 * _neighbours(space) <= device.row_columns:
             return _of_neighbours(space, tile, states)
+        rows = min(power_of_2(space.n_kept), beside)
         return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
     columns = min(power_of_2(space.n_reduced), tile)
     if columns < tile:
@@ -252,8 +252,7 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
     tile = _spread(space, tile)
     rows = 1 if space.shifted else min(power_of_2(space.n_kept), max(1, tile // columns))
     blocks = _of_warps(space, tile) or tiled(space, rows, columns)
-    if blocks.warps > 1:
-        blocks = _of_more_threads(blocks, space, rows > 1 or traits.states > 1)
+    blocks = _of_more_threads(blocks, space, blocks.warps > 1 and (rows > 1 or traits.states > 1))
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
         blocks = blocks._replace(warps=2 * blocks.warps)
     return blocks
