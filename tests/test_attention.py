@@ -77,16 +77,6 @@ def _check(query, key, value, bias=None, causal=False, diagonal=0, scale=None, f
     return grads
 
 
-@pytest.mark.skipif(not devices.has_wgmma(torch.device(tritonite.device)), reason="of Hopper's multiprocessors alone")
-@pytest.mark.parametrize("biased", [False, True])
-def test_tiles_of_fewer_rounds(biased):
-    query, key, value = _operands(1, 2 * devices.multiprocessors(torch.device("cuda")) + 1, 1, 90, 70, 64)
-    bias = _drawn(1, 1, 90, 70).expand(1, query.shape[1], 90, 70) if biased else None
-    work = Problem(query[:, :, :40], key, value, bias, None, False, 0, "ieee")
-    assert work.forward_tile.resident and not work._replace(causal=True).forward_tile.resident
-    _check(query[:, :, :40], key, value, None if bias is None else bias[:, :, :40])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_several_tiles(small_tiles, dtype, causal):

@@ -48,10 +48,12 @@ class Shared:
 
 
 class Pointer:
-    """Elements of memory."""
+    """Elements of a tensor's memory, from its first one on."""
 
-    def __init__(self, memory, offset=0):
-        self.memory, self.offset = memory, offset
+    def __init__(self, tensor, offset=0):
+        first = tensor.storage_offset()
+        count = tensor.untyped_storage().nbytes() // tensor.itemsize - first
+        self.memory, self.offset = tensor.as_strided((count,), (1,), first), offset
 
     def __add__(self, offset):
         return Pointer(self.memory, self.offset + offset)
@@ -59,11 +61,12 @@ class Pointer:
     def load(self, mask, other):
         mask, offset = torch.broadcast_tensors(mask, self.offset)
         found = torch.full(mask.shape, other, dtype=self.memory.dtype)
-        found[mask] = self.memory.view(-1)[offset[mask].long()]
+        found[mask] = self.memory[offset[mask].long()]
         return block(found)
 
     def store(self, value, mask):
-        self.memory.view(-1)[self.offset[mask].long()] = value[mask]
+        mask, offset, value = torch.broadcast_tensors(mask, self.offset, value)
+        self.memory[offset[mask].long()] = value[mask]
 
 
 class Descriptor:
@@ -132,7 +135,9 @@ class Products:
         product = types.SimpleNamespace(value=None)
 
         def compute():
-            product.value = block(torch.Tensor(memory(a) @ memory(b)) + (total if use_acc else 0))
+            # Which may be a product that is still under way.
+            before = total.value if isinstance(total, types.SimpleNamespace) else total
+            product.value = block(torch.Tensor(memory(a) @ memory(b)) + (before if use_acc else 0))
 
         self.own.__dict__.setdefault("begun", []).append((product, compute))
         if self.at_once:
@@ -235,7 +240,8 @@ class Kernel:
     def language(self):
         extreme = lambda function: lambda x, y, propagate_nan=None: function(block(x), block(y))
         layouts = ("BlockedLayout", "SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "SwizzledSharedLayout")
-        same = ("abs", "exp2", "log2", "zeros_like", "int32", "int64", "float32")
+        layouts += ("NVMMASharedLayout",)
+        same = ("abs", "exp", "exp2", "log", "log2", "zeros_like", "int32", "int64", "float32", "bfloat16")
         return types.SimpleNamespace(
             allocate_shared_memory=lambda dtype, shape, _: Shared(
                 torch.zeros(shape, dtype=dtype) if dtype is torch.int64 else torch.full(shape, math.nan, dtype=dtype)
@@ -247,11 +253,13 @@ class Kernel:
             minimum=extreme(torch.minimum),
             maximum=extreme(torch.maximum),
             reduce=lambda x, dim, _: x.amax(dim),
+            max=lambda x, dim: x.amax(dim),
             sum=lambda x, dim: x.sum(dim),
             cdiv=lambda x, y: (x + y - 1) // y,
             load=lambda pointers, mask, other: pointers.load(mask, other),
             store=lambda pointers, value, mask: pointers.store(value, mask),
             convert_layout=lambda x, _, assert_trivial=False: x,
+            int1=torch.bool,
             program_id=lambda _: number(self.program),
             static_range=range,
             PropagateNan=types.SimpleNamespace(ALL=None),

@@ -33,6 +33,7 @@ from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
+from tritonite.engine.attention.hopper import float32_backward, float32_forward
 from tritonite.engine.attention.hopper import forward as hopper_forward
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.gemm import choose
@@ -437,18 +438,26 @@ def dropped(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]
                     yield label, specialization, names
 
 
-def fewer_rounds(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Attention of float32 by the tile that leaves a multiprocessor room for a third program."""
-    query = torch.empty(1, 2 * devices.multiprocessors(torch.device("cpu")) + 1, 60, 64)
-    for keys in (60, 64)[: 1 + full]:
-        key = query.new_empty(*query.shape[:2], keys, 64)
-        for bias in (None, query.new_empty(*query.shape[:3], keys)):
-            problem = Problem(query, key, key, bias, None, False, 0, "ieee")
-            with _noting() as found, mock.patch.object(devices, "has_wgmma", lambda device: True):
-                attention(problem, query, query.new_empty(query.shape[:3]))
+def in_parts(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Both passes of attention in float32 that Hopper's GPUs have, with and without a bias and its gradient."""
+    heads = devices.multiprocessors(torch.device("cpu"))
+    for i, (head, value, causal) in enumerate(((64, 64, False), (24, 64, True), (64, 64, True), (48, 20, False))):
+        # So many that a third program for keys is in a multiprocessor.
+        query, key = torch.empty(2, heads + 1, 60, head), torch.empty(2, heads + 1, 60, head)
+        out, logsumexp = torch.empty(2, heads + 1, 60, value), torch.empty(2, heads + 1, 60)
+        scores = torch.empty(2, heads + 1, 60, 60)
+        kinds = [("", None), (" beside a bias", scores), (" of keys", scores[:, :, :1]), (" mask", scores > 0)]
+        for kind, bias in kinds if full else (kinds[:2], kinds[2:], (), ())[i]:
+            given = None if bias is None else bias.expand(scores.shape)
+            problem = Problem(query, key, key.new_empty(2, heads + 1, 60, value), given, None, causal, 0, "ieee")
+            grads = query, key, problem.value
+            with _noting() as found:
+                float32_forward.attention(problem, out, logsumexp if causal else None)
+                for of_bias in (None, scores) if bias is scores else (None,):
+                    float32_backward.attention_backward(problem, out, out, logsumexp, grads, of_bias)
             for specialization in found:
-                biased = "" if bias is None else " with a bias"
-                yield f"attention in fewer rounds over {keys}{biased}", specialization, ("sm_90",)
+                label = f"{specialization.kernel.__name__}{kind} of {head} and {value}{' causal' if causal else ''}"
+                yield label, specialization, ("sm_90",)
 
 
 def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
@@ -520,7 +529,7 @@ _GROUPS = {
     "shared": counted_in_shared_memory,
     "decoding": decoding,
     "dropped": dropped,
-    "rounds": fewer_rounds,
+    "parts": in_parts,
     "sorted": sorted_rows,
     "tiles": tiles,
     "copies": copies,
@@ -602,10 +611,10 @@ def failures(
     """A line for every kernel of the named declarations (all, if none) that does not compile for a target.
 
     "attention" stands for Hopper's forward pass, "shared" for what has room in shared memory, "decoding" for attention
-    of few queries over many keys, "dropped" for attention with dropout, "rounds" for attention with a third program in
-    a multiprocessor, "sorted" for long rows in order, "tiles" for products by all tables of tiles, "added" for those
-    that a matrix is added to, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows,
-    "in_order" for rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
+    of few queries over many keys, "dropped" for attention with dropout, "parts" for attention in float32 on Hopper,
+    "sorted" for long rows in order, "tiles" for products by all tables of tiles, "added" for those that a matrix is
+    added to, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for
+    rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
     for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for
     one of each compiler's, by turns. If `quick`, each kernel of a declaration is compiled once.
     """

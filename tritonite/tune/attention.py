@@ -17,23 +17,16 @@ def _registers(threads: int) -> int:
 
 
 class Tile(NamedTuple):
-    """Queries and keys that a program takes at a time.
-
-    So many programs are `resident` in a multiprocessor, whose registers they share, if it says.
-    """
+    """Queries and keys that a program takes at a time."""
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int = 4
     num_stages: int = 2
-    resident: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
-        found = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        if self.resident:
-            found["maxnreg"] = _registers(32 * self.num_warps * self.resident)
-        return found
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 class Tiles(NamedTuple):
@@ -77,22 +70,6 @@ _TABLES = {"nvidia": _NVIDIA, "none": _NVIDIA, "amd": _SMALL, "interpreter": _IN
 
 # What the tiles of _NVIDIA need of shared memory: as much as sm_90 and sm_100 have.
 _LARGE = 220 * 1024
-# So many programs of float32's usual tile are in one of Hopper's multiprocessors; and, for heads of up to 64, a tile
-# that leaves room for one more, beside which each takes longer in proportion. 12 heads of 1,500 queries are 288
-# programs, two rounds of an H100 or one: 219 us, with a bias 281, become 178 and 206.
-_USUAL_RESIDENT = 2
-_MORE_RESIDENT = Tile(64, 32, 4, 2, resident=3)
-
-
-def fewer_rounds(usual: Tile, head: int, heads: int, queries: int, multiprocessors: int) -> Tile:
-    """The usual tile of float32's forward pass, or one that takes less time for so many heads of so many queries."""
-    programs = heads * -(-queries // usual.BLOCK_M)
-
-    def time(resident: int) -> int:
-        return resident * -(-programs // (resident * multiprocessors))
-
-    less = head <= 64 and time(_MORE_RESIDENT.resident) < time(_USUAL_RESIDENT)
-    return _MORE_RESIDENT if less else usual
 
 
 def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: bool = False) -> Tiles:
@@ -100,7 +77,7 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 
     `shared` are the bytes of shared memory that a program may have. A bias has registers of its own, which the forward
     pass of half types takes from half of the keys. So have random numbers: beside them the gradients of keys of short
-    heads have the tile of longer ones. In float32 a bias' loads are fewer where blocks of keys are larger.
+    heads have the tile of longer ones.
     """
     table = _SMALL if _TABLES[kind] is _NVIDIA and shared < _LARGE else _TABLES[kind]
     found = table[size][min(most for most in table[size] if head <= most)]
@@ -108,8 +85,6 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
         found = found._replace(key=table[2][128].key)
     if biased and table is _NVIDIA and size == 2:
         return found._replace(forward=found.forward._replace(BLOCK_N=found.forward.BLOCK_N // 2))
-    if biased and table is _NVIDIA and head <= 64:
-        return found._replace(query=found.query._replace(BLOCK_N=2 * found.query.BLOCK_N))
     return found
 
 
@@ -117,9 +92,8 @@ def tiles(kind: str, size: int, head: int, shared: int, biased: bool, dropped: b
 # fast for on Hopper's GPUs. On an H200 the forward pass in half types has 0.96 to 1.03 of cuDNN's speed for heads of
 # 128 and 256, 1.2 to 2.3 of FlashAttention's, 2.4 to 4.6 of CUTLASS's. Gradients have 0.90 to 0.99 of cuDNN's for heads
 # of 128, 1.18 for 256, 0.81 to 0.96 for 64; 1.04 to 2.05 of FlashAttention's by the warp-specialised kernels, 1.06 to
-# 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.28 to 2.1
-# of CUTLASS's speed on an H100, gradients 1.07 to 1.50 for heads of 64 (0.67 for 128, H200). Others have not been
-# measured.
+# 1.28 by those for all devices, but 0.82 for 256; 2.4 to 10 of CUTLASS's. In float32 the forward pass has 1.5 to
+# 2.7 of CUTLASS's speed for heads of 64, and gradients 1.5 to 2.7 (0.67 for 128). Others have not been measured.
 FASTER: dict[tuple[str, int, str], range] = {
     ("cudnn", 2, "warp specialised"): range(33, 257),
     ("cudnn", 2, "warp specialised backward"): range(65, 257),
@@ -135,7 +109,7 @@ FASTER: dict[tuple[str, int, str], range] = {
     ("efficient", 4, "backward"): range(1, 65),
 }
 # The same with a bias: 1.24 to 1.48 of cuDNN's speed for heads of 128, 1.22 to 1.29 for 64 over 512 keys and more; 2.5
-# to 3.9 of CUTLASS's, gradients too; in float32 1.3 to 2.0 of CUTLASS's, gradients 1.07 to 1.50 for heads of 64 (H100).
+# to 3.9 of CUTLASS's, gradients too; in float32 1.35 to 2.2 of CUTLASS's, gradients 1.6 to 1.8 for heads of 64.
 # The gradient of a bias has not been measured.
 FASTER_WITH_BIAS: dict[tuple[str, int, str], range] = {
     ("cudnn", 2, "warp specialised"): range(33, 129),
@@ -302,6 +276,27 @@ WARP_SPECIALIZED_BACKWARD_WITH_BIAS = {
 def warp_specialized_backward(head: int, value: int, biased: bool) -> WarpSpecializedBackward:
     """Those for heads and values in powers of two, which the larger decides."""
     return (WARP_SPECIALIZED_BACKWARD_WITH_BIAS if biased else WARP_SPECIALIZED_BACKWARD)[max(head, value)]
+
+
+# What float32's passes on Hopper take at a time of queries, for 64 keys, and of keys, for 64 queries.
+IN_PARTS = Tile(32, 32)
+# So many programs for keys are in a multiprocessor as a rule; with as many registers as leave room for one more, which
+# the assembler moves to memory in part, each takes longer in proportion.
+_USUAL_RESIDENT, _MORE_RESIDENT = 2, 3
+
+
+def registers_for_keys(programs: int, multiprocessors: int) -> int | None:
+    """Those that a thread has where float32's gradients of keys take fewer rounds with more programs at a time.
+
+    12 heads of 1,500 keys are 288 programs, two rounds of an H200 or one: gradients took 485 us, with a bias of every
+    score 595, and take 459 and 528.
+    """
+
+    def time(resident: int) -> int:
+        return resident * -(-programs // (resident * multiprocessors))
+
+    less = time(_MORE_RESIDENT) < time(_USUAL_RESIDENT)
+    return _registers(IN_PARTS.num_warps * 32 * _MORE_RESIDENT) if less else None
 
 
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.

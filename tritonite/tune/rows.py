@@ -57,7 +57,7 @@ class Rows(NamedTuple):
       us).
       `cooperative_bytes`: no cache would keep longer rows. Programs share them, `cooperative` or, where stages give a
       state, `cooperative_staged` and, of half types, `cooperative_halves`: softmax of (2048, 128256) in float32 took
-      674 us, and takes 579; log_softmax of (4096, 128256) in bfloat16 takes 562 us with four blocks, 598 with three.
+      674 us, and takes 567; log_softmax of (4096, 128256) in float16 takes 557 us with four blocks, 542 with three.
       Moments, of three values a state, spill in large blocks (`cooperative_moments_bytes`).
       `shifted_held`: rows of two tiles that begin in the middle of words, whose states come from stages. To find their
       whole words takes registers, so that fewer threads hold them than hold others.
@@ -105,8 +105,8 @@ _NVIDIA = Rows(
     shifted=Regime(1, 16),
     shifted_halves=Regime(1, 8),
     cooperative=Cooperative(16 * 1024, 4, 16),
-    cooperative_staged=Cooperative(16 * 1024, 3, 8),
-    cooperative_halves=Cooperative(16 * 1024, 4, 8),
+    cooperative_staged=Cooperative(32 * 1024, 3, 8),
+    cooperative_halves=Cooperative(16 * 1024, 3, 8),
     cooperative_bytes=192 * 1024,
     cooperative_moments_bytes=128 * 1024,
     common_bytes=128 * 1024,

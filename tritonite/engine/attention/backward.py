@@ -26,6 +26,7 @@ from tritonite.engine.attention.forward import (
     store_rows,
 )
 from tritonite.engine.attention.hopper import backward as hopper
+from tritonite.engine.attention.hopper import float32_backward
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.order import wait_for_previous_launch
@@ -443,6 +444,9 @@ def attention_backward(
     """
     if grad_bias is None and hopper.takes(problem, grad_out, grads):
         hopper.attention_backward(problem, grad_out, out, logsumexp, grads)
+        return
+    if float32_backward.takes(problem, grad_out, grads):
+        float32_backward.attention_backward(problem, grad_out, out, logsumexp, grads, grad_bias)
         return
     heads = problem.query.shape[1]
     grad_query, grad_key, grad_value = grads

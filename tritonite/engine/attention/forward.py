@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tritonite.dispatch.call import random_state
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
+from tritonite.engine.attention.hopper import float32_forward
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.place import place
 from tritonite.engine.attention.problem import Problem, compiler_options
@@ -338,7 +339,10 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     if hopper.takes(problem, out):
         hopper.attention(problem, out, logsumexp, empty)
         return None
-    tile = problem.forward_tile
+    if float32_forward.takes(problem, out):
+        float32_forward.attention(problem, out, logsumexp, empty)
+        return None
+    tile = problem.tiles.forward
     blocks = -(-queries // tile.BLOCK_M)
     operands = problem.query, problem.key, problem.value
     facts, dropout = problem.facts(tile, out, empty=empty), problem.dropout

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, settings
+from tritonite.dispatch.call import Number
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
@@ -136,16 +136,6 @@ class Problem(NamedTuple):
         shared = devices.shared_memory(self.query.device)
         of, dropped = self.query.dtype.itemsize, self.dropout is not None
         return table.tiles(devices.current.kind, of, self.size, shared, self.bias is not None, dropped)
-
-    @property
-    def forward_tile(self) -> table.Tile:
-        """That of the forward pass, which in float32 may depend on how many tiles there are."""
-        usual, device = self.tiles.forward, self.query.device
-        by_parts = products(self.precision, self.query) == "bf16x6" and devices.has_wgmma(device)
-        if not by_parts or self.causal or self.dropout is not None or settings().invariant:
-            return usual
-        heads = self.batch * self.query.shape[1]
-        return table.fewer_rounds(usual, self.size, heads, self.queries, devices.multiprocessors(device))
 
     @property
     def factor(self) -> float | Number:

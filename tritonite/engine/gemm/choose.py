@@ -23,6 +23,8 @@ SHORT = 512
 OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
 # A part of K has so many elements at least, and two blocks.
 PART = 128
+# K is taken in parts where these are for so many rounds of tiles at most.
+ROUNDS_OF_PARTS = 2
 # The columns that a program takes where split-K's partial products are added, and the elements of all of them.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
@@ -305,7 +307,7 @@ def possible(
     """Which of a table's candidates are worth a thought."""
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
-    few = units <= 2 * devices.multiprocessors(device) * tiles["programs"]
+    few = units <= ROUNDS_OF_PARTS * devices.multiprocessors(device) * tiles["programs"]
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
     if problem.invariant:

@@ -25,7 +25,7 @@ from tritonite.launch import libentry
 
 
 @gluon.jit
-def _queries_of_tile(sizes, BLOCK_N: gl.constexpr, FACTS: gl.constexpr):
+def queries_of_tile(sizes, BLOCK_N: gl.constexpr, FACTS: gl.constexpr):
     """(first key, batch, head of keys, first block of queries, blocks, how many have to be masked) of a program.
 
     Taken first is the last block where it is not full, then from the first on; masked are those before a block whose
@@ -46,7 +46,7 @@ def _queries_of_tile(sizes, BLOCK_N: gl.constexpr, FACTS: gl.constexpr):
 
 
 @gluon.jit
-def _block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
+def block_of_queries(i, first, count, queries, BLOCK_M: gl.constexpr):
     """The first query of the block that is taken as number i of `count` from block `first` on."""
     partial = gl.cdiv(queries, BLOCK_M) - queries // BLOCK_M
     return gl.where(i < partial, first + count - 1, first + i - partial) * BLOCK_M
@@ -66,7 +66,7 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, SPLIT
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
     BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2
-    row, batch, own_head, first, count, _masked = _queries_of_tile(sizes, SETS * ROWS, FACTS)
+    row, batch, own_head, first, count, _masked = queries_of_tile(sizes, SETS * ROWS, FACTS)
     key_head = own_head // FACTS.ratio if SPLIT else own_head
     for i in gl.static_range(SETS):
         mbarrier.expect(k_ready.index(i), ROWS * FACTS.block_d * 2)
@@ -79,7 +79,7 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, SPLIT
         head = own_head if SPLIT else key_head * FACTS.ratio + member
         for block in range(count):
             stage = step % STAGES
-            begin = _block_of_queries(block, first, count, queries, BLOCK_M)
+            begin = block_of_queries(block, first, count, queries, BLOCK_M)
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = q_ready.index(stage)
             mbarrier.expect(here, BLOCK_M * (FACTS.block_d * 2 + 4) + BIAS_BYTES)
@@ -172,7 +172,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = _queries_of_tile(sizes, GROUPS * ROWS, FACTS)
+    row, batch, head, first, count, masked = queries_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
     factor = (number * LOG2E).to(gl.float32) if biases is None else number.to(gl.float32)
@@ -184,7 +184,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     step = 0
     for _member in range(1 if SPLIT else FACTS.ratio):
         for i in range(0, masked):
-            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            numbers = (step + i, block_of_queries(i, first, count, queries, BLOCK_M))
             totals = (of_key, of_value)
             of_key, of_value = _take_queries(totals, own, buffers, barriers, factor, numbers, queries, True, FACTS)
         for i in range(masked, count):
@@ -276,7 +276,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
     BLOCK_V: gl.constexpr = FACTS.block_v
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
-    row, batch, head, first, count, masked = _queries_of_tile(sizes, ROWS, FACTS)
+    row, batch, head, first, count, masked = queries_of_tile(sizes, ROWS, FACTS)
     factor = (number * LOG2E).to(gl.float32)
     total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
     mbarrier.wait(k_ready.index(0), 0)
@@ -284,7 +284,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
     step = 0
     for _member in range(FACTS.ratio):
         for i in range(0, masked):
-            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            numbers = (step + i, block_of_queries(i, first, count, queries, BLOCK_M))
             total = _add_to_values(total, own, buffers, barriers, factor, numbers, queries, True, FACTS)
         for i in range(masked, count):
             total = _add_to_values(total, own, buffers, barriers, factor, (step + i, 0), queries, False, FACTS)
@@ -306,14 +306,14 @@ def _for_keys_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexp
     BLOCK_D: gl.constexpr = FACTS.block_d
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    row, batch, head, first, count, masked = _queries_of_tile(sizes, ROWS, FACTS)
+    row, batch, head, first, count, masked = queries_of_tile(sizes, ROWS, FACTS)
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
     mbarrier.wait(v_ready.index(0), 0)
     own = (matrix(vs, 0), row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores)))
     step = 0
     for _member in range(FACTS.ratio):
         for i in range(0, masked):
-            numbers = (step + i, _block_of_queries(i, first, count, queries, BLOCK_M))
+            numbers = (step + i, block_of_queries(i, first, count, queries, BLOCK_M))
             total = _add_to_keys(total, own, buffers, barriers, numbers, queries, True, FACTS)
         for i in range(masked, count):
             total = _add_to_keys(total, own, buffers, barriers, (step + i, 0), queries, False, FACTS)

@@ -20,7 +20,7 @@ from tritonite.launch import libentry
 
 
 @gluon.jit
-def _keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
+def keys_of_tile(sizes, BLOCK_M: gl.constexpr, FACTS: gl.constexpr):
     """(first query, batch, head, blocks of keys, how many of them some query does not see in whole) of a program.
 
     Blocks of keys are taken from the last to the first, and there is always one.
@@ -47,7 +47,7 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
     V_STAGES: gl.constexpr = vs.shape[0]
     BLOCK_N: gl.constexpr = FACTS.block_n
     BIAS_BYTES: gl.constexpr = 0 if biases is None else biases.shape[0] // STAGES * biases.shape[3] * BLOCK_N * 2
-    first, batch, head, count, _cut = _keys_of_tile(sizes, GROUPS * ROWS, FACTS)
+    first, batch, head, count, _cut = keys_of_tile(sizes, GROUPS * ROWS, FACTS)
     shared = head // FACTS.ratio
     for step in range(count):
         stage, phase = step % STAGES, 1 - step // STAGES % 2
@@ -143,7 +143,7 @@ def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr,
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    row, batch, head, count, cut = _keys_of_tile(sizes, GROUPS * ROWS, FACTS)
+    row, batch, head, count, cut = keys_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, of_rows)
     exists = rows < queries

@@ -1,0 +1,381 @@
+"""The backward pass of attention in float32 on Hopper: `backward`'s, with products that are under way beside others.
+
+A program has four warps and 64 rows, of queries in one launch and of keys in another, whose parts stay in shared
+memory. Of the blocks that it goes through the next is on its way from memory, in registers, under the products of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from tritonite import devices
+from tritonite.dispatch.call import empty
+from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.float32_tiles import (
+    BEGUN,
+    begin,
+    end,
+    facts,
+    go_on,
+    in_registers,
+    load_bias,
+    load_keys,
+    load_logarithms,
+    load_rows,
+    masked,
+    scaled,
+    shared_parts,
+    store_parts,
+    store_rows,
+    take,
+    transposed,
+)
+from tritonite.engine.attention.hopper.of_keys import block_of_queries, queries_of_tile
+from tritonite.engine.attention.hopper.of_queries import keys_of_tile
+from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.launch import libentry
+from tritonite.tune import attention as table
+
+
+@gluon.jit
+def _store_scores(pointer, tile, strides, places, span):
+    """Write a tile of what there is for each score."""
+    rows, columns = places
+    pointers = pointer + rows * strides[2] + columns * strides[3]
+    gl.store(pointers, tile, mask=(rows < span[0]) & (columns < span[1]))
+
+
+@gluon.jit
+def _take_keys(
+    total,
+    loaded,
+    rows,
+    operands,
+    grad_bias,
+    buffers,
+    strides,
+    numbers,
+    span,
+    MASKED: gl.constexpr,
+    FACTS: gl.constexpr,
+):
+    """The gradient of queries and what a block of keys adds to it, and the next block.
+
+    The scores' own gradient is written where a bias' is asked for. `numbers` are the first keys of the block and of the
+    next, and what scores are multiplied by.
+    """
+    qs, gs, ks, vs = buffers
+    key, value, bias = operands
+    places, logarithms, delta = rows
+    first, following, factor = numbers
+    of_scores: gl.constexpr = logarithms.type.layout.parent
+    of_result: gl.constexpr = total.type.layout
+    store_parts(ks, loaded[0])
+    store_parts(vs, loaded[1])
+    fence_async_shared()
+    scores = begin(qs, transposed(ks), of_scores)
+    grads = begin(gs, transposed(vs), of_scores)
+    columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
+    own = places[:, None], columns[None, :]
+    added = load_bias(bias, strides[3], own, span, FACTS)
+    loaded = load_keys((key, value), strides, following, span[1], FACTS)
+    scores = go_on(qs, transposed(ks), warpgroup_mma_wait(BEGUN, deps=(scores,)))
+    grads = go_on(gs, transposed(vs), warpgroup_mma_wait(1, deps=(grads,)))
+    scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
+    probabilities = gl.exp(scores - logarithms[:, None])
+    grads = warpgroup_mma_wait(0, deps=(grads,))
+    grad_scores = masked(probabilities * (grads - delta[:, None]), own, span, MASKED, FACTS)
+    if grad_bias is not None:
+        _store_scores(grad_bias, grad_scores, strides[8], own, span)
+    weights = in_registers(grad_scores, of_result)
+    more = begin(weights, ks, of_result)
+    more = go_on(weights, ks, warpgroup_mma_wait(0, deps=(more,)))
+    return total + end(weights, more, 0), loaded
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+def attend_to_queries_in_parts(
+    query,
+    key,
+    value,
+    bias,
+    grad_out,
+    out,
+    logsumexp,
+    grad_query,
+    grad_bias,
+    delta,
+    strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: gl.constexpr,
+):
+    """As `backward.attend_to_queries`, without packed sequences and dropout."""
+    wait_for_previous_launch()
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    BLOCK_N: gl.constexpr = FACTS.block_n
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    of_result: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    qs = shared_parts(ROWS, BLOCK_D)
+    gs = shared_parts(ROWS, BLOCK_V)
+    ks = shared_parts(BLOCK_N, BLOCK_D)
+    vs = shared_parts(BLOCK_N, BLOCK_V)
+    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    first, batch, head, count, cut = keys_of_tile(sizes, ROWS, FACTS)
+    batch, head = batch.to(gl.int64), head.to(gl.int64)
+    shared = head // FACTS.ratio
+    query += batch * strides[0][0] + head * strides[0][1]
+    key += batch * strides[1][0] + shared * strides[1][1]
+    value += batch * strides[2][0] + shared * strides[2][1]
+    if bias is not None:
+        bias += batch * strides[3][0] + head * strides[3][1]
+    grad_out += batch * strides[4][0] + head * strides[4][1]
+    out += batch * strides[5][0] + head * strides[5][1]
+    logsumexp += batch * strides[6][0] + head * strides[6][1]
+    grad_query += batch * strides[7][0] + head * strides[7][1]
+    if grad_bias is not None:
+        grad_bias += batch * strides[8][0] + head * strides[8][1]
+    delta += batch * strides[9][0] + head * strides[9][1]
+    span = queries, keys, diagonal
+    loaded = load_keys((key, value), strides, (count - 1) * BLOCK_N, keys, FACTS)
+    store_parts(qs, load_rows(query, first, strides[0][2], queries, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
+    grad = load_rows(grad_out, first, strides[4][2], queries, FACTS.value_size, ROWS, BLOCK_V, FACTS.index)
+    result = load_rows(out, first, strides[5][2], queries, FACTS.value_size, ROWS, BLOCK_V, FACTS.index)
+    store_parts(gs, grad)
+    products = gl.convert_layout(gl.sum(grad * result, 1), of_rows)
+    places = (first + gl.arange(0, ROWS, of_rows)).to(FACTS.index)
+    gl.store(delta + places, products, mask=places < queries)
+    own = places, load_logarithms(logsumexp, strides[6][2], places, queries), products
+    factor = scale.to(gl.float32)
+    total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
+    operands, buffers = (key, value, bias), (qs, gs, ks, vs)
+    for i in range(0, cut):
+        numbers = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N, factor
+        total, loaded = _take_keys(
+            total, loaded, own, operands, grad_bias, buffers, strides, numbers, span, True, FACTS
+        )
+    for i in range(cut, count):
+        numbers = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N, factor
+        total, loaded = _take_keys(
+            total, loaded, own, operands, grad_bias, buffers, strides, numbers, span, False, FACTS
+        )
+    if grad_bias is not None:
+        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
+        for start in range(count * BLOCK_N, keys, BLOCK_N):
+            columns = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
+            _store_scores(grad_bias, nothing, strides[8], (places[:, None], columns[None, :]), span)
+    store_rows(grad_query, first, strides[7][2], queries, total * factor, FACTS.head_size, FACTS.index)
+
+
+@gluon.jit
+def _load_queries(operands, strides, first, queries, FACTS: gl.constexpr):
+    """A block of queries, and of the result's gradient."""
+    query, grad_out = operands
+    q = load_rows(query, first, strides[0][2], queries, FACTS.head_size, FACTS.block_m, FACTS.block_d, FACTS.index)
+    grad = load_rows(
+        grad_out, first, strides[4][2], queries, FACTS.value_size, FACTS.block_m, FACTS.block_v, FACTS.index
+    )
+    return q, grad
+
+
+@gluon.jit
+def _take_queries(
+    totals,
+    loaded,
+    columns,
+    operands,
+    bias,
+    shift,
+    buffers,
+    strides,
+    numbers,
+    span,
+    MASKED: gl.constexpr,
+    FACTS: gl.constexpr,
+):
+    """The gradients of keys and of values and what a block of queries adds to them, and the next block.
+
+    Tiles have a row for each key. The head's bias is `shift` from the first one's. `numbers` are the first queries of
+    the block and of the next, and what scores are multiplied by.
+    """
+    of_key, of_value = totals
+    ks, vs, qs, gs = buffers
+    query, grad_out, logsumexp, delta = operands
+    first, following, factor = numbers
+    of_scores: gl.constexpr = columns.type.layout.parent
+    of_keys: gl.constexpr = of_key.type.layout
+    of_values: gl.constexpr = of_value.type.layout
+    store_parts(qs, loaded[0])
+    store_parts(gs, loaded[1])
+    fence_async_shared()
+    scores = begin(ks, transposed(qs), of_scores)
+    grads = begin(vs, transposed(gs), of_scores)
+    rows = (first + gl.arange(0, FACTS.block_m, gl.SliceLayout(0, of_scores))).to(FACTS.index)
+    own = rows[None, :], columns[:, None]
+    if bias is not None:
+        bias += shift
+    added = load_bias(bias, strides[3], own, span, FACTS)
+    logarithms = load_logarithms(logsumexp, strides[5][2], rows, span[0])
+    products = gl.load(delta + rows, mask=rows < span[0], other=0.0)
+    loaded = _load_queries((query, grad_out), strides, following, span[0], FACTS)
+    scores = go_on(ks, transposed(qs), warpgroup_mma_wait(BEGUN, deps=(scores,)))
+    grads = go_on(vs, transposed(gs), warpgroup_mma_wait(1, deps=(grads,)))
+    scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
+    probabilities = masked(gl.exp(scores - logarithms[None, :]), own, span, MASKED, FACTS)
+    weights = in_registers(probabilities, of_values)
+    more = begin(weights, gs, of_values)
+    grads = warpgroup_mma_wait(BEGUN, deps=(grads,))
+    grad_scores = masked(probabilities * (grads - products[None, :]), own, span, MASKED, FACTS)
+    more = go_on(weights, gs, warpgroup_mma_wait(0, deps=(more,)))
+    shares = in_registers(grad_scores, of_keys)
+    of_value += end(weights, more, 0)
+    more = begin(shares, qs, of_keys)
+    more = go_on(shares, qs, warpgroup_mma_wait(0, deps=(more,)))
+    of_key += end(shares, more, 0)
+    return of_key, of_value, loaded
+
+
+@libentry()
+@gluon.jit(do_not_specialize=["heads", "batch_heads", "group", "blocks", "queries", "keys", "diagonal"])
+def attend_to_keys_in_parts(
+    query,
+    key,
+    value,
+    bias,
+    grad_out,
+    logsumexp,
+    delta,
+    grad_key,
+    grad_value,
+    strides,
+    heads,
+    batch_heads,
+    group,
+    blocks,
+    queries,
+    keys,
+    diagonal,
+    scale: tl.float64,
+    FACTS: gl.constexpr,
+):
+    """As `backward.attend_to_keys`, without packed sequences and dropout; `heads` are those of the key."""
+    wait_for_previous_launch()
+    BLOCK_D: gl.constexpr = FACTS.block_d
+    BLOCK_V: gl.constexpr = FACTS.block_v
+    BLOCK_M: gl.constexpr = FACTS.block_m
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_V, 16])
+    ks = shared_parts(ROWS, BLOCK_D)
+    vs = shared_parts(ROWS, BLOCK_V)
+    qs = shared_parts(BLOCK_M, BLOCK_D)
+    gs = shared_parts(BLOCK_M, BLOCK_V)
+    sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
+    row, batch, shared, first, count, cut = queries_of_tile(sizes, ROWS, FACTS)
+    batch, shared = batch.to(gl.int64), shared.to(gl.int64)
+    key += batch * strides[1][0] + shared * strides[1][1]
+    value += batch * strides[2][0] + shared * strides[2][1]
+    grad_key += batch * strides[6][0] + shared * strides[6][1]
+    grad_value += batch * strides[7][0] + shared * strides[7][1]
+    store_parts(ks, load_rows(key, row, strides[1][2], keys, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
+    store_parts(vs, load_rows(value, row, strides[2][2], keys, FACTS.value_size, ROWS, BLOCK_V, FACTS.index))
+    factor = scale.to(gl.float32)
+    of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
+    of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
+    span = queries, keys, diagonal
+    columns = (row + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))).to(FACTS.index)
+    buffers = ks, vs, qs, gs
+    for member in range(FACTS.ratio):
+        head = shared * FACTS.ratio + member
+        own_query = query + batch * strides[0][0] + head * strides[0][1]
+        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1]
+        own_logarithms = logsumexp + batch * strides[5][0] + head * strides[5][1]
+        own_delta = delta + batch * strides[8][0] + head * strides[8][1]
+        operands = own_query, own_grad, own_logarithms, own_delta
+        shift = batch * strides[3][0] + head * strides[3][1]
+        begin_at = block_of_queries(0, first, count, queries, BLOCK_M)
+        loaded = _load_queries((own_query, own_grad), strides, begin_at, queries, FACTS)
+        for i in range(0, cut):
+            here = block_of_queries(i, first, count, queries, BLOCK_M)
+            numbers = here, block_of_queries(i + 1, first, count, queries, BLOCK_M), factor
+            totals = of_key, of_value
+            of_key, of_value, loaded = _take_queries(
+                totals, loaded, columns, operands, bias, shift, buffers, strides, numbers, span, True, FACTS
+            )
+        for i in range(cut, count):
+            here = block_of_queries(i, first, count, queries, BLOCK_M)
+            numbers = here, block_of_queries(i + 1, first, count, queries, BLOCK_M), factor
+            totals = of_key, of_value
+            of_key, of_value, loaded = _take_queries(
+                totals, loaded, columns, operands, bias, shift, buffers, strides, numbers, span, False, FACTS
+            )
+    store_rows(grad_key, row, strides[6][2], keys, of_key * factor, FACTS.head_size, FACTS.index)
+    store_rows(grad_value, row, strides[7][2], keys, of_value, FACTS.value_size, FACTS.index)
+
+
+def takes(problem: Problem, grad_out: torch.Tensor, grads: tuple[torch.Tensor, ...]) -> bool:
+    """Whether these are the kernels for a problem, on a device that has what they need."""
+    return take(problem, (grad_out, *grads))
+
+
+def attention_backward(
+    problem: Problem,
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_bias: torch.Tensor | None = None,
+) -> None:
+    """As `backward.attention_backward`, of a problem that these kernels take."""
+    query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
+    delta = empty(query.shape[:3], torch.float32, query.device)
+    tensors = (grad_out, out, logsumexp, delta, *grads, *(() if grad_bias is None else (grad_bias,)))
+
+    read = *[tensor.stride() for tensor in (query, key, value)], problem.bias_strides, grad_out.stride()
+    logarithms = problem.logarithm_strides(logsumexp)
+    numbers: dict[str, Any] = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
+    numbers |= {"scale": problem.factor, "num_warps": 4} | compiler_options(True)
+    blocks, batch_heads = -(-problem.queries // ROWS.value), problem.batch * query.shape[1]
+    attend_to_queries_in_parts[(blocks * batch_heads,)](
+        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta),
+        strides=(
+            *(*read, out.stride(), logarithms, grads[0].stride()),
+            *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), delta.stride()),
+        ),
+        heads=query.shape[1],
+        batch_heads=batch_heads,
+        group=problem.group,
+        blocks=blocks,
+        FACTS=facts(problem, ROWS.value, table.IN_PARTS.BLOCK_N, tensors),
+        **numbers,
+    )
+    blocks, batch_heads = -(-problem.keys // ROWS.value), problem.batch * key.shape[1]
+    if not problem.causal:
+        most = table.registers_for_keys(blocks * batch_heads, devices.multiprocessors(query.device))
+        numbers |= {} if most is None else {"maxnreg": most}
+    attend_to_keys_in_parts[(blocks * batch_heads,)](
+        *(query, key, value, bias, grad_out, logsumexp, delta, *grads[1:]),
+        strides=(*read, logarithms, grads[1].stride(), grads[2].stride(), delta.stride()),
+        heads=key.shape[1],
+        batch_heads=batch_heads,
+        group=1,
+        blocks=blocks,
+        FACTS=facts(problem, table.IN_PARTS.BLOCK_M, ROWS.value, tensors),
+        **numbers,
+    )

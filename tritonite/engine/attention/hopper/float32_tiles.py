@@ -1,0 +1,205 @@
+"""Tiles of float32 as three of bfloat16 each, and their products, which follow each other without waiting.
+
+`language.parts` has the method. There every product of two parts is waited for before the next, because Triton knows
+nothing of their order; here five are under way at once, beside those of another tile, and parts that several products
+take are cut and written to shared memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from tritonite import devices
+from tritonite.engine.attention.problem import Facts, Problem, products
+from tritonite.language.parts import parts
+from tritonite.tune import attention as table
+
+# The smallest power of two that holds a head here, and the largest.
+_LEAST, _MOST = 32, 64
+
+
+@gluon.jit
+def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
+    """Room for the three parts of a tile in shared memory.
+
+    Each has its own: with a barrier Triton would part what is written to parts of one.
+    """
+    WIDTH: gl.constexpr = min(128, 2 * COLUMNS)
+    layout: gl.constexpr = gl.NVMMASharedLayout(WIDTH, 16, 2)
+    first = gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
+    second = gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
+    return first, second, gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
+
+
+@gluon.jit
+def load_rows(
+    pointer,
+    first,
+    stride,
+    count,
+    SIZE: gl.constexpr,
+    ROWS_OF: gl.constexpr,
+    BLOCK: gl.constexpr,
+    INDEX: gl.constexpr,
+):
+    """A tile of rows from `first` on, of SIZE elements next to each other in blocks of BLOCK; 0 from row `count` on."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BLOCK, BLOCK // 4], [4, 1], [1, 0])
+    rows = first + gl.arange(0, ROWS_OF, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, BLOCK, gl.SliceLayout(0, layout))
+    mask = (rows < count)[:, None]
+    if SIZE < BLOCK:
+        mask = mask & (columns < SIZE)[None, :]
+    return gl.load(pointer + (rows.to(INDEX) * stride)[:, None] + columns[None, :], mask=mask, other=0.0)
+
+
+@gluon.jit
+def load_keys(operands, strides, first, keys, FACTS: gl.constexpr):
+    """A block of keys, and of values."""
+    key, value = operands
+    k = load_rows(key, first, strides[1][2], keys, FACTS.head_size, FACTS.block_n, FACTS.block_d, FACTS.index)
+    v = load_rows(value, first, strides[2][2], keys, FACTS.value_size, FACTS.block_n, FACTS.block_v, FACTS.index)
+    return k, v
+
+
+@gluon.jit
+def store_rows(pointer, first, stride, count, tile, SIZE: gl.constexpr, INDEX: gl.constexpr):
+    """Write a tile of rows from `first` on, but for those from `count` on."""
+    rows = first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, tile.type.layout))
+    columns = gl.arange(0, tile.shape[1], gl.SliceLayout(0, tile.type.layout))
+    mask = (rows < count)[:, None] & (columns < SIZE)[None, :]
+    gl.store(pointer + (rows.to(INDEX) * stride)[:, None] + columns[None, :], tile, mask=mask)
+
+
+@gluon.jit
+def store_parts(buffers, tile):
+    """Write a tile's three parts to shared memory."""
+    first, second, third = parts(tile, "bf16x6")
+    buffers[0].store(first)
+    buffers[1].store(second)
+    buffers[2].store(third)
+
+
+@gluon.jit
+def transposed(buffers):
+    """The parts of a tile's transpose, in shared memory."""
+    return buffers[0].permute((1, 0)), buffers[1].permute((1, 0)), buffers[2].permute((1, 0))
+
+
+@gluon.jit
+def in_registers(tile, layout: gl.constexpr):
+    """A tile's parts as first operands of products that are laid out so."""
+    first, second, third = parts(tile, "bf16x6")
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    first, second = gl.convert_layout(first, operand), gl.convert_layout(second, operand)
+    return first, second, gl.convert_layout(third, operand)
+
+
+@gluon.jit
+def begin(a, b, layout: gl.constexpr):
+    """Start the five smaller products of parts."""
+    M: gl.constexpr = a[0].shape[0]
+    N: gl.constexpr = b[0].shape[1]
+    total = gl.zeros((M, N), gl.float32, layout)
+    total = warpgroup_mma(a[1], b[1], total, use_acc=False, is_async=True)
+    total = warpgroup_mma(a[2], b[0], total, is_async=True)
+    total = warpgroup_mma(a[0], b[2], total, is_async=True)
+    total = warpgroup_mma(a[1], b[0], total, is_async=True)
+    return warpgroup_mma(a[0], b[1], total, is_async=True)
+
+
+# How many `begin` starts.
+BEGUN = gl.constexpr(5)
+
+
+@gluon.jit
+def go_on(a, b, total):
+    """Start the largest product, after the smaller ones, which of infinite elements are nan, have been waited for."""
+    return warpgroup_mma(a[0], b[0], gl.where(total == total, total, 0.0), is_async=True)
+
+
+@gluon.jit
+def end(a, total, OUTSTANDING: gl.constexpr):
+    """The product of parts in registers once no more than so many are under way; these are kept until then."""
+    total, _first, _second, _third = warpgroup_mma_wait(OUTSTANDING, deps=(total, a[0], a[1], a[2]))
+    return total
+
+
+@gluon.jit
+def are_seen(rows, columns, span, FACTS: gl.constexpr):
+    """Which keys which queries see; `span` is (queries, keys, diagonal)."""
+    queries, keys, diagonal = span
+    exists = (rows < queries) & (columns < keys)
+    if FACTS.causal:
+        exists = exists & (columns <= rows + diagonal)
+    return exists
+
+
+@gluon.jit
+def masked(tile, places, span, MASKED: gl.constexpr, FACTS: gl.constexpr):
+    """A tile, 0 where MASKED has scores that are not seen; `places` are queries and keys."""
+    if MASKED:
+        tile = gl.where(are_seen(places[0], places[1], span, FACTS), tile, 0.0)
+    return tile
+
+
+@gluon.jit
+def load_bias(bias, strides, places, span, FACTS: gl.constexpr):
+    """A tile of a bias as the registers of scores have it, or None; one of keys alone is loaded once for all queries.
+
+    Whichever way rows of scores lie, lanes of a warp load whole sectors of 32 bytes.
+    """
+    rows, columns = places
+    if bias is None:
+        added = None
+    elif FACTS.bias_of_keys:
+        added = gl.load(bias + columns * strides[3], mask=columns < span[1], other=0)
+    else:
+        exists = (rows < span[0]) & (columns < span[1])
+        added = gl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
+    return added
+
+
+@gluon.jit
+def scaled(scores, added, factor):
+    """Products as scores, with a tile of a bias added to them; of a mask those are -inf for which it is false."""
+    scores = scores * factor
+    if added is not None:
+        if added.dtype == gl.int1:
+            scores = gl.where(added != 0, scores, float("-inf"))
+        else:
+            scores += added.to(gl.float32)
+    return scores
+
+
+@gluon.jit
+def load_logarithms(pointer, stride, rows, count):
+    """The logarithms of the sums of rows; infinite where there is no row or it sees nothing."""
+    found = gl.load(pointer + rows * stride, mask=rows < count, other=float("inf"))
+    return gl.where(found == float("-inf"), float("inf"), found)
+
+
+def take(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the kernels take a problem whose further operands and results are these."""
+    query = problem.query
+    every = query, problem.key, problem.value, *tensors
+    return (
+        query.dtype is torch.float32
+        and devices.has_wgmma(query.device)
+        and products(problem.precision, query) == "bf16x6"
+        and problem.packed is None
+        and problem.dropout is None
+        and problem.size <= _MOST
+        and all([tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) for tensor in every])
+    )
+
+
+def facts(problem: Problem, queries: int, keys: int, tensors: Sequence[torch.Tensor], empty: str = "inf") -> Facts:
+    """What a kernel is compiled for that takes so many at a time, and also reads and writes these tensors."""
+    found = problem.facts(table.Tile(queries, keys), *tensors, empty=empty)
+    return replace(found, block_d=max(_LEAST, found.block_d), block_v=max(_LEAST, found.block_v))
