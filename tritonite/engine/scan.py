@@ -186,6 +186,10 @@ def scan(
                 carried = carried + (_last(states[i]),)
 
 
+# Rows are cut where so many times the programs would not fill the device.
+_SCARCITY = 4
+
+
 def _blocks(space: Space, inner: bool) -> Blocks:
     if settings().invariant:
         return invariant(space)
@@ -196,13 +200,15 @@ def _blocks(space: Space, inner: bool) -> Blocks:
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
         warps = max(4, kept * scanned // 512)
     else:
-        # Of one warp, whose threads have four columns each, so that little passes between them: logcumsumexp of
-        # (65536, 1024) halves took 597 us with two, and takes 381 (H200).
-        few = device.row_elements // 4
-        kept = min(power_of_2(n_kept), max(2 * device.row_columns, few // power_of_2(n_scanned)))
+        # Of one warp, whose threads have most of a column each, so that little passes between them. Where columns are
+        # so few that they are cut, a thread has four: logcumsumexp of (65536, 1024) halves took 597 us with two, and
+        # takes 381 (H200).
+        few, side = device.row_elements // 4, device.row_columns
+        side *= 2 if _SCARCITY * -(-n_kept // (2 * side)) <= device.programs else 1
+        kept = min(power_of_2(n_kept), max(side, few // power_of_2(n_scanned)))
         scanned = min(power_of_2(n_scanned), max(1, few // kept))
         warps = 1
-    return cut(space, kept, scanned, warps, scarcity=4, least=4)
+    return cut(space, kept, scanned, warps, scarcity=_SCARCITY, least=4)
 
 
 def scanned(

@@ -45,6 +45,7 @@ from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
 from tritonite.testing.samples import samples
+from tritonite.tune import model
 from tritonite.tune import tiles as tables
 from tritonite.tune.attention import WARP_SPECIALIZED_BACKWARD_WITH_BIAS
 
@@ -214,6 +215,15 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                     product(a, second, out, config=config, blockwise=dtype is torch.float8_e4m3fn)
                 chosen = names[: 1 if warp_specialized else 2] if descriptors else names
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if full else chosen[:1]
+    # Rows at 16 bytes and within words, in both orders of either operand, by one part of K and by two.
+    laid = list(itertools.product((128, 129), (False, True), (False, True), (1, 2)))
+    for i, config in enumerate([tile for tile in model.load(model.FOLDER / "sm_90.json")[4].configs if tile.in_parts]):
+        for size, a_columns, b_columns, splits in laid if full else (laid[i % 8], laid[15 - i % 8]):
+            a, b = torch.empty(1, size, size), torch.empty(1, size, size)
+            with _noting() as found:
+                a, b = a.mT if a_columns else a, b.mT if b_columns else b
+                product(a, b, torch.empty(1, size, size), config=config._replace(splits=splits), addend=a)
+            yield f"{config} of {size} {a_columns} {b_columns} in {splits}", found[0], ("sm_90",)
     for dtype, K in itertools.product(_SIZED.values(), (3, choose.OUTER)[: 1 + full]):
         a, b = torch.empty(2, 100, K, dtype=dtype), torch.empty(2, K, 100, dtype=dtype)
         with _noting() as found:

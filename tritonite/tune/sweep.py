@@ -110,11 +110,12 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
     """
     numbers = {config: i for i, config in enumerate(table.configs)}
-    parts, tiles, times, shares = [], [], [], []
+    parts, tiles, times, shares, loads = [], [], [], [], []
     for problem, _, found in timed:
-        configs = [config for config, _ in found]
-        parts.append(model.work(problem, model.records(configs), multiprocessors))
-        tiles += [numbers[config._replace(splits=1)] for config in configs]
+        configs = model.records([config for config, _ in found])
+        parts.append(model.work(problem, configs, multiprocessors))
+        loads.append(choose.loads(problem, configs))
+        tiles += [numbers[config._replace(splits=1)] for config, _ in found]
         times += [each for _, each in found]
         best = min([each for _, each in found])
         shares += [best / each for _, each in found]
@@ -128,10 +129,11 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
         ]
     )
     tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
+    added = torch.tensor(np.concatenate(loads))
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
 
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs)).log()
+        return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs)).log()
 
     block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 2)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
@@ -202,7 +204,8 @@ def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> 
     numbers, ratios = {config: i for i, config in enumerate(table.configs)}, []
     for problem, _, found in timed:
         tiles = [numbers[config._replace(splits=1)] for config, _ in found]
-        work = model.work(problem, model.records([config for config, _ in found]), multiprocessors)
-        chosen = int(np.argmin(model.microseconds(work, table.block[tiles], table.tile[tiles], table.costs)))
+        configs = model.records([config for config, _ in found])
+        work, block = model.work(problem, configs, multiprocessors), table.block[tiles] + choose.loads(problem, configs)
+        chosen = int(np.argmin(model.microseconds(work, block, table.tile[tiles], table.costs)))
         ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
     return math.exp(sum(ratios) / len(ratios))

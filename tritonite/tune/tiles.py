@@ -10,7 +10,8 @@ class Config(NamedTuple):
     """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
 
     `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
-    multiplies float32 as three of bfloat16 each, where tensor cores are fast. With `split_store` a tile is written in
+    multiplies float32 as three of bfloat16 each, where tensor cores are fast, and `in_parts` does so by Hopper's kernel
+    (`engine.gemm.hopper_parts`), whose tiles have 64 rows for every four warps. With `split_store` a tile is written in
     two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
     With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor
     cores take of rows. A tile has MORE_N columns besides.
@@ -31,6 +32,7 @@ class Config(NamedTuple):
     warp_specialize: bool = False
     transposed: bool = False
     MORE_N: int = 0
+    in_parts: bool = False
 
     @property
     def options(self) -> dict[str, Any]:

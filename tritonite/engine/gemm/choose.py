@@ -196,9 +196,9 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
     rounds = -(-programs // (multiprocessors * config.programs))
     beside = min(config.programs, -(-programs // multiprocessors))
-    loads = float(_loads(problem, model.records([config._replace(programs=beside)]))[0])
+    loading = float(loads(problem, model.records([config._replace(programs=beside)]))[0])
     stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    through_pointers = rounds * (steps * (BLOCK + loads) + (problem.out_vector < 16) * stores * STORE)
+    through_pointers = rounds * (steps * (BLOCK + loading) + (problem.out_vector < 16) * stores * STORE)
     through_pointers += ADDING if config.splits > 1 else 0
     # With descriptors what nobody has measured is taken to need half of that.
     return through_pointers / 2 if descriptors else through_pointers
@@ -256,7 +256,7 @@ def _fastest(
 ) -> tuple[Config, float]:
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
     work = model.work(problem, tiles, devices.multiprocessors(device))
-    block = table.block[tiles["number"]] + _loads(problem, tiles)
+    block = table.block[tiles["number"]] + loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
     # Without stages a program waits for each of its blocks, however few others there are.
     waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * WAITED, 0.0) + (work.splits > 1) * table.costs.split
@@ -281,8 +281,11 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     return tiles
 
 
-def _loads(problem: Problem, tiles: Any) -> Any:
-    """What loads of less than 16 bytes add to the microseconds of a block, for all programs of a multiprocessor."""
+def loads(problem: Problem, tiles: Any) -> Any:
+    """What loads of less than 16 bytes add to the microseconds of a block, for all programs of a multiprocessor.
+
+    `tiles` are `model.records`.
+    """
     size, swapped = problem.dtype.itemsize, tiles["transposed"] == 1
     first, second = [
         np.where(swapped, other, own)
@@ -293,8 +296,13 @@ def _loads(problem: Problem, tiles: Any) -> Any:
         * np.where(vector < 4, LOAD, COPIED_LOAD)
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
-    tensor_cores = tiles["BLOCK_M"] >= FEW
-    conflicts = tensor_cores & (size == 4) & (second == 4)
+    tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
+    # There a thread loads 8 bytes of the first operand, or 4 where those do not lie along K, and the second is split
+    # before it is laid out.
+    along = np.where(swapped, problem.b_inner, problem.a_inner)
+    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * COPIED_LOAD
+    a = np.where(in_parts, np.where(along & (first >= 8), 0, alone), a)
+    conflicts = tensor_cores & (size == 4) & (second == 4) & ~in_parts
     # The few rows that are added up without tensor cores come while what they are multiplied with does.
     a = np.where(tensor_cores, a, 0)
     added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
@@ -332,7 +340,7 @@ def _alike(problem: Problem, tiles: Any, device: torch.device) -> Any:
     """
     if problem.dtype.itemsize == 2:
         return (tiles["BLOCK_M"] >= FEW) & (tiles["splits"] == 1)
-    alike = (tiles["bf16x6"] == 1) & (tiles["transposed"] == 1) & (tiles["BLOCK_K"] == 32)
+    alike = (tiles["in_parts"] == 1) & (tiles["transposed"] == 1) & (tiles["BLOCK_K"] == 32)
     return alike & (tiles["splits"] == _parts_for_any_rows(problem, device))
 
 

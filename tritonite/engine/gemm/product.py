@@ -14,6 +14,7 @@ from tritonite import devices
 from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, fusion, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper
+from tritonite.engine.gemm.hopper_parts import multiply_in_parts
 from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune.tiles import Config
@@ -324,6 +325,12 @@ class _Work(NamedTuple):
         return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether it is of float32, whose bits all count, and one product of two matrices."""
+        exact = self.precision == "ieee" and self.a.dtype is torch.float32
+        return exact and self.terms == 1 and self.ends is None and not devices.current.interpreted
+
+    @property
     def index(self) -> Any:
         """The dtype of elements' offsets."""
         return offset_type(self.a, self.b, self.out, *self.epilogue.tensors)
@@ -442,6 +449,20 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             **sizes,
             **epilogue,
             **constants,
+        )
+    elif config.in_parts and work.takes_parts:
+        threads = 32 * config.num_warps * config.programs
+        multiply_in_parts[(tiles, splits)](
+            *(a, b, out),
+            strides=(a.stride(), b.stride(), out.stride()),
+            SPLIT=splits > 1,
+            ALIGNED=_alignment(a, b, out),
+            INDEX=work.index,
+            **{name: constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps")},
+            **({"maxnreg": devices.current.registers // threads // 8 * 8} if threads > 256 else {}),
+            **work.options,
+            **sizes,
+            **epilogue,
         )
     else:
         # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs. Of

@@ -15,23 +15,25 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
     are_seen,
-    begin,
-    end,
     facts,
-    go_on,
-    in_registers,
     load_bias,
     load_keys,
     load_rows,
     scaled,
-    shared_parts,
-    store_parts,
     store_rows,
     take,
-    transposed,
 )
 from tritonite.engine.attention.hopper.of_queries import keys_of_tile
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.gemm.hopper_parts import (
+    begin,
+    end,
+    go_on,
+    in_registers,
+    shared_parts,
+    store_parts,
+    transposed,
+)
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.tune import attention as table

@@ -1,8 +1,6 @@
-"""Tiles of float32 as three of bfloat16 each, and their products, which follow each other without waiting.
+"""What attention's kernels of float32 on Hopper share: loading and storing tiles, masks, and what they take.
 
-`language.parts` has the method. There every product of two parts is waited for before the next, because Triton knows
-nothing of their order; here five are under way at once, beside those of another tile, and parts that several products
-take are cut and written to shared memory once.
+Products are `engine.gemm.hopper_parts`'. A tile that several of them read is cut into parts once, in shared memory.
 """
 
 from __future__ import annotations
@@ -13,28 +11,13 @@ from dataclasses import replace
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from tritonite import devices
 from tritonite.engine.attention.problem import Facts, Problem, products
-from tritonite.language.parts import parts
 from tritonite.tune import attention as table
 
 # The smallest power of two that holds a head here, and the largest.
 _LEAST, _MOST = 32, 64
-
-
-@gluon.jit
-def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
-    """Room for the three parts of a tile in shared memory.
-
-    Each has its own: with a barrier Triton would part what is written to parts of one.
-    """
-    WIDTH: gl.constexpr = min(128, 2 * COLUMNS)
-    layout: gl.constexpr = gl.NVMMASharedLayout(WIDTH, 16, 2)
-    first = gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
-    second = gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
-    return first, second, gl.allocate_shared_memory(gl.bfloat16, [ROWS_OF, COLUMNS], layout)
 
 
 @gluon.jit
@@ -74,60 +57,6 @@ def store_rows(pointer, first, stride, count, tile, SIZE: gl.constexpr, INDEX: g
     columns = gl.arange(0, tile.shape[1], gl.SliceLayout(0, tile.type.layout))
     mask = (rows < count)[:, None] & (columns < SIZE)[None, :]
     gl.store(pointer + (rows.to(INDEX) * stride)[:, None] + columns[None, :], tile, mask=mask)
-
-
-@gluon.jit
-def store_parts(buffers, tile):
-    """Write a tile's three parts to shared memory."""
-    first, second, third = parts(tile, "bf16x6")
-    buffers[0].store(first)
-    buffers[1].store(second)
-    buffers[2].store(third)
-
-
-@gluon.jit
-def transposed(buffers):
-    """The parts of a tile's transpose, in shared memory."""
-    return buffers[0].permute((1, 0)), buffers[1].permute((1, 0)), buffers[2].permute((1, 0))
-
-
-@gluon.jit
-def in_registers(tile, layout: gl.constexpr):
-    """A tile's parts as first operands of products that are laid out so."""
-    first, second, third = parts(tile, "bf16x6")
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    first, second = gl.convert_layout(first, operand), gl.convert_layout(second, operand)
-    return first, second, gl.convert_layout(third, operand)
-
-
-@gluon.jit
-def begin(a, b, layout: gl.constexpr):
-    """Start the five smaller products of parts."""
-    M: gl.constexpr = a[0].shape[0]
-    N: gl.constexpr = b[0].shape[1]
-    total = gl.zeros((M, N), gl.float32, layout)
-    total = warpgroup_mma(a[1], b[1], total, use_acc=False, is_async=True)
-    total = warpgroup_mma(a[2], b[0], total, is_async=True)
-    total = warpgroup_mma(a[0], b[2], total, is_async=True)
-    total = warpgroup_mma(a[1], b[0], total, is_async=True)
-    return warpgroup_mma(a[0], b[1], total, is_async=True)
-
-
-# How many `begin` starts.
-BEGUN = gl.constexpr(5)
-
-
-@gluon.jit
-def go_on(a, b, total):
-    """Start the largest product, after the smaller ones, which of infinite elements are nan, have been waited for."""
-    return warpgroup_mma(a[0], b[0], gl.where(total == total, total, 0.0), is_async=True)
-
-
-@gluon.jit
-def end(a, total, OUTSTANDING: gl.constexpr):
-    """The product of parts in registers once no more than so many are under way; these are kept until then."""
-    total, _first, _second, _third = warpgroup_mma_wait(OUTSTANDING, deps=(total, a[0], a[1], a[2]))
-    return total
 
 
 @gluon.jit

@@ -1,0 +1,139 @@
+"""Products of float32 by Hopper's kernel of bfloat16 parts: its algorithm without a GPU, its values, and its bits."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import warps
+from test_attention_hopper import drawn, on_sm_90
+from warps import Pointer, number
+
+from tritonite import devices
+from tritonite.engine.gemm import choose, epilogue, hopper_parts
+from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm.product import product
+from tritonite.tune import model
+from tritonite.tune.tiles import Config
+
+_TILES = [tile for tile in model.load(model.FOLDER / "sm_90.json")[4].configs if tile.in_parts]
+
+
+def cut(x, _):
+    """Three parts of 8 bits each, cut off; of what is infinite only the first is a number."""
+    found = []
+    for _part in range(3):
+        first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
+        found.append(warps.block(first.bfloat16()))
+        x = x - first
+    return tuple(found)
+
+
+def operands(batches, M, N, K, a_columns=False, b_columns=False):
+    a, b = drawn(batches, M, K, dtype=torch.float32), drawn(batches, K, N, dtype=torch.float32)
+    return a.mT.contiguous().mT if a_columns else a, b.mT.contiguous().mT if b_columns else b
+
+
+def not_finite(a, b):
+    """The same with elements that are not, beside zeros and numbers of few bits, and the largest there are."""
+    for i, value in enumerate((math.inf, -math.inf, math.nan, 3.4e38)):
+        a[0, 1 + i, i], b[-1, i + 5, i] = value, value
+    b[0, 0], b[0, 1] = 0, 2
+    return a, b
+
+
+@pytest.fixture(params=[False, True], ids=["late", "at once"])
+def in_python(request, monkeypatch):
+    """The host function launches what the kernel's source does as plain Python."""
+
+    def write(total, out, strides, tile):
+        batch, rows, columns, row_mask, column_mask = tile
+        pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
+        pointers.store(total, row_mask[:, None] & column_mask[None, :])
+
+    class Launcher:
+        def __getitem__(self, grid):
+            def launch(a, b, out, *, num_warps, maxnreg=None, **options):
+                kernel = warps.Kernel(
+                    hopper_parts.multiply_in_parts.jit.fn,
+                    warps.device_functions(epilogue, hopper_parts),
+                    request.param,
+                    parts=cut,
+                    store=write,
+                    BEGUN=5,
+                )
+                options |= {"INDEX": torch.int64, "a": Pointer(a), "b": Pointer(b), "out": Pointer(out)}
+                options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
+                for name in ("alpha", "beta"):
+                    options[name] = torch.tensor(options[name])
+                for name in ("batches", "M", "N", "K", "steps"):
+                    options[name] = number(options[name])
+                for part, tile in itertools.product(range(grid[1]), range(grid[0])):
+                    kernel((tile, part), **options)
+
+            return launch
+
+    monkeypatch.setattr(products, "multiply_in_parts", Launcher())
+    monkeypatch.setattr(products._Work, "takes_parts", property(lambda work: True))
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize(("K", "splits"), [(64, 1), (97, 1), (31, 1), (200, 3)])
+@pytest.mark.parametrize("columns", [(False, False), (True, True)])
+def test_products_follow_each_other(in_python, columns, K, splits):
+    """Nothing is read before it has been written, or overwritten before the products that read it have ended."""
+    a, b = operands(2, 70, 40, K, *columns)
+    addend, out = drawn(2, 70, 40, dtype=torch.float32), torch.full((2, 70, 43), math.nan)[..., :-3]
+    config = Config(64, 32, 32, 4, bf16x6=True, in_parts=True, splits=splits)
+    product(a, b, out, config=config, addend=addend, beta=0.5)
+    torch.testing.assert_close(out.double(), a.double() @ b.double() + addend.double() / 2, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+def test_sums_that_are_not_finite_are_computed_again(in_python):
+    a, b = not_finite(*operands(1, 30, 20, 70))
+    out = torch.full((1, 30, 20), math.nan)
+    product(a, b, out, config=Config(64, 32, 32, 4, bf16x6=True, in_parts=True))
+    torch.testing.assert_close(out, (a.double() @ b.double()).float(), atol=1e-4, rtol=1e-5, equal_nan=True)
+
+
+def check(a, b, config, **given):
+    """Beside float64, in memory around which nothing is written."""
+    whole = a.new_full((a.shape[0], a.shape[1] + 1, b.shape[2] + 3), math.nan)
+    out = whole[:, :-1, :-3]
+    product(a, b, out, config=config, **given)
+    exact = a.double() @ b.double() + (given["addend"].double() if "addend" in given else 0)
+    torch.testing.assert_close(out, exact.float(), atol=1e-4, rtol=1e-5, equal_nan=True)
+    assert whole[:, -1].isnan().all() and whole[..., -3:].isnan().all()
+    return out
+
+
+@on_sm_90
+@pytest.mark.parametrize("tile", _TILES, ids=lambda tile: f"{tile.BLOCK_M}x{tile.BLOCK_N}{'T' * tile.transposed}")
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), repeat=2)])
+def test_values(tile, columns):
+    for M, N, K, splits in ((200, 136, 320, 1), (131, 77, 333, 3), (1, 300, 33, 1), (64, 5, 1000, 2)):
+        a, b = operands(2, M, N, K, *columns)
+        check(a, b, tile._replace(splits=splits), addend=drawn(2, M, N, dtype=torch.float32), beta=1.0)
+        check(a[..., 1:], b[:, 1:], tile)
+        check(*not_finite(*operands(1, M + 9, N + 9, K, *columns)), tile)
+
+
+@on_sm_90
+def test_any_tile_gives_the_same_bits():
+    """Those of one orientation, whatever their size, and whatever else is not finite in a tile."""
+    a, b = operands(1, 300, 200, 700)
+    for transposed in (False, True):
+        found = [check(a, b, tile) for tile in _TILES if tile.transposed == transposed]
+        assert all([torch.equal(found[0], other) for other in found])
+        a[0, 7, 3] = math.inf
+        again = check(a, b, next(tile for tile in _TILES if tile.transposed == transposed))
+        assert torch.equal(found[0][:, 8:], again[:, 8:])
+        a[0, 7, 3] = 1
+
+
+@on_sm_90
+@pytest.mark.parametrize("rows", [20, 300])
+def test_the_model_chooses_them(rows):
+    problem = choose.Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
+    assert choose.choose(problem, torch.device("cuda"), False).in_parts
