@@ -203,12 +203,12 @@ def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
 
 
 def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
-    """The product is transposed where loads of the second operand's single elements would conflict."""
+    """Either is cut into parts in registers, whatever loads bring it there."""
     aligned = Problem(1, 1024, 1024, 1024, torch.float32, torch.float32, True, False)
     time = lambda **vectors: choose.microseconds(aligned._replace(**vectors), DEVICE, False)
     first, second, both = time(a_vector=4), time(b_vector=4), time(a_vector=4, b_vector=4)
     assert time() < first and time() < second < both
-    assert second == pytest.approx(first, rel=0.2) and both > 1.5 * second
+    assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
 
 
 def _timed_as(table, dtype, count):
