@@ -1,5 +1,6 @@
 """Products of float32 by Hopper's kernel of bfloat16 parts: its algorithm without a GPU, its values, and its bits."""
 
+import dataclasses
 import itertools
 import math
 
@@ -95,6 +96,21 @@ def test_sums_that_are_not_finite_are_computed_again(in_python):
     out = torch.full((1, 30, 20), math.nan)
     product(a, b, out, config=Config(64, 32, 32, 4, bf16x6=True, in_parts=True))
     torch.testing.assert_close(out, (a.double() @ b.double()).float(), atol=1e-4, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_an_activation_is_the_other_kernels(monkeypatch, splits):
+    """It is a function of Triton's language, whose blocks have no layout; of K in parts it comes after them."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
+    tile, launched = _TILES[0]._replace(splits=splits), []
+    for kernel in (products.multiply, products.multiply_in_parts, products.reduce_split_k):
+        monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))
+    for activation in (None, object()):
+        a, b = operands(1, 64, 64, 512)
+        product(a, b, torch.empty_like(a[..., :64]), config=tile, activation=activation)
+    ends = ["reduce_split_k"] * (splits - 1)
+    second = "multiply_in_parts" if splits > 1 else "multiply"
+    assert launched == ["multiply_in_parts", *ends, second, *ends]
 
 
 def check(a, b, config, **given):

@@ -326,9 +326,9 @@ class _Work(NamedTuple):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether it is of float32, whose bits all count, and one product of two matrices."""
-        exact = self.precision == "ieee" and self.a.dtype is torch.float32
-        return exact and self.terms == 1 and self.ends is None and not devices.current.interpreted
+        """Whether it is of float32, whose bits all count, and one product of two matrices that no activation follows."""
+        exact = self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
+        return exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
 
     @property
     def index(self) -> Any:
