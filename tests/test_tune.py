@@ -211,6 +211,13 @@ def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
     assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
 
 
+def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
+    found = model.without_wgmma(_table()[4])
+    for table in (found, found.cached):
+        assert not any(config.in_parts for config in table.configs)
+        assert len(set(table.configs)) == len(table.configs)
+
+
 def _timed_as(table, dtype, count):
     """Drawn problems with what ATen takes by a table."""
     for problem in itertools.islice(sweep.drawn(dtype, 3), count):

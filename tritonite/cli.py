@@ -495,6 +495,8 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     name, count = devices.name_of(device), devices.multiprocessors(device)
     tables = dict(model.tables(name, devices.architecture(device)) or model.tables("", "sm_90"))
+    if not devices.has_wgmma(device):
+        tables = {size: model.without_wgmma(table) for size, table in tables.items()}
     for dtype in (torch.bfloat16, torch.float32):
         size = dtype.itemsize
         fitted = []

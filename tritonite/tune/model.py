@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +143,12 @@ def microseconds(work: Work, block: Any, tile: Any, costs: Costs) -> Any:
     longest = (busy**power + (work.bytes / costs.memory) ** power + (work.l2_bytes / costs.l2) ** power) ** (1 / power)
     parts = (work.splits > 1) * (costs.split + costs.part * work.splits) + work.partial_bytes / costs.partials
     return costs.launch + longest + parts
+
+
+def without_wgmma(table: Table) -> Table:
+    """The same tiles by kernels for all devices; what they cost is Hopper's, until it is fitted."""
+    configs = tuple([config._replace(in_parts=False) for config in table.configs])
+    return replace(table, configs=configs, cached=None if table.cached is None else without_wgmma(table.cached))
 
 
 def load(path: Path) -> dict[int, Table]:

@@ -61,7 +61,6 @@ _HALVES = (
     Config(32, 64, 64, 4, 4, 0.35, programs=2),
 )
 _FLOATS = (
-    Config(128, 128, 32, 8, 3, 1.0, bf16x6=True),
     Config(128, 64, 32, 8, 3, 0.9, programs=2, bf16x6=True),
     Config(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
     Config(32, 32, 32, 4, 3, 0.3),

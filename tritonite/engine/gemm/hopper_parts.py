@@ -1,7 +1,7 @@
 """Products of float32 on Hopper, in Gluon: as three parts of bfloat16 each, whose products follow each other.
 
-`language.parts` has the method. Triton waits for each of the six products of two operands' parts before it begins the
-next, because of a product it knows nothing but that it is to be had; here they are under way at once.
+`language.parts` has the method. In a kernel of Triton's each of the six products of two operands' parts is waited for
+before the next begins; here they are under way at once.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class _Work(NamedTuple):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether it is of float32, whose bits all count, and one product of two matrices that no activation follows."""
+        """Whether it is one product of float32, whose bits all count, which no activation follows."""
         exact = self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
         return exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
 
@@ -340,6 +340,9 @@ class _Work(NamedTuple):
         exact = self.precision == "ieee" and self.a.dtype is torch.float32
         # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
         split = config.bf16x6 and exact and devices.has_tma(self.a.device) and not devices.current.interpreted
+        # Of larger tiles Triton (3.6 and 3.7) makes a kernel for sm_100 that ends the process, whatever it is given.
+        large = config.BLOCK_M > 128 or config.BLOCK_N > 64
+        split &= not (large and devices.architecture(self.a.device).startswith("sm_10"))
         kinds |= {"PRECISION": "bf16x6" if split else self.precision}
         kinds |= {"IMPRECISE": config.BLOCK_K if self.blockwise else None}
         return kinds | config.options | devices.current.options
