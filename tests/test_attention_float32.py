@@ -21,7 +21,7 @@ from tritonite.engine.attention.hopper import (
     of_keys,
     of_queries,
 )
-from tritonite.engine.attention.problem import Packed
+from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.gemm import hopper_parts
 from tritonite.tune import attention as table
 
@@ -33,6 +33,45 @@ _KERNELS = {
 
 def wide(**sizes):
     return problem(dtype=torch.float32, **sizes)
+
+
+def packed(queries, keys, causal=False, last=False, logarithms=True, D=64, ratio=1):
+    """Sequences of so many queries and keys each, one after the other."""
+    rows, columns = [torch.tensor([0, *lengths]).cumsum(0) for lengths in (queries, keys)]
+    shapes = (1, 2 * ratio, int(rows[-1]), D), (1, 2, int(columns[-1]), D), (1, 2, int(columns[-1]), D)
+    starts = [places.to(torch.int32).to(tritonite.device) for places in (rows, columns)]
+    work = Problem(*[drawn(*shape, dtype=torch.float32) for shape in shapes], None, None, causal, 0, "ieee")
+    return work._replace(packed=Packed(*starts, max(queries), max(keys), last, logarithms))
+
+
+def sequences(work):
+    """Each of a packed problem's, and the parts of queries and of keys that are its own."""
+    starts = [places.tolist() for places in work.packed[:2]]
+    for i in range(work.batch):
+        rows, columns = [slice(*places[i : i + 2]) for places in starts]
+        diagonal = (columns.stop - columns.start) - (rows.stop - rows.start) if work.packed.last else 0
+        own = work.query[:, :, rows], work.key[:, :, columns], work.value[:, :, columns]
+        yield Problem(*own, None, None, work.causal, diagonal, "ieee"), rows, columns
+
+
+def check_packed(work, attend, differentiate, far=1e-5):
+    out, rows = result(work), work.query.shape[2]
+    longest = -(-work.packed.queries // 32) * 32
+    shape = (1, out.shape[1], rows) if work.packed.logarithms else (work.batch, out.shape[1], longest)
+    logsumexp = torch.full(shape, math.nan, device=out.device)
+    attend(work, out, logsumexp, "0")
+    grad, grads = drawn(*out.shape, dtype=torch.float32), tuple([torch.full_like(x, math.nan) for x in work[:3]])
+    differentiate(work, grad, out, logsumexp, grads)
+    for i, (own, places, columns) in enumerate(sequences(work)):
+        expected, logarithms = by_definition(own, "0")
+        count = places.stop - places.start
+        found = logsumexp[:, :, places] if work.packed.logarithms else logsumexp[i : i + 1, :, :count]
+        torch.testing.assert_close(out[:, :, places].double(), expected, atol=far, rtol=far)
+        torch.testing.assert_close(found.double(), logarithms, atol=far, rtol=far)
+        assert work.packed.logarithms or logsumexp[i, :, count:].isposinf().all()
+        exact = gradients(own, grad[:, :, places])[:3]
+        for each, part, wanted in zip(grads, (places, columns, columns), exact, strict=True):
+            torch.testing.assert_close(each[:, :, part].double(), wanted, atol=4 * far, rtol=far)
 
 
 def gradients(work, grad):
@@ -59,9 +98,8 @@ def of_hopper(monkeypatch):
 def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
     work = wide()
     assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
-    starts = torch.zeros(2, dtype=torch.int32)
     odd = work._replace(query=drawn(2, 4, 20, 67, dtype=torch.float32)[..., 1:65], bias=drawn(20, 21)[:, 1:] > 0)
-    for other in (with_bias(work), odd, wide(D=1), wide(D=24, V=64)):
+    for other in (with_bias(work), odd, wide(D=1), wide(D=24, V=64), packed([5, 9], [3, 20])):
         assert float32_forward.takes(other, result(other))
     others = [
         problem(),
@@ -69,7 +107,6 @@ def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
         wide(V=128),
         work._replace(key=work.key[:, :, :0], value=work.value[:, :, :0]),
         work._replace(query=work.query.mT.contiguous().mT),
-        work._replace(packed=Packed(starts, starts, 20, 20, True, True)),
         work._replace(dropout=Dropout(0.5, False)),
         work._replace(precision="tf32"),
     ]
@@ -192,6 +229,27 @@ def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
     work = with_bias(wide(B=1, **sizes), "full" if broadcast == "mask" else broadcast)
     work = work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work
     check(work, float32_forward.attention, float32_backward.attention_backward)
+
+
+PACKED = [
+    {"queries": [40, 0, 70, 3], "keys": [50, 30, 70, 100]},
+    {"queries": [40, 66, 1], "keys": [50, 0, 33], "causal": True, "last": True, "logarithms": False, "ratio": 2},
+    {"queries": [70, 20], "keys": [40, 70], "causal": True, "D": 24},
+]
+
+
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("given", PACKED)
+def test_packed_sequences_of_several_lengths(in_python, given):
+    check_packed(packed(**given), float32_forward.attention, float32_backward.attention_backward)
+
+
+@on_sm_90
+@pytest.mark.parametrize("given", PACKED)
+def test_values_of_packed_sequences(given):
+    work = packed(**given)
+    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    check_packed(work, forward.attention, backward.attention_backward)
 
 
 def run(work, **far):

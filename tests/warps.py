@@ -58,7 +58,9 @@ class Pointer:
     def __add__(self, offset):
         return Pointer(self.memory, self.offset + offset)
 
-    def load(self, mask, other):
+    def load(self, mask=None, other=None):
+        if mask is None:
+            return block(self.memory[int(self.offset)])
         mask, offset = torch.broadcast_tensors(mask, self.offset)
         found = torch.full(mask.shape, other, dtype=self.memory.dtype)
         found[mask] = self.memory[offset[mask].long()]
@@ -258,7 +260,7 @@ class Kernel:
             num_warps=lambda: 4,
             sum=lambda x, dim: x.sum(dim),
             cdiv=lambda x, y: (x + y - 1) // y,
-            load=lambda pointers, mask, other: pointers.load(mask, other),
+            load=lambda pointers, mask=None, other=None: pointers.load(mask, other),
             store=lambda pointers, value, mask: pointers.store(value, mask),
             convert_layout=lambda x, _, assert_trivial=False: x,
             int1=torch.bool,

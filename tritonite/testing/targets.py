@@ -35,7 +35,7 @@ from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import float32_backward, float32_forward
 from tritonite.engine.attention.hopper import forward as hopper_forward
-from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
@@ -451,22 +451,26 @@ def dropped(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]
 
 
 def in_parts(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Both passes of attention in float32 that Hopper's GPUs have, with and without a bias and its gradient."""
-    heads = devices.multiprocessors(torch.device("cpu"))
+    """Both passes of attention in float32 that Hopper's GPUs have, of packed sequences and beside biases."""
+    heads, starts = devices.multiprocessors(torch.device("cpu")), torch.zeros(3, dtype=torch.int32)
     for i, (head, value, causal) in enumerate(((64, 64, False), (24, 64, True), (64, 64, True), (48, 20, False))):
         # So many that a third program for keys is in a multiprocessor.
         query, key = torch.empty(2, heads + 1, 60, head), torch.empty(2, heads + 1, 60, head)
         out, logsumexp = torch.empty(2, heads + 1, 60, value), torch.empty(2, heads + 1, 60)
         scores = torch.empty(2, heads + 1, 60, 60)
-        kinds = [("", None), (" beside a bias", scores), (" of keys", scores[:, :, :1]), (" mask", scores > 0)]
-        for kind, bias in kinds if full else (kinds[:2], kinds[2:], (), ())[i]:
+        kinds: list[tuple[str, torch.Tensor | None]] = [("", None), (" beside a bias", scores), (" packed", None)]
+        kinds += [(" of keys", scores[:, :, :1]), (" mask", scores > 0)]
+        for kind, bias in kinds if full else (kinds[:3], kinds[3:], (), ())[i]:
             given = None if bias is None else bias.expand(scores.shape)
             problem = Problem(query, key, key.new_empty(2, heads + 1, 60, value), given, None, causal, 0, "ieee")
-            grads = query, key, problem.value
+            if kind == " packed":
+                one = {"query": query[:1], "key": key[:1], "value": problem.value[:1]}
+                problem = problem._replace(**one, packed=Packed(starts, starts, 60, 60, causal, True))
+            written, sums, grads = out[: problem.query.shape[0]], logsumexp[: problem.query.shape[0]], problem[:3]
             with _noting() as found:
-                float32_forward.attention(problem, out, logsumexp if causal else None)
+                float32_forward.attention(problem, written, sums if causal else None)
                 for of_bias in (None, scores) if bias is scores else (None,):
-                    float32_backward.attention_backward(problem, out, out, logsumexp, grads, of_bias)
+                    float32_backward.attention_backward(problem, written, written, sums, grads, of_bias)
             for specialization in found:
                 label = f"{specialization.kernel.__name__}{kind} of {head} and {value}{' causal' if causal else ''}"
                 yield label, specialization, ("sm_90",)

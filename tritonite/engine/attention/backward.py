@@ -22,12 +22,11 @@ from tritonite.engine.attention.forward import (
     load_rows,
     score_factor,
     seen,
-    sequence,
     store_rows,
 )
 from tritonite.engine.attention.hopper import backward as hopper
 from tritonite.engine.attention.hopper import float32_backward
-from tritonite.engine.attention.place import place
+from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts

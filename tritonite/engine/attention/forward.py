@@ -12,7 +12,7 @@ from tritonite.dispatch.call import random_state
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.hopper import float32_forward
 from tritonite.engine.attention.hopper import forward as hopper
-from tritonite.engine.attention.place import place
+from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
@@ -21,20 +21,6 @@ from tritonite.launch import libentry
 # Exponentials are powers of two, which devices have an instruction for.
 LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def sequence(query_starts, key_starts, batch, queries, keys, diagonal, FACTS: tl.constexpr):
-    """(queries, keys, diagonal, first query, first key) of a sequence; packed ones differ."""
-    first, first_key = batch * 0, batch * 0
-    if query_starts is not None:
-        first, first_key = tl.load(query_starts + batch).to(tl.int64), tl.load(key_starts + batch).to(tl.int64)
-        queries = (tl.load(query_starts + batch + 1) - first).to(tl.int32)
-        keys = (tl.load(key_starts + batch + 1) - first_key).to(tl.int32)
-        diagonal = queries * 0
-        if FACTS.last:
-            diagonal = keys - queries
-    return queries, keys, diagonal, first, first_key
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Which tile of attention a program takes."""
+"""Which tile of attention a program takes, and of which sequence."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def place(number, blocks, heads, batch_heads, group):
     """(block, batch, head) of a tile, `by_length`."""
     block, own = by_length(number, blocks, batch_heads, group)
     return block, (own // heads).to(tl.int64), (own % heads).to(tl.int64)
+
+
+@triton.jit
+def sequence(query_starts, key_starts, batch, queries, keys, diagonal, FACTS: tl.constexpr):
+    """(queries, keys, diagonal, first query, first key) of a sequence; packed ones differ."""
+    first, first_key = batch * 0, batch * 0
+    if query_starts is not None:
+        first, first_key = tl.load(query_starts + batch).to(tl.int64), tl.load(key_starts + batch).to(tl.int64)
+        queries = (tl.load(query_starts + batch + 1) - first).to(tl.int32)
+        keys = (tl.load(key_starts + batch + 1) - first_key).to(tl.int32)
+        diagonal = queries * 0
+        if FACTS.last:
+            diagonal = keys - queries
+    return queries, keys, diagonal, first, first_key

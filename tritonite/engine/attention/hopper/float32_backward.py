@@ -19,6 +19,7 @@ from tritonite.dispatch.call import empty
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
     facts,
+    keys_of_rows,
     load_bias,
     load_keys,
     load_logarithms,
@@ -29,7 +30,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
     take,
 )
 from tritonite.engine.attention.hopper.of_keys import block_of_queries, queries_of_tile
-from tritonite.engine.attention.hopper.of_queries import keys_of_tile
+from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.gemm.hopper_parts import (
     BEGUN,
@@ -115,6 +116,8 @@ def attend_to_queries_in_parts(
     grad_query,
     grad_bias,
     delta,
+    query_starts,
+    key_starts,
     strides,
     heads,
     batch_heads,
@@ -126,7 +129,7 @@ def attend_to_queries_in_parts(
     scale: tl.float64,
     FACTS: gl.constexpr,
 ):
-    """As `backward.attend_to_queries`, without packed sequences and dropout."""
+    """As `backward.attend_to_queries`, without dropout."""
     wait_for_previous_launch()
     BLOCK_D: gl.constexpr = FACTS.block_d
     BLOCK_V: gl.constexpr = FACTS.block_v
@@ -138,24 +141,27 @@ def attend_to_queries_in_parts(
     gs = shared_parts(ROWS, BLOCK_V)
     ks = shared_parts(BLOCK_N, BLOCK_D)
     vs = shared_parts(BLOCK_N, BLOCK_V)
+    _block, batch, head = place(gl.program_id(0), blocks, heads, batch_heads, group)
+    queries, keys, diagonal, first_query, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    first, batch, head, count, cut = keys_of_tile(sizes, ROWS, FACTS)
-    batch, head = batch.to(gl.int64), head.to(gl.int64)
+    first, count, cut = keys_of_rows(sizes, FACTS)
     shared = head // FACTS.ratio
-    query += batch * strides[0][0] + head * strides[0][1]
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
+    query += batch * strides[0][0] + head * strides[0][1] + first_query * strides[0][2]
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
     if bias is not None:
         bias += batch * strides[3][0] + head * strides[3][1]
-    grad_out += batch * strides[4][0] + head * strides[4][1]
-    out += batch * strides[5][0] + head * strides[5][1]
-    logsumexp += batch * strides[6][0] + head * strides[6][1]
-    grad_query += batch * strides[7][0] + head * strides[7][1]
+    grad_out += batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
+    out += batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][2]
+    logsumexp += batch * strides[6][0] + head * strides[6][1] + first_query * strides[6][3]
+    grad_query += batch * strides[7][0] + head * strides[7][1] + first_query * strides[7][2]
     if grad_bias is not None:
         grad_bias += batch * strides[8][0] + head * strides[8][1]
-    delta += batch * strides[9][0] + head * strides[9][1]
+    delta += batch * strides[9][0] + head * strides[9][1] + first_query
     span = queries, keys, diagonal
-    loaded = load_keys((key, value), strides, (count - 1) * BLOCK_N, keys, FACTS)
+    loaded = load_keys((key, value), strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, FACTS)
     store_parts(qs, load_rows(query, first, strides[0][2], queries, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
     grad = load_rows(grad_out, first, strides[4][2], queries, FACTS.value_size, ROWS, BLOCK_V, FACTS.index)
     result = load_rows(out, first, strides[5][2], queries, FACTS.value_size, ROWS, BLOCK_V, FACTS.index)
@@ -265,6 +271,8 @@ def attend_to_keys_in_parts(
     delta,
     grad_key,
     grad_value,
+    query_starts,
+    key_starts,
     strides,
     heads,
     batch_heads,
@@ -276,7 +284,7 @@ def attend_to_keys_in_parts(
     scale: tl.float64,
     FACTS: gl.constexpr,
 ):
-    """As `backward.attend_to_keys`, without packed sequences and dropout; `heads` are those of the key."""
+    """As `backward.attend_to_keys`, without dropout; `heads` are those of the key."""
     wait_for_previous_launch()
     BLOCK_D: gl.constexpr = FACTS.block_d
     BLOCK_V: gl.constexpr = FACTS.block_v
@@ -288,13 +296,19 @@ def attend_to_keys_in_parts(
     vs = shared_parts(ROWS, BLOCK_V)
     qs = shared_parts(BLOCK_M, BLOCK_D)
     gs = shared_parts(BLOCK_M, BLOCK_V)
+    _block, batch, shared = place(gl.program_id(0), blocks, heads, batch_heads, group)
+    queries, keys, diagonal, first_query, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    row, batch, shared, first, count, cut = queries_of_tile(sizes, ROWS, FACTS)
-    batch, shared = batch.to(gl.int64), shared.to(gl.int64)
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
-    grad_key += batch * strides[6][0] + shared * strides[6][1]
-    grad_value += batch * strides[7][0] + shared * strides[7][1]
+    row, _batch, _head, first, count, cut = queries_of_tile(sizes, ROWS, FACTS)
+    # A block beyond a sequence that is shorter than the longest.
+    count = gl.where(row < keys, count, 0)
+    cut = gl.minimum(cut, count)
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
+    grad_key += batch * strides[6][0] + shared * strides[6][1] + first_key * strides[6][2]
+    grad_value += batch * strides[7][0] + shared * strides[7][1] + first_key * strides[7][2]
     store_parts(ks, load_rows(key, row, strides[1][2], keys, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
     store_parts(vs, load_rows(value, row, strides[2][2], keys, FACTS.value_size, ROWS, BLOCK_V, FACTS.index))
     factor = scale.to(gl.float32)
@@ -305,10 +319,10 @@ def attend_to_keys_in_parts(
     buffers = ks, vs, qs, gs
     for member in range(FACTS.ratio):
         head = shared * FACTS.ratio + member
-        own_query = query + batch * strides[0][0] + head * strides[0][1]
-        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1]
-        own_logarithms = logsumexp + batch * strides[5][0] + head * strides[5][1]
-        own_delta = delta + batch * strides[8][0] + head * strides[8][1]
+        own_query = query + batch * strides[0][0] + head * strides[0][1] + first_query * strides[0][2]
+        own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
+        own_logarithms = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
+        own_delta = delta + batch * strides[8][0] + head * strides[8][1] + first_query
         operands = own_query, own_grad, own_logarithms, own_delta
         shift = batch * strides[3][0] + head * strides[3][1]
         begin_at = block_of_queries(0, first, count, queries, BLOCK_M)
@@ -349,16 +363,17 @@ def attention_backward(
     delta = empty(query.shape[:3], torch.float32, query.device)
     tensors = (grad_out, out, logsumexp, delta, *grads, *(() if grad_bias is None else (grad_bias,)))
 
-    read = *[tensor.stride() for tensor in (query, key, value)], problem.bias_strides, grad_out.stride()
+    operands = [problem.strides(tensor) for tensor in (query, key, value)]
+    read, sums = (*operands, problem.bias_strides, problem.strides(grad_out)), problem.strides(delta)
     logarithms = problem.logarithm_strides(logsumexp)
     numbers: dict[str, Any] = {"queries": problem.queries, "keys": problem.keys, "diagonal": problem.diagonal}
     numbers |= {"scale": problem.factor, "num_warps": 4} | compiler_options(True)
     blocks, batch_heads = -(-problem.queries // ROWS.value), problem.batch * query.shape[1]
     attend_to_queries_in_parts[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta),
+        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta, *problem.starts),
         strides=(
-            *(*read, out.stride(), logarithms, grads[0].stride()),
-            *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), delta.stride()),
+            *(*read, problem.strides(out), logarithms, problem.strides(grads[0])),
+            *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), sums),
         ),
         heads=query.shape[1],
         batch_heads=batch_heads,
@@ -372,8 +387,8 @@ def attention_backward(
         most = table.registers_for_keys(blocks * batch_heads, devices.multiprocessors(query.device))
         numbers |= {} if most is None else {"maxnreg": most}
     attend_to_keys_in_parts[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, logsumexp, delta, *grads[1:]),
-        strides=(*read, logarithms, grads[1].stride(), grads[2].stride(), delta.stride()),
+        *(query, key, value, bias, grad_out, logsumexp, delta, *grads[1:], *problem.starts),
+        strides=(*read, logarithms, problem.strides(grads[1]), problem.strides(grads[2]), sums),
         heads=key.shape[1],
         batch_heads=batch_heads,
         group=1,

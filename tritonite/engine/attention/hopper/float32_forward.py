@@ -16,6 +16,7 @@ from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
     are_seen,
     facts,
+    keys_of_rows,
     load_bias,
     load_keys,
     load_rows,
@@ -23,7 +24,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
     store_rows,
     take,
 )
-from tritonite.engine.attention.hopper.of_queries import keys_of_tile
+from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.gemm.hopper_parts import (
     begin,
@@ -87,6 +88,8 @@ def attend_in_parts(
     bias,
     out,
     logsumexp,
+    query_starts,
+    key_starts,
     strides,
     heads,
     batch_heads,
@@ -99,7 +102,7 @@ def attend_in_parts(
     scale: tl.float64,
     FACTS: gl.constexpr,
 ):
-    """As `forward.attend`, without packed sequences and dropout."""
+    """As `forward.attend`, without dropout."""
     wait_for_previous_launch()
     BLOCK_N: gl.constexpr = FACTS.block_n
     BLOCK_D: gl.constexpr = FACTS.block_d
@@ -110,18 +113,21 @@ def attend_in_parts(
     qs = shared_parts(ROWS, BLOCK_D)
     ks = shared_parts(BLOCK_N, BLOCK_D)
     vs = shared_parts(BLOCK_N, BLOCK_V)
+    _block, batch, head = place(gl.program_id(0), blocks, heads, batch_heads, group)
+    queries, keys, diagonal, first_query, first_key = sequence(
+        query_starts, key_starts, batch, queries, keys, diagonal, FACTS
+    )
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal
-    first, batch, head, count, cut = keys_of_tile(sizes, ROWS, FACTS)
-    batch, head = batch.to(gl.int64), head.to(gl.int64)
+    first, count, cut = keys_of_rows(sizes, FACTS)
     shared = head // FACTS.ratio
-    query += batch * strides[0][0] + head * strides[0][1]
-    key += batch * strides[1][0] + shared * strides[1][1]
-    value += batch * strides[2][0] + shared * strides[2][1]
-    out += batch * strides[3][0] + head * strides[3][1]
+    query += batch * strides[0][0] + head * strides[0][1] + first_query * strides[0][2]
+    key += batch * strides[1][0] + shared * strides[1][1] + first_key * strides[1][2]
+    value += batch * strides[2][0] + shared * strides[2][1] + first_key * strides[2][2]
+    out += batch * strides[3][0] + head * strides[3][1] + first_query * strides[3][2]
     if bias is not None:
         bias += batch * strides[4][0] + head * strides[4][1]
     span = queries, keys, diagonal
-    loaded = load_keys((key, value), strides, (count - 1) * BLOCK_N, keys, FACTS)
+    loaded = load_keys((key, value), strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, FACTS)
     store_parts(qs, load_rows(query, first, strides[0][2], queries, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
     places = (first + gl.arange(0, ROWS, of_rows)).to(FACTS.index)
     factor = scale.to(gl.float32)
@@ -148,7 +154,7 @@ def attend_in_parts(
     if logsumexp is not None:
         logarithms = gl.where(nothing, float(FACTS.empty), largest + gl.log(denominator))
         logarithms = gl.where(places < queries, logarithms, float("inf"))
-        logsumexp += batch * strides[5][0] + head * strides[5][1]
+        logsumexp += batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
         gl.store(logsumexp + places * strides[5][2], logarithms, mask=places < gl.maximum(queries, padded))
 
 
@@ -162,9 +168,9 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
     operands = problem.query, problem.key, problem.value
     heads, blocks = problem.query.shape[1], -(-problem.queries // ROWS.value)
     attend_in_parts[(blocks * problem.batch * heads,)](
-        *(*operands, problem.bias, out, logsumexp),
+        *(*operands, problem.bias, out, logsumexp, *problem.starts),
         strides=(
-            *[tensor.stride() for tensor in (*operands, out)],
+            *[problem.strides(tensor) for tensor in (*operands, out)],
             *(problem.bias_strides, problem.logarithm_strides(logsumexp)),
         ),
         heads=heads,
@@ -174,7 +180,7 @@ def attention(problem: Problem, out: torch.Tensor, logsumexp: torch.Tensor | Non
         queries=problem.queries,
         keys=problem.keys,
         diagonal=problem.diagonal,
-        padded=0 if logsumexp is None else logsumexp.shape[2],
+        padded=0 if logsumexp is None or (problem.packed and problem.packed.logarithms) else logsumexp.shape[2],
         scale=problem.factor,
         FACTS=facts(problem, ROWS.value, table.IN_PARTS.BLOCK_N, (out,), empty),
         num_warps=4,

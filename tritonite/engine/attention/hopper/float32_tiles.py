@@ -13,11 +13,25 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritonite import devices
+from tritonite.engine.attention.hopper.descriptors import ROWS
+from tritonite.engine.attention.hopper.of_queries import keys_of_tile
 from tritonite.engine.attention.problem import Facts, Problem, products
 from tritonite.tune import attention as table
 
 # The smallest power of two that holds a head here, and the largest.
 _LEAST, _MOST = 32, 64
+
+
+@gluon.jit
+def keys_of_rows(sizes, FACTS: gl.constexpr):
+    """(First query, blocks of keys, how many of them some query does not see in whole) of a program.
+
+    Of a block beyond a sequence that is shorter than the longest, and of a sequence without keys, there is none.
+    """
+    _, _, _, _, queries, _, _ = sizes
+    first, _batch, _head, count, cut = keys_of_tile(sizes, ROWS, FACTS)
+    count = gl.where(first < queries, count, 0)
+    return first, count, gl.minimum(cut, count)
 
 
 @gluon.jit
@@ -121,7 +135,6 @@ def take(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
         query.dtype is torch.float32
         and devices.has_wgmma(query.device)
         and products(problem.precision, query) == "bf16x6"
-        and problem.packed is None
         and problem.dropout is None
         and problem.size <= _MOST
         and all([tensor.numel() > 0 and (tensor.stride(3) == 1 or tensor.shape[3] == 1) for tensor in every])
