@@ -12,7 +12,7 @@ from warps import Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, forward, place
+from tritonite.engine.attention import backward, forward, place, scores
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
     float32_backward,
@@ -147,7 +147,7 @@ def in_python(request, monkeypatch):
         def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
             # Its own last, whose functions have names that others' have, too.
-            modules = hopper_parts, place, of_queries, of_keys, float32_tiles, module
+            modules = hopper_parts, scores, place, of_queries, of_keys, float32_tiles, module
             helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5}
             self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)
 

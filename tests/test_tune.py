@@ -218,6 +218,13 @@ def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
         assert len(set(table.configs)) == len(table.configs)
 
 
+def test_a_table_without_tiles_in_parts_has_none_alike_for_float32(of_hopper, monkeypatch):
+    assert all(choose.has_tiles_alike(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
+    assert not choose.has_tiles_alike(torch.float64, DEVICE)
+    monkeypatch.setattr(choose, "_tables", lambda device: {4: model.without_wgmma(_table()[4])})
+    assert not choose.has_tiles_alike(torch.float32, DEVICE) and choose.has_tiles_alike(torch.float16, DEVICE)
+
+
 def _timed_as(table, dtype, count):
     """Drawn problems with what ATen takes by a table."""
     for problem in itertools.islice(sweep.drawn(dtype, 3), count):

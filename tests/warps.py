@@ -54,6 +54,7 @@ class Pointer:
         first = tensor.storage_offset()
         count = tensor.untyped_storage().nbytes() // tensor.itemsize - first
         self.memory, self.offset = tensor.as_strided((count,), (1,), first), offset
+        self.dtype = types.SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, offset):
         return Pointer(self.memory, self.offset + offset)

@@ -13,34 +13,23 @@ import triton.language as tl
 
 from tritonite.dispatch.call import empty
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
-from tritonite.engine.attention.forward import (
-    LOG2E,
-    biased,
-    exponential,
-    key_range,
-    load_bias,
-    load_rows,
-    score_factor,
-    seen,
-    store_rows,
-)
+from tritonite.engine.attention.forward import key_range, load_rows, store_rows
 from tritonite.engine.attention.hopper import backward as hopper
 from tritonite.engine.attention.hopper import float32_backward
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.attention.scores import (
+    biased,
+    exponential,
+    load_bias,
+    load_logarithms,
+    score_factor,
+    seen,
+    store_scores,
+)
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
-
-
-@triton.jit
-def _logarithms(pointer, rows, stride, queries, NATURAL: tl.constexpr):
-    """The logarithms of the sums of rows, to the base of scores; infinite where there is no row or it sees nothing."""
-    found = tl.load(pointer + rows * stride, mask=rows < queries, other=float("inf"))
-    found = tl.where(found == float("-inf"), float("inf"), found)
-    if not NATURAL:
-        found *= LOG2E
-    return found
 
 
 @triton.jit
@@ -53,13 +42,6 @@ def _probabilities(scores, logarithms, exists, added, factor, MASKED: tl.constex
     if MASKED:
         probability = tl.where(exists, probability, 0.0)
     return probability
-
-
-@triton.jit
-def _store_scores(pointer, tile, strides, rows, columns, span):
-    """Write a tile of what there is for each score."""
-    pointers = pointer + (rows * strides[2])[:, None] + (columns * strides[3])[None, :]
-    tl.store(pointers, tile.to(pointer.dtype.element_ty), mask=(rows < span[0])[:, None] & (columns < span[1])[None, :])
 
 
 @triton.jit
@@ -105,7 +87,7 @@ def _take_keys(
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
     if grad_bias is not None:
-        _store_scores(grad_bias, grad_scores, strides[8], rows, columns, span)
+        store_scores(grad_bias, grad_scores, strides[8], rows, columns, span)
     return multiply(parts(grad_scores.to(k.dtype), PRECISION), parts(k, PRECISION), total, PRECISION)
 
 
@@ -185,7 +167,7 @@ def attend_to_queries(
     products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + rows, products, mask=rows < queries)
     q, grad = parts(q, PRECISION), parts(grad, PRECISION)
-    logarithms = _logarithms(logsumexp, rows, strides[6][2], queries, FACTS.natural)
+    logarithms = load_logarithms(logsumexp, rows, strides[6][2], queries, FACTS.natural)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, FACTS.natural)
     whole, end = key_range(block, keys, diagonal, FACTS)
@@ -236,7 +218,7 @@ def attend_to_queries(
     if grad_bias is not None:
         nothing = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for start in range(whole + tl.cdiv(tl.maximum(end - whole, 0), BLOCK_N) * BLOCK_N, keys, BLOCK_N):
-            _store_scores(grad_bias, nothing, strides[8], rows, start + lanes, span)
+            store_scores(grad_bias, nothing, strides[8], rows, start + lanes, span)
     store_rows(grad_query, rows, strides[7][2], queries, total * number.to(tl.float32), HEAD, BLOCK_D)
 
 
@@ -277,7 +259,7 @@ def _take_queries(
     added = load_bias(bias, strides[3], rows[None, :], columns[:, None], span, exists, FACTS.bias_of_keys)
     q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
-    logarithms = _logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
+    logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
     products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
     scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
     probability = _probabilities(scores, logarithms[None, :], exists, added, factor, MASKED, FACTS)

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dispatch.call import Number, empty, settings
-from tritonite.engine.attention.forward import LOG2E, biased, load_bias
 from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
+from tritonite.engine.attention.scores import LOG2E, biased, load_bias
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry

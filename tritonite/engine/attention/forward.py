@@ -14,31 +14,13 @@ from tritonite.engine.attention.hopper import float32_forward
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.attention.scores import biased, exponential, load_bias, score_factor, seen
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
 
-# Exponentials are powers of two, which devices have an instruction for.
-LOG2E = tl.constexpr(1.4426950408889634)
+# The natural logarithm of two.
 _LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def exponential(x, NATURAL: tl.constexpr):
-    """e or 2 to the power of x."""
-    if NATURAL:
-        result = tl.exp(x)
-    else:
-        result = tl.exp2(x)
-    return result
-
-
-@triton.jit
-def score_factor(number, NATURAL: tl.constexpr):
-    """What products are multiplied by, so that `exponential` is of their base."""
-    if not NATURAL:
-        number *= LOG2E
-    return number.to(tl.float32)
 
 
 @triton.jit
@@ -66,19 +48,6 @@ def store_rows(pointer, rows, stride, count, tile, SIZE: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def seen(rows, columns, span, CAUSAL: tl.constexpr):
-    """Which keys which queries see, of indices that broadcast: all there are, with CAUSAL up to a diagonal.
-
-    `span` is (queries, keys, diagonal).
-    """
-    queries, keys, diagonal = span
-    exists = (rows < queries) & (columns < keys)
-    if CAUSAL:
-        exists = exists & (columns <= rows + diagonal)
-    return exists
-
-
-@triton.jit
 def key_range(block, keys, diagonal, FACTS: tl.constexpr):
     """(where keys end that all of a block's queries see, in whole blocks; where those end that some see)."""
     BLOCK_M: tl.constexpr = FACTS.block_m
@@ -89,34 +58,6 @@ def key_range(block, keys, diagonal, FACTS: tl.constexpr):
         end = tl.minimum(keys, tl.maximum(first + BLOCK_M - 1, 0))
         whole = tl.minimum(whole, tl.maximum(first, 0) // BLOCK_N * BLOCK_N)
     return whole, end
-
-
-@triton.jit
-def load_bias(bias, strides, rows, columns, span, exists, OF_KEYS: tl.constexpr):
-    """A tile of a bias where a score `exists`, or None; one of keys alone is loaded once for all queries.
-
-    Before the products that it is added to, so that it is on its way under them.
-    """
-    added = None
-    if bias is not None:
-        pointers = bias + columns * strides[3]
-        if OF_KEYS:
-            added = tl.load(pointers, mask=columns < span[1], other=0)
-        else:
-            added = tl.load(pointers + rows * strides[2], mask=exists, other=0)
-    return added
-
-
-@triton.jit
-def biased(scores, added, NATURAL: tl.constexpr):
-    """Scores with a tile of a bias added to them; of a mask those are -inf for which it is false."""
-    if added.dtype == tl.int1:
-        scores = tl.where(added != 0, scores, float("-inf"))
-    elif NATURAL:
-        scores += added.to(tl.float32)
-    else:
-        scores += added.to(tl.float32) * LOG2E
-    return scores
 
 
 @triton.jit

@@ -325,10 +325,14 @@ class _Work(NamedTuple):
         return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
 
     @property
+    def exact(self) -> bool:
+        """Whether it is of float32, all of whose bits count, on a device."""
+        return self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
+
+    @property
     def takes_parts(self) -> bool:
-        """Whether it is one product of float32, whose bits all count, which no activation follows."""
-        exact = self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
-        return exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
+        """Whether it is one product of float32, all of whose bits count, which no activation follows."""
+        return self.exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
 
     @property
     def index(self) -> Any:
@@ -337,9 +341,8 @@ class _Work(NamedTuple):
 
     def constants(self, config: Config) -> dict[str, Any]:
         kinds: dict[str, Any] = {"ACCUMULATOR": TRITON_DTYPES[self.accumulator], "INDEX": self.index}
-        exact = self.precision == "ieee" and self.a.dtype is torch.float32
         # Henry, Tang and Heinecke 2019. Elements from 3.39e38 on are infinite in the first of the three parts.
-        split = config.bf16x6 and exact and devices.has_tma(self.a.device) and not devices.current.interpreted
+        split = config.bf16x6 and self.exact and devices.has_tma(self.a.device)
         # Of larger tiles Triton (3.6 and 3.7) makes a kernel for sm_100 that ends the process, whatever it is given.
         large = config.BLOCK_M > 128 or config.BLOCK_N > 64
         split &= not (large and devices.architecture(self.a.device).startswith("sm_10"))

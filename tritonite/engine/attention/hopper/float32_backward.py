@@ -18,11 +18,10 @@ from tritonite import devices
 from tritonite.dispatch.call import empty
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
+    added_to,
     facts,
     keys_of_rows,
-    load_bias,
     load_keys,
-    load_logarithms,
     load_rows,
     masked,
     scaled,
@@ -32,6 +31,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
 from tritonite.engine.attention.hopper.of_keys import block_of_queries, queries_of_tile
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.attention.scores import load_logarithms, store_scores
 from tritonite.engine.gemm.hopper_parts import (
     BEGUN,
     begin,
@@ -45,14 +45,6 @@ from tritonite.engine.gemm.hopper_parts import (
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 from tritonite.tune import attention as table
-
-
-@gluon.jit
-def _store_scores(pointer, tile, strides, places, span):
-    """Write a tile of what there is for each score."""
-    rows, columns = places
-    pointers = pointer + rows * strides[2] + columns * strides[3]
-    gl.store(pointers, tile, mask=(rows < span[0]) & (columns < span[1]))
 
 
 @gluon.jit
@@ -87,7 +79,7 @@ def _take_keys(
     grads = begin(gs, transposed(vs), of_scores)
     columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
     own = places[:, None], columns[None, :]
-    added = load_bias(bias, strides[3], own, span, FACTS)
+    added = added_to(own, bias, strides[3], span, FACTS)
     loaded = load_keys((key, value), strides, following, span[1], FACTS)
     scores = go_on(qs, transposed(ks), warpgroup_mma_wait(BEGUN, deps=(scores,)))
     grads = go_on(gs, transposed(vs), warpgroup_mma_wait(1, deps=(grads,)))
@@ -96,7 +88,7 @@ def _take_keys(
     grads = warpgroup_mma_wait(0, deps=(grads,))
     grad_scores = masked(probabilities * (grads - delta[:, None]), own, span, MASKED, FACTS)
     if grad_bias is not None:
-        _store_scores(grad_bias, grad_scores, strides[8], own, span)
+        store_scores(grad_bias, grad_scores, strides[8], places, columns, span)
     weights = in_registers(grad_scores, of_result)
     more = begin(weights, ks, of_result)
     more = go_on(weights, ks, warpgroup_mma_wait(0, deps=(more,)))
@@ -169,7 +161,7 @@ def attend_to_queries_in_parts(
     products = gl.convert_layout(gl.sum(grad * result, 1), of_rows)
     places = (first + gl.arange(0, ROWS, of_rows)).to(FACTS.index)
     gl.store(delta + places, products, mask=places < queries)
-    own = places, load_logarithms(logsumexp, strides[6][2], places, queries), products
+    own = places, load_logarithms(logsumexp, places, strides[6][2], queries, True), products
     factor = scale.to(gl.float32)
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     operands, buffers = (key, value, bias), (qs, gs, ks, vs)
@@ -187,7 +179,7 @@ def attend_to_queries_in_parts(
         nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
         for start in range(count * BLOCK_N, keys, BLOCK_N):
             columns = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
-            _store_scores(grad_bias, nothing, strides[8], (places[:, None], columns[None, :]), span)
+            store_scores(grad_bias, nothing, strides[8], places, columns, span)
     store_rows(grad_query, first, strides[7][2], queries, total * factor, FACTS.head_size, FACTS.index)
 
 
@@ -238,8 +230,8 @@ def _take_queries(
     own = rows[None, :], columns[:, None]
     if bias is not None:
         bias += shift
-    added = load_bias(bias, strides[3], own, span, FACTS)
-    logarithms = load_logarithms(logsumexp, strides[5][2], rows, span[0])
+    added = added_to(own, bias, strides[3], span, FACTS)
+    logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], True)
     products = gl.load(delta + rows, mask=rows < span[0], other=0.0)
     loaded = _load_queries((query, grad_out), strides, following, span[0], FACTS)
     scores = go_on(ks, transposed(qs), warpgroup_mma_wait(BEGUN, deps=(scores,)))

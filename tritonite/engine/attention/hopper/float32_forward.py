@@ -14,10 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
-    are_seen,
+    added_to,
     facts,
     keys_of_rows,
-    load_bias,
     load_keys,
     load_rows,
     scaled,
@@ -26,6 +25,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
 )
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
+from tritonite.engine.attention.scores import seen
 from tritonite.engine.gemm.hopper_parts import (
     begin,
     end,
@@ -61,12 +61,12 @@ def _take_keys(
     scores = begin(qs, transposed(ks), of_scores)
     columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
     own = places[:, None], columns[None, :]
-    added = load_bias(bias, strides[4], own, span, FACTS)
+    added = added_to(own, bias, strides[4], span, FACTS)
     loaded = load_keys((key, value), strides, following, span[1], FACTS)
     scores = go_on(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
     scores = scaled(warpgroup_mma_wait(0, deps=(scores,)), added, factor)
     if MASKED:
-        scores = gl.where(are_seen(own[0], own[1], span, FACTS), scores, float("-inf"))
+        scores = gl.where(seen(own[0], own[1], span, FACTS.causal), scores, float("-inf"))
     most = gl.maximum(largest, gl.max(scores, 1))
     base = gl.where(most == float("-inf"), 0.0, most)
     exponentials = gl.exp(scores - base[:, None])

@@ -16,6 +16,7 @@ from tritonite import devices
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.of_queries import keys_of_tile
 from tritonite.engine.attention.problem import Facts, Problem, products
+from tritonite.engine.attention.scores import biased, load_bias, seen
 from tritonite.tune import attention as table
 
 # The smallest power of two that holds a head here, and the largest.
@@ -74,57 +75,30 @@ def store_rows(pointer, first, stride, count, tile, SIZE: gl.constexpr, INDEX: g
 
 
 @gluon.jit
-def are_seen(rows, columns, span, FACTS: gl.constexpr):
-    """Which keys which queries see; `span` is (queries, keys, diagonal)."""
-    queries, keys, diagonal = span
-    exists = (rows < queries) & (columns < keys)
-    if FACTS.causal:
-        exists = exists & (columns <= rows + diagonal)
-    return exists
-
-
-@gluon.jit
 def masked(tile, places, span, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """A tile, 0 where MASKED has scores that are not seen; `places` are queries and keys."""
     if MASKED:
-        tile = gl.where(are_seen(places[0], places[1], span, FACTS), tile, 0.0)
+        tile = gl.where(seen(places[0], places[1], span, FACTS.causal), tile, 0.0)
     return tile
 
 
 @gluon.jit
-def load_bias(bias, strides, places, span, FACTS: gl.constexpr):
-    """A tile of a bias as the registers of scores have it, or None; one of keys alone is loaded once for all queries.
+def added_to(places, bias, strides, span, FACTS: gl.constexpr):
+    """A tile of a bias as the registers of scores have it, or None; `places` are queries and keys.
 
     Whichever way rows of scores lie, lanes of a warp load whole sectors of 32 bytes.
     """
-    rows, columns = places
-    if bias is None:
-        added = None
-    elif FACTS.bias_of_keys:
-        added = gl.load(bias + columns * strides[3], mask=columns < span[1], other=0)
-    else:
-        exists = (rows < span[0]) & (columns < span[1])
-        added = gl.load(bias + rows * strides[2] + columns * strides[3], mask=exists, other=0)
-    return added
+    exists = seen(places[0], places[1], span, False)
+    return load_bias(bias, strides, places[0], places[1], span, exists, FACTS.bias_of_keys)
 
 
 @gluon.jit
 def scaled(scores, added, factor):
-    """Products as scores, with a tile of a bias added to them; of a mask those are -inf for which it is false."""
-    scores = scores * factor
+    """Products of queries and keys as scores, beside a tile of a bias or a mask if there is one."""
+    scores *= factor
     if added is not None:
-        if added.dtype == gl.int1:
-            scores = gl.where(added != 0, scores, float("-inf"))
-        else:
-            scores += added.to(gl.float32)
+        scores = biased(scores, added, True)
     return scores
-
-
-@gluon.jit
-def load_logarithms(pointer, stride, rows, count):
-    """The logarithms of the sums of rows; infinite where there is no row or it sees nothing."""
-    found = gl.load(pointer + rows * stride, mask=rows < count, other=float("inf"))
-    return gl.where(found == float("-inf"), float("inf"), found)
 
 
 def take(problem: Problem, tensors: Sequence[torch.Tensor]) -> bool:
