@@ -5,6 +5,7 @@ import dataclasses
 import fnmatch
 import functools
 import types
+import weakref
 
 import pytest
 import torch
@@ -254,3 +255,20 @@ def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch)
         out, logarithms = attention._attended(*operands[:3], operands[3] if biased else None, not biased, False, None)
         found.append((out, logarithms, *torch.autograd.grad(out, operands, grad)))
     torch.testing.assert_close(*found)
+
+
+def test_gradients_of_long_attention_keep_the_scores_of_one_head(monkeypatch):
+    query, key, value, grad = (torch.randn(2, 4, 11, 8, dtype=torch.float64) for _ in range(4))
+    monkeypatch.setattr(attention, "_MOST_SCORES", 1)
+    kept, most, scores_of = list[weakref.ref[torch.UntypedStorage]](), 0, attention._scores
+
+    def counted(*arguments):
+        nonlocal most
+        most = max(most, sum(each() is not None for each in kept))
+        found = scores_of(*arguments)
+        kept.append(weakref.ref(found.untyped_storage()))
+        return found
+
+    monkeypatch.setattr(attention, "_scores", counted)
+    REFERENCES["_scaled_dot_product_flash_attention_backward"](grad, query, key, value, None, None)
+    assert len(kept) == 16 and most <= 1

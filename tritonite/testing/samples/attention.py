@@ -279,7 +279,7 @@ def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
             added = added.detach().requires_grad_()
         with torch.enable_grad():
             is_causal = causal < len(given) and given[causal]
-            out, _ = _attended(query, key, value, added, is_causal, last, scale)
+            out = _attended(query, key, value, added, is_causal, last, scale)[0]
             found = torch.autograd.grad(out, (query, key, value, *([added] if asked else [])), grad)
         return found if asked or not mask else (*found, None)
 
