@@ -182,7 +182,7 @@ def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
 # ---- Products --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(48, 64), (50, 33), (1, 70), (16, 40)], ids=str)
+@pytest.mark.parametrize("shape", [(48, 64), (50, 33), (1, 70), (16, 40), (24, 520)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
     N, K = shape
