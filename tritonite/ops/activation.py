@@ -133,26 +133,31 @@ def mish(self):
     return tl.where(self > 20.0, self, self * (n * inverse(n + 2.0)))
 
 
-def _check_celu(self, alpha):
-    if isinstance(alpha, complex) or not alpha or not math.isfinite(alpha):
-        raise Decline("alpha that is 0 or not finite")
-    return self, alpha
-
-
-@pointwise("celu", accepts=FLOATS, prepare=_check_celu, pin=("alpha",))
-def celu(self, alpha):
-    return tl.where(self > 0, self, alpha * libdevice.expm1(true_divide(self, alpha)))
-
-
 _ZERO_IS_POSITIVE = tl.constexpr(_ON_CPU)
 
 
-@pointwise("elu", accepts=FLOATS)
-def elu(self, alpha, scale, input_scale):
+@triton.jit
+def _exponential_linear(self, alpha, scale, input_scale):
     positive = self > 0
     if _ZERO_IS_POSITIVE:
         positive = self >= 0
     return tl.where(positive, self * scale, libdevice.expm1(self * input_scale) * (alpha * scale))
+
+
+@pointwise("elu", accepts=FLOATS)
+def elu(self, alpha, scale, input_scale):
+    return _exponential_linear(self, alpha, scale, input_scale)
+
+
+def _elu_of_celu(self, alpha):
+    if isinstance(alpha, complex) or not alpha or not math.isfinite(alpha):
+        raise Decline("alpha that is 0 or not finite")
+    return self, alpha, 1.0, 1.0 / alpha
+
+
+@pointwise("celu", accepts=FLOATS, prepare=_elu_of_celu, pin=("alpha",))
+def celu(self, alpha, scale, input_scale):
+    return _exponential_linear(self, alpha, scale, input_scale)
 
 
 def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_result):

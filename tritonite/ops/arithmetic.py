@@ -86,12 +86,13 @@ def _floor_divide_floats(x, y):
 
     fmod takes a step for each bit of a quotient. A block whose quotients are all small has their remainders from a
     multiply-add, which is exact: that of a quotient that was rounded to an integer above has the divisor's other sign.
+    Quotients by 0 are what they are, and so is what a block has beside a tensor, which is 0 by 0.
     """
     plain = true_divide(x, y)
     floor = libdevice.floor(plain)
     rest = libdevice.fma(-floor, y, x)
     # Of an infinite divisor the rest is nan.
-    ordinary = (tl.abs(plain) < 4194304.0) & (rest == rest)
+    ordinary = (y == 0) | ((tl.abs(plain) < 4194304.0) & (rest == rest))
     if tl.min(ordinary.to(tl.int32), axis=None) != 0:
         result = tl.where((rest != 0) & ((rest < 0) != (y < 0)), floor - 1, floor)
     else:
