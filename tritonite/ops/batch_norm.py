@@ -95,9 +95,11 @@ _BACKWARD = {
 
 @scalar_kernel(accepts=FLOATS, cast=("mean", "variance", "weight", "bias", "eps"), contiguous=True)
 def _by_given_statistics(input, mean, variance, weight, bias, eps):
-    result = true_divide(input - mean, square_root(variance + eps))
+    # What a channel has in common comes first, which is computed once for all of its elements.
+    scale = inverse(square_root(variance + eps))
     if weight is not None:
-        result *= weight
+        scale *= weight
+    result = (input - mean) * scale
     if bias is not None:
         result += bias
     return result
