@@ -249,7 +249,7 @@ class RowTransform:
         scratch: tuple[torch.Tensor, ...] = ()
         if blocks.sharing > 1:
             scratch = (cooperative.scratch(space.n_kept, states, blocks.sharing, device),)
-        in_parts = space.in_parts and blocks.steps * blocks.splits > 1
+        in_parts = choice.are_in_parts(space, traits, blocks)
         if blocks.splits > 1 or in_parts:
             shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
             given = tuple([empty(shape, compute, device) for _ in range(reduction.results)])
