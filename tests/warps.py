@@ -64,12 +64,18 @@ class Pointer:
             return block(self.memory[int(self.offset)])
         mask, offset = torch.broadcast_tensors(mask, self.offset)
         found = torch.full(mask.shape, other, dtype=self.memory.dtype)
-        found[mask] = self.memory[offset[mask].long()]
+        found[mask] = self.memory[self.places(offset[mask])]
         return block(found)
 
     def store(self, value, mask):
         mask, offset, value = torch.broadcast_tensors(mask, self.offset, value)
-        self.memory[offset[mask].long()] = value[mask]
+        self.memory[self.places(offset[mask])] = value[mask]
+
+    @staticmethod
+    def places(offset):
+        """Those of elements, none of which may be before the first: Python would count them from the end."""
+        assert (offset >= 0).all()
+        return offset.long()
 
 
 class Descriptor:
