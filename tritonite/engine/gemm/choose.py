@@ -109,7 +109,7 @@ class Problem(NamedTuple):
 
 def of_any_rows(problem: Problem) -> Problem:
     """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
-    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16)
+    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16)
 
 
 def has_tiles_alike(dtype: torch.dtype, device: torch.device) -> bool:
@@ -194,17 +194,21 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     table = table_for(problem, device, descriptors)
     if table is not None:
         return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
-    config = rule(problem, device, False)
+    through_pointers = _microseconds_through_pointers(rule(problem, device, False), problem, device)
+    # With descriptors what nobody has measured is taken to need half of that.
+    return through_pointers / 2 if descriptors else through_pointers
+
+
+def _microseconds_through_pointers(config: Config, problem: Problem, device: torch.device) -> float:
+    """What a problem takes with these tiles, and parts of K, by what its loads and stores cost."""
     steps = -(-problem.K // (config.BLOCK_K * config.splits))
     programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
     rounds = -(-programs // (multiprocessors * config.programs))
     beside = min(config.programs, -(-programs // multiprocessors))
     loading = float(loads(problem, model.records([config._replace(programs=beside)]))[0])
     stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    through_pointers = rounds * (steps * (BLOCK + loading) + (problem.out_vector < 16) * stores * STORE)
-    through_pointers += ADDING if config.splits > 1 else 0
-    # With descriptors what nobody has measured is taken to need half of that.
-    return through_pointers / 2 if descriptors else through_pointers
+    found = rounds * (steps * (BLOCK + loading) + (problem.out_vector < 16) * stores * STORE)
+    return found + (ADDING if config.splits > 1 else 0)
 
 
 def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
@@ -414,16 +418,19 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
         config = _through_pointers(problem, device, THROUGH_POINTERS[kind][size])
     if problem.invariant:
         return config
-    # A part of K has 4 blocks at least.
-    splits = min(
-        config.programs * devices.multiprocessors(device) // problem.tiles(config), problem.K // (4 * config.BLOCK_K)
-    )
+    splits = _parts_that_fill(problem, config, device)
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, descriptors)
     if config.warp_specialize and problem.K < SHORT:
         # A whole tile is on its way out while the next is multiplied.
         config = config._replace(split_store=False, num_stages=3, GROUP_M=4)
-    return config._replace(splits=max(1, splits))
+    return config._replace(splits=splits)
+
+
+def _parts_that_fill(problem: Problem, config: Config, device: torch.device) -> int:
+    """In how many parts of K, of 4 blocks at least, a device works on a problem's tiles all at once."""
+    places = config.programs * devices.multiprocessors(device)
+    return max(1, min(places // problem.tiles(config), problem.K // (4 * config.BLOCK_K)))
 
 
 def choose_with_descriptors(problem: Problem, device: torch.device, warp_specialized: bool = False) -> Config:
@@ -459,14 +466,22 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
 
 
 def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The cheapest tiles; or the smallest that hold all rows, of few rows of halves that 16 bytes do not divide.
+    """The cheapest tiles; of halves that 16 bytes do not divide those whose loads are, with K in parts.
 
-    Those wait for their loads: the more programs there are, the better, and LOADING of them have room for registers.
+    The latter wait for their loads. Of few rows the smallest tiles that hold them all are taken: the more programs
+    there are, the better, and LOADING of them have room for registers. Of more, larger tiles load less.
     """
+    if problem.dtype.itemsize != 2 or min(problem.a_vector, problem.b_vector) >= 16:
+        return _cheapest(problem, device, configs)
     enough = [config for config in configs if problem.M <= config.BLOCK_M <= MOST_LOADING]
-    if enough and problem.dtype.itemsize == 2 and min(problem.a_vector, problem.b_vector) < 16:
+    if enough:
         return min(enough, key=lambda config: config.BLOCK_M * config.BLOCK_N)._replace(programs=LOADING)
-    return _cheapest(problem, device, configs)
+
+    def time(config: Config) -> float:
+        parts = config._replace(splits=_parts_that_fill(problem, config, device))
+        return _microseconds_through_pointers(parts, problem, device)
+
+    return min(configs, key=time)
 
 
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
