@@ -341,6 +341,19 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
             assert x.argmax() == expected
 
 
+@pytest.mark.parametrize("n", [600, 1024])
+def test_places_in_many_rows(n, device, monkeypatch):
+    """Of which programs take a block after the other, so that the first of equal elements may be in any."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=4))
+    x = torch.randint(9, (9, n), device=device).float()
+    x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
+    expected = x.max(1), x.min(1), x.argmax(1), x.argmin(1)
+    with tritonite.use_gems():
+        actual = x.max(1), x.min(1), x.argmax(1), x.argmin(1)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    assert served("max.dim") and served("min.dim") and served("argmax") and served("argmin")
+
+
 def test_a_wide_row_has_64_bit_places(device, monkeypatch):
     monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x = torch.arange(40.0, device=device).flip(0)

@@ -41,8 +41,13 @@ CONFLICTS = 0.032
 MOST_LOADING, LOADING = 64, 3
 # And what a block of few rows takes to arrive from the L2 cache.
 WAITED = 0.3
-# Of a block of K through pointers, besides, and of the launch that adds up the parts of K.
-BLOCK, ADDING = 0.35, 2.5
+# Of a block of K through pointers, besides, for up to LARGE results and for more; and of the launch that adds up the
+# parts of K.
+BLOCK, LARGE_BLOCK, ADDING = 0.35, 0.5, 2.5
+LARGE = 64 * 128
+# Bytes that come from memory in a microsecond, which a program that is alone on a multiprocessor waits for besides, and
+# each of several in part.
+READ = 4.3e6
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
 CACHED, BRIEF = 3 * 2**23, 4e9
@@ -207,8 +212,10 @@ def _microseconds_through_pointers(config: Config, problem: Problem, device: tor
     beside = min(config.programs, -(-programs // multiprocessors))
     loading = float(loads(problem, model.records([config._replace(programs=beside)]))[0])
     stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    found = rounds * (steps * (BLOCK + loading) + (problem.out_vector < 16) * stores * STORE)
-    return found + (ADDING if config.splits > 1 else 0)
+    block = loading + (LARGE_BLOCK if config.BLOCK_M * config.BLOCK_N > LARGE else BLOCK)
+    found = rounds * (steps * block + (problem.out_vector < 16) * stores * STORE)
+    waiting = problem.bytes / READ / beside if problem.M > MOST_LOADING else 0
+    return found + waiting + (ADDING if config.splits > 1 else 0)
 
 
 def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
