@@ -41,12 +41,12 @@ CONFLICTS = 0.032
 MOST_LOADING, LOADING = 64, 3
 # And what a block of few rows takes to arrive from the L2 cache.
 WAITED = 0.3
-# Of a block of K through pointers, besides, for up to LARGE results and for more; and of the launch that adds up the
-# parts of K.
-BLOCK, LARGE_BLOCK, ADDING = 0.35, 0.5, 2.5
-LARGE = 64 * 128
-# Bytes that come from memory in a microsecond, which a program that is alone on a multiprocessor waits for besides, and
-# each of several in part.
+# Microseconds that a block of K through pointers takes besides, in tiles of up to LARGE_TILE results and in larger;
+# and that the launch takes which adds up the parts of K.
+BLOCK, BLOCK_OF_LARGE, ADDING = 0.35, 0.5, 2.5
+LARGE_TILE = 64 * 128
+# The bytes that memory gives in a microsecond. A program that is alone on a multiprocessor waits for them besides; of
+# several each waits in part, because the others work meanwhile.
 READ = 4.3e6
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
@@ -212,7 +212,7 @@ def _microseconds_through_pointers(config: Config, problem: Problem, device: tor
     beside = min(config.programs, -(-programs // multiprocessors))
     loading = float(loads(problem, model.records([config._replace(programs=beside)]))[0])
     stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    block = loading + (LARGE_BLOCK if config.BLOCK_M * config.BLOCK_N > LARGE else BLOCK)
+    block = loading + (BLOCK_OF_LARGE if config.BLOCK_M * config.BLOCK_N > LARGE_TILE else BLOCK)
     found = rounds * (steps * block + (problem.out_vector < 16) * stores * STORE)
     waiting = problem.bytes / READ / beside if problem.M > MOST_LOADING else 0
     return found + waiting + (ADDING if config.splits > 1 else 0)
@@ -425,7 +425,7 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
         config = _through_pointers(problem, device, THROUGH_POINTERS[kind][size])
     if problem.invariant:
         return config
-    splits = _parts_that_fill(problem, config, device)
+    splits = _parts_that_fill(config, problem, device)
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, descriptors)
     if config.warp_specialize and problem.K < SHORT:
@@ -434,8 +434,8 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     return config._replace(splits=splits)
 
 
-def _parts_that_fill(problem: Problem, config: Config, device: torch.device) -> int:
-    """In how many parts of K, of 4 blocks at least, a device works on a problem's tiles all at once."""
+def _parts_that_fill(config: Config, problem: Problem, device: torch.device) -> int:
+    """The parts that K is cut into, of 4 blocks at least, so that a device works on all of them at once."""
     places = config.programs * devices.multiprocessors(device)
     return max(1, min(places // problem.tiles(config), problem.K // (4 * config.BLOCK_K)))
 
@@ -473,10 +473,10 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
 
 
 def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The cheapest tiles; of halves that 16 bytes do not divide those whose loads are, with K in parts.
+    """The cheapest tiles; of halves whose rows 16 bytes do not divide, those that take the least time for their loads.
 
-    The latter wait for their loads. Of few rows the smallest tiles that hold them all are taken: the more programs
-    there are, the better, and LOADING of them have room for registers. Of more, larger tiles load less.
+    Such tiles wait for loads most of the time. Of few rows the smallest that hold them all are taken: the more programs
+    there are, the better, and LOADING of them have room for registers. Of more rows larger tiles load less.
     """
     if problem.dtype.itemsize != 2 or min(problem.a_vector, problem.b_vector) >= 16:
         return _cheapest(problem, device, configs)
@@ -485,7 +485,7 @@ def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Con
         return min(enough, key=lambda config: config.BLOCK_M * config.BLOCK_N)._replace(programs=LOADING)
 
     def time(config: Config) -> float:
-        parts = config._replace(splits=_parts_that_fill(problem, config, device))
+        parts = config._replace(splits=_parts_that_fill(config, problem, device))
         return _microseconds_through_pointers(parts, problem, device)
 
     return min(configs, key=time)

@@ -16,10 +16,6 @@ from tritonite.tune.rows import ROWS, Cooperative, Regime
 
 # Loops over at most so many blocks are unrolled.
 _MOST_UNROLLED = 4
-# Of many rows whose elements have an index, as argmin's have, programs take so many elements at a time. To fold a block
-# is most of the work, and of several blocks only one is folded: min of (14025, 607) halves took 23 us, and takes 19,
-# argmax of (8000, 1221) 20 and 14.
-_INDEXED = 256
 # How many threads most programs have, and a warp.
 _THREADS = 128
 _WARP = 32
@@ -189,12 +185,11 @@ def for_reduction(space: Space, states: int) -> Blocks:
             return _of_neighbours(space, tile, states)
         rows = min(power_of_2(space.n_kept), beside)
         return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
-    if (
-        space.index_strides
-        and _INDEXED < space.n_reduced <= device.row_elements
-        and space.n_kept >= 2 * device.programs
-    ):
-        return cut(space, 4, _INDEXED, 4)
+    if space.index_strides and space.n_kept >= 2 * device.programs:
+        columns, warps = int(ROWS[device.kind].indexed.tiles * device.row_elements), ROWS[device.kind].indexed.warps
+        if columns < space.n_reduced <= device.row_elements:
+            # A warp has a row.
+            return cut(space, warps, columns, warps)
     columns = min(power_of_2(space.n_reduced), tile)
     if columns < tile:
         tile = _spread(space, tile)
@@ -318,8 +313,8 @@ def are_in_parts(space: Space, traits: Traits, blocks: Blocks) -> bool:
 def for_parts(space: Space) -> Blocks:
     """The blocks of rows whose results are known, as parts of longer rows are: each is transformed by itself.
 
-    Where elements are loaded one by one, threads next to each other have columns, so that each has all rows and what
-    belongs to those. Of more rows than 16 that spilled.
+    Where elements are loaded one by one, threads next to each other have elements of the same row. Each has elements of
+    every row of its block then, and all operands of those rows, which spilled with more than 16 rows.
     """
     if settings().invariant:
         return invariant(space)

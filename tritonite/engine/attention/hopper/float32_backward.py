@@ -317,7 +317,7 @@ def attend_to_keys_in_parts(
         own_delta = delta + batch * strides[8][0] + head * strides[8][1] + first_query
         operands = own_query, own_grad, own_logarithms, own_delta
         shift = batch * strides[3][0] + head * strides[3][1]
-        # Of no blocks the last is before the first.
+        # A program of keys beyond its sequence has no blocks, of which the last would begin before the sequence.
         begin_at = gl.maximum(block_of_queries(0, first, count, queries, BLOCK_M), 0)
         loaded = _load_queries((own_query, own_grad), strides, begin_at, queries, FACTS)
         for i in range(0, cut):
