@@ -86,7 +86,7 @@ def _floor_divide_floats(x, y):
 
     fmod takes a step for each bit of a quotient. A block whose quotients are all small has their remainders from a
     multiply-add, which is exact: that of a quotient that was rounded to an integer above has the divisor's other sign.
-    A quotient by 0 has no remainder to find; a block that reaches beyond a tensor has 0 by 0 there.
+    A quotient by 0 has no remainder to find.
     """
     plain = true_divide(x, y)
     floor = libdevice.floor(plain)

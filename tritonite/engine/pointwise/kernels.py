@@ -115,16 +115,26 @@ def _unravel(linear, sizes, inverses):
     return index + (rest,)
 
 
+@triton.constexpr_function
+def _ordinary(pointers):
+    # Neither 0 nor 1 of what may be divided: a division by 0 takes a branch, which all of a warp waits for.
+    dtype = pointers.dtype.element_ty
+    if not dtype.is_floating():
+        return 1
+    return 0.5 if dtype.primitive_bitwidth >= 16 else 0
+
+
 @triton.jit
 def _load(pointers, column_mask, row_mask, MASKS: tl.constexpr):
+    """What is at the pointers, and beside the tensor a number that no formula takes long for."""
     if MASKS == 0:
         value = tl.load(pointers)
     elif MASKS == 1:
-        value = tl.load(pointers, mask=column_mask, other=0)
+        value = tl.load(pointers, mask=column_mask, other=_ordinary(pointers))
     elif MASKS == 2:
-        value = tl.load(pointers, mask=row_mask, other=0)
+        value = tl.load(pointers, mask=row_mask, other=_ordinary(pointers))
     else:
-        value = tl.load(pointers, mask=column_mask & row_mask, other=0)
+        value = tl.load(pointers, mask=column_mask & row_mask, other=_ordinary(pointers))
     return value
 
 
