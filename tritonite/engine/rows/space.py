@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
+from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, SECTOR, collapse, span
 from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
+from tritonite.tune.rows import ROWS
 
 
 class Space(NamedTuple):
@@ -145,6 +147,9 @@ class Space(NamedTuple):
             if kept_sizes and all(kept_strides[i][0] == 1 for i in both):
                 space = space._replace(beside=math.gcd(16, kept_sizes[0], *steps) % 16 or 1)
             return space
+        if space.n_kept == 1 and not space.aligned:
+            # The row's start says nothing of its elements, as that of the next row would.
+            space = space._replace(kept=(tuple([(1,)] * n), tuple([(1,)] * (every - n)), space.kept[2]))
         # Elements with others between them, in the same sector: threads next to each other have to load them at once.
         beside = [
             kind == BOTH and own[0] * x.dtype.itemsize < SECTOR and own[0] > 1
@@ -170,8 +175,11 @@ def _alignment(sizes: Sequence[int], strides: Sequence[Sequence[int]], parts: Se
     """
     common = math.gcd(16, *parts, *[step for own in strides for step in own])
     starts = all(step * size % 16 == 0 for size, own in zip(sizes, strides, strict=False) for step in own)
-    # Several rows that start at 16 bytes may end elsewhere, where a mask of single elements would take loads of them.
-    least = 4 if any(strides) else 16
-    if 1 < common < 16 and all(common * size % least == 0 for size in sizes):
+    # A row that starts at 16 bytes may end elsewhere, where a mask of single elements would take loads of them. That
+    # matters little in one long row, all of whose blocks but the last have no mask.
+    device, alone = devices.current, not any(strides)
+    long = alone and parts[0] > ROWS[device.kind].held_tiles * device.row_elements
+    if 1 < common < 16 and all(common * size % (16 if long else 4) == 0 for size in sizes):
         return common
-    return 1 if starts else 0
+    whole = long or not alone or all(common * size % 16 == 0 for size in sizes)
+    return 1 if starts and whole else 0
