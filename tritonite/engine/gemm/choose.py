@@ -31,22 +31,25 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
 # Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread: of 2 bytes, which go by
-# way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes.
-LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0086
+# way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes. Of 60 products
+# with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
+LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0043
 # And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
 CONFLICTS = 0.032
 # Halves of up to MOST_LOADING rows wait for these loads most of the time, LOADING programs of a multiprocessor at once.
 MOST_LOADING, LOADING = 64, 3
-# And what a block of few rows takes to arrive from the L2 cache.
-WAITED = 0.3
+# What a block of few rows takes to arrive from the L2 cache, and the bytes that a multiprocessor has from there in a
+# microsecond through pointers: 32 in a cycle, whatever its programs are. With this limit, chosen tiles for 60 products
+# of 2 to 16 rows in the cache take 1.028 of the best one's time, and without it 1.041.
+WAITED, ARRIVING = 0.3, 6e4
 # Microseconds that a block of K through pointers takes besides, in tiles of up to LARGE_TILE results and in larger;
 # and that the launch takes which adds up the parts of K.
 BLOCK, BLOCK_OF_LARGE, ADDING = 0.35, 0.5, 2.5
 LARGE_TILE = 64 * 128
-# The bytes that memory gives in a microsecond. A program that is alone on a multiprocessor waits for them besides; of
-# several each waits in part, because the others work meanwhile.
+# The bytes that memory gives in a microsecond. A program that loads elements, alone on a multiprocessor, waits for them
+# besides; of several each waits in part, because the others work meanwhile.
 READ = 4.3e6
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
@@ -208,13 +211,13 @@ def _microseconds_through_pointers(config: Config, problem: Problem, device: tor
     """What a problem takes with these tiles, and parts of K, by what its loads and stores cost."""
     steps = -(-problem.K // (config.BLOCK_K * config.splits))
     programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
-    rounds = -(-programs // (multiprocessors * config.programs))
-    beside = min(config.programs, -(-programs // multiprocessors))
-    loading = float(loads(problem, model.records([config._replace(programs=beside)]))[0])
-    stores = beside * config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    block = loading + (BLOCK_OF_LARGE if config.BLOCK_M * config.BLOCK_N > LARGE_TILE else BLOCK)
-    found = rounds * (steps * block + (problem.out_vector < 16) * stores * STORE)
-    waiting = problem.bytes / READ / beside if problem.M > MOST_LOADING else 0
+    rounds, each = -(-programs // (multiprocessors * config.programs)), -(-programs // multiprocessors)
+    loading = float(loads(problem, model.records([config._replace(programs=1)]))[0])
+    stores = config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
+    block = BLOCK_OF_LARGE if config.BLOCK_M * config.BLOCK_N > LARGE_TILE else BLOCK
+    found = rounds * steps * block + each * (steps * loading + (problem.out_vector < 16) * stores * STORE)
+    waits = problem.M > MOST_LOADING and min(problem.a_vector, problem.b_vector) < 16
+    waiting = problem.bytes / READ / min(config.programs, each) if waits else 0
     return found + waiting + (ADDING if config.splits > 1 else 0)
 
 
@@ -272,15 +275,28 @@ def _fastest(
     work = model.work(problem, tiles, devices.multiprocessors(device))
     block = table.block[tiles["number"]] + loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
-    # Without stages a program waits for each of its blocks, however few others there are.
-    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * WAITED, 0.0) + (work.splits > 1) * table.costs.split
-    times = np.maximum(times, table.costs.launch + waiting)
+    least = table.costs.launch + (work.splits > 1) * table.costs.split
+    times = np.maximum(times, least + _waiting(problem, tiles, work, devices.multiprocessors(device)))
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     found = table.configs[tiles[best]["number"]]
     if found.BLOCK_M < FEW and own["BLOCK_N"] * own["BLOCK_K"] < found.BLOCK_N * found.BLOCK_K:
         own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _ELEMENTS_OF_A_WARP))
     return found._replace(**own), float(times[best])
+
+
+def _waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: int) -> Any:
+    """The microseconds for which a multiprocessor waits at least for operands through pointers.
+
+    Without stages a program waits for each of its blocks, however few others there are. Of more rows what all programs
+    read from the cache counts; how long memory takes, the table says.
+    """
+    programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
+    sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
+    read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
+    arriving = read / ARRIVING if is_cached(problem) else 0.0
+    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * WAITED, arriving)
+    return np.where(tiles["descriptors"] == 1, 0.0, waiting)
 
 
 def _shortened(tiles: Any, problem: Problem) -> Any:
@@ -473,15 +489,16 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
 
 
 def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The cheapest tiles; of halves whose rows 16 bytes do not divide, those that take the least time for their loads.
+    """The cheapest tiles; of halves whose rows 16 bytes do not divide, those that take the least time for them.
 
-    Such tiles wait for loads most of the time. Of few rows the smallest that hold them all are taken: the more programs
+    Tiles wait for such loads most of the time. Of few rows the smallest that hold them all are taken: the more programs
     there are, the better, and LOADING of them have room for registers. Of more rows larger tiles load less.
     """
-    if problem.dtype.itemsize != 2 or min(problem.a_vector, problem.b_vector) >= 16:
+    vector = min(problem.a_vector, problem.b_vector)
+    if problem.dtype.itemsize != 2 or min(vector, problem.out_vector) >= 16:
         return _cheapest(problem, device, configs)
     enough = [config for config in configs if problem.M <= config.BLOCK_M <= MOST_LOADING]
-    if enough:
+    if enough and vector < 16:
         return min(enough, key=lambda config: config.BLOCK_M * config.BLOCK_N)._replace(programs=LOADING)
 
     def time(config: Config) -> float:
