@@ -85,26 +85,31 @@ def _write_coordinates(
     limit,
     apart,
     step: tl.int64,
+    LIMITED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program writes where what is not 0 in its block is: places so far `apart`, whose coordinates are a `step`.
 
-    `sizes` are all of x's but the first's, the last first. Without a `limit` of 0 or more all are written.
+    `sizes` are all of x's but the first's, the last first. If LIMITED the first `limit` are written, and otherwise all.
     """
     wait_for_previous_launch()
-    # Most programs have nothing to write where few are wanted.
-    if (limit < 0) | (tl.load(starts + tl.program_id(0)) < limit):
-        linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
-        rank = _ranked(starts, found)
-        if limit >= 0:
-            found = found & (rank < limit)
-        rest = linear
-        for d in tl.static_range(len(sizes)):
-            tl.store(out + (len(sizes) - d) * step + rank * apart, (rest % sizes[d]).to(tl.int64), mask=found)
-            rest = rest // sizes[d]
-        tl.store(out + rank * apart, rest.to(tl.int64), mask=found)
+    if LIMITED:
+        # Most programs have nothing to write where few are wanted. Where all are, this condition would take registers
+        # for nothing: with 136 a multiprocessor has one program, and with 100 two.
+        before = tl.load(starts + tl.program_id(0))
+        if before >= limit:
+            return
+    linear, found = _found(x, n, shape, strides, COMPUTE, INDEX, BLOCK)
+    rank = _ranked(starts, found)
+    if LIMITED:
+        found = found & (rank < limit)
+    rest = linear
+    for d in tl.static_range(len(sizes)):
+        tl.store(out + (len(sizes) - d) * step + rank * apart, (rest % sizes[d]).to(tl.int64), mask=found)
+        rest = rest // sizes[d]
+    tl.store(out + rank * apart, rest.to(tl.int64), mask=found)
 
 
 @libentry()
@@ -219,7 +224,7 @@ class Found:
         """Write the number of each, in row-major order, to a vector of int64."""
         if self.n:
             _write_coordinates[self._grid](
-                *(out, self._starts, self.x, *self._arguments, (), self.n, -1, 1, 1), **self._facts
+                *(out, self._starts, self.x, *self._arguments, (), self.n, -1, 1, 1), LIMITED=False, **self._facts
             )
 
     def write_ranks(self, out: torch.Tensor, order: torch.Tensor | None = None) -> None:
@@ -234,7 +239,9 @@ class Found:
         sizes = self.shape[:0:-1]
         if self.n and self.shape:
             _write_coordinates[self._grid](
-                *(out, self._starts, self.x, *self._arguments, sizes, self.n, limit, apart, step), **self._facts
+                *(out, self._starts, self.x, *self._arguments, sizes, self.n, limit, apart, step),
+                LIMITED=limit >= 0,
+                **self._facts,
             )
 
     def move(
