@@ -267,9 +267,9 @@ def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
     """Twice the warps where they are wanted and there are several operands, with elements of their own each.
 
     The assembler has few loads of theirs on their way in a thread that has 32 elements of each: masked softmax of
-    (1048576, 64) halves took 140 us, and takes 119 (H100).
+    (1048576, 64) halves took 140 us, and takes 119 (H100). Weights of groups, which many rows share, are in a cache.
     """
-    several = len(space.kinds) == space.full_operands > 1
+    several = len(space.kinds) == space.full_operands > 1 and all(all(own) for own in space.kept[0])
     return blocks._replace(warps=2 * blocks.warps) if several and wanted else blocks
 
 
