@@ -77,7 +77,7 @@ def use(monkeypatch):
         monkeypatch.setattr(
             choose, "choose", lambda problem, device, can, warp_specialized: descriptors.append(can) or config
         )
-        monkeypatch.setattr(choose, "choose_with_descriptors", lambda problem, device: config)
+        monkeypatch.setattr(choose, "for_groups", lambda problem, device: config)
         return descriptors
 
     return prepare

@@ -65,6 +65,8 @@ _FLOATS = (
     Config(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
     Config(32, 32, 32, 4, 3, 0.3),
 )
+# For products of groups of rows besides. A rule for devices without a model has none as large (`_Work.constants`).
+LARGE_FLOATS = Config(128, 128, 32, 8, 3, 1.0, bf16x6=True)
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
 _AMD = tuple([config._replace(num_stages=2, programs=1) for config in _HALVES])
 _AMD_FLOATS = tuple([config._replace(bf16x6=False) for config in _FLOATS])

@@ -13,7 +13,15 @@ import torch
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.tune import model, store
-from tritonite.tune.tiles import BLOCKWISE, FEW_ROWS, ONE_ROW, THROUGH_DESCRIPTORS, THROUGH_POINTERS, Config
+from tritonite.tune.tiles import (
+    BLOCKWISE,
+    FEW_ROWS,
+    LARGE_FLOATS,
+    ONE_ROW,
+    THROUGH_DESCRIPTORS,
+    THROUGH_POINTERS,
+    Config,
+)
 
 # Products of up to so many rows are bound by memory.
 FEW = 16
@@ -468,6 +476,17 @@ def choose_with_descriptors(problem: Problem, device: torch.device, warp_special
     return _cheapest(
         problem, device, tuple([config for config in configs if warp_specialized or not config.warp_specialize])
     )
+
+
+def for_groups(problem: Problem, device: torch.device) -> Config:
+    """The tiles for products of groups of rows whose operands all have tensor descriptors; `problem` is the mean one.
+
+    Of float32 Hopper's have a large one, too: 64 groups of 16,384 rows by 1,408 by 2,048 take 1.92 ms with it, and 2.42
+    without.
+    """
+    if problem.dtype is torch.float32 and devices.has_wgmma(device):
+        return _cheapest(problem, device, (LARGE_FLOATS, *THROUGH_POINTERS[devices.current.kind][4]))
+    return choose_with_descriptors(problem, device)
 
 
 def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:

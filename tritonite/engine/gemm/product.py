@@ -509,7 +509,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
         usual = choose.of_any_rows(usual)
-    config = choose.fitting(choose.choose_with_descriptors(usual, out.device), usual, out.device)
+    config = choose.fitting(choose.for_groups(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
     programs = min(tiles, devices.multiprocessors(out.device))
