@@ -117,7 +117,8 @@ def _unravel(linear, sizes, inverses):
 
 @triton.constexpr_function
 def _ordinary(pointers):
-    # Neither 0 nor 1 of what may be divided: a division by 0 takes a branch, which all of a warp waits for.
+    # What divides by x, or by 1 - x, takes a branch where that is 0, and a whole warp waits for it. Of a float8, which
+    # some devices make of no other number, it is 0.
     dtype = pointers.dtype.element_ty
     if not dtype.is_floating():
         return 1

@@ -148,7 +148,7 @@ class Space(NamedTuple):
                 space = space._replace(beside=math.gcd(16, kept_sizes[0], *steps) % 16 or 1)
             return space
         if space.n_kept == 1 and not space.aligned:
-            # The row's start says nothing of its elements, as that of the next row would.
+            # With a step to the next row its loads are laid out as those of several rows, whose starts nobody knows.
             space = space._replace(kept=(tuple([(1,)] * n), tuple([(1,)] * (every - n)), space.kept[2]))
         # Elements with others between them, in the same sector: threads next to each other have to load them at once.
         beside = [
