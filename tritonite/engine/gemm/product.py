@@ -438,7 +438,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     elif config.descriptors:
         # A program's only tile is there sooner through pointers, if those store 16 bytes at a time; of many, a copy
         # leaves time for the next. 40 products of 173 columns took 10 us where each element was stored by itself.
-        in_words = N * out.dtype.itemsize % 16 == 0
+        in_words = _padded_width(N, out.dtype) == N
         direct = (splits * tiles == programs and in_words) or _in_columns(out)
         width = config.BLOCK_N // (2 if config.split_store else 1)
         multiply_persistent[(programs,)](
