@@ -1,6 +1,7 @@
 """Reductions and row operators where small samples do not reach: several blocks, split rows, 64-bit offsets."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -590,10 +591,10 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
     for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
         space = Space.of((x,), (1,), others, (), False)
-        found = blocks.by_words(space, (x, *others))
+        found = blocks.by_words(space, (x, *others), True)
         assert found.shifted == shifted and found.word == (8 if shifted else 1)
     short = x[:, :1000]
-    assert not blocks.by_words(Space.of((short,), (1,), (short,), (), False), (short, short)).shifted
+    assert not blocks.by_words(Space.of((short,), (1,), (short,), (), False), (short, short), True).shifted
 
 
 @pytest.mark.parametrize(("length", "word"), [(100, 4), (102, 2), (104, 8), (101, 8)])
@@ -606,6 +607,22 @@ def test_padded_rows_are_read_by_what_divides_their_length(length, word, device,
         found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
     torch.testing.assert_close(found, expected)
     assert served("sum.dim_IntList") and served("_softmax") and served("native_layer_norm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(250, 33), (72, 117)], ids=str)
+def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
+    """By themselves, beside a gradient that lies upright, and with weights, on a device that such rows are long for."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
+    x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
+    gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
+    layer_norm = functools.partial(torch.nn.functional.layer_norm, x, shape[1:], weight)
+    log_softmax_backward = functools.partial(torch.ops.aten._log_softmax_backward_data, gradient, x, 1, dtype)
+    expected = x.softmax(1), layer_norm(), log_softmax_backward(), x.sum(1), x.sum(0)
+    with tritonite.use_gems():
+        found = x.softmax(1), layer_norm(), log_softmax_backward(), x.sum(1), x.sum(0)
+    torch.testing.assert_close(found, expected, atol=1e-2 if dtype is torch.bfloat16 else 1e-5, rtol=1.6e-2)
+    assert served("_softmax") and served("native_layer_norm") and served("_log_softmax_backward_data")
 
 
 def test_few_upright_rows_are_for_many_programs(monkeypatch):

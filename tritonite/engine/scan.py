@@ -164,7 +164,7 @@ def scan(
     if len(partial) > 0:
         chunks = tl.program_id(1)
         span = (start * 0, tl.cdiv(chunks, PARTIAL.block[1]), chunks)
-        carried, _ = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
+        carried = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
     elif not FACTS.once:
         for i in tl.static_range(len(FACTS.init)):
             carried = carried + (tl.full((FACTS.block[0],), FACTS.init[i], FACTS.states[i]),)

@@ -59,13 +59,16 @@ class Rows(NamedTuple):
       are folded, or elements that are loaded one by one, take more (`twice_narrow`: layer norm's gradient 512 to 288
       us).
       `cooperative_bytes`: no cache would keep longer rows. Programs share them, `cooperative` or, where stages give a
-      state, `cooperative_staged` and, of half types, `cooperative_halves`: softmax of (2048, 128256) in float32 took
-      674 us, and takes 567; log_softmax of (4096, 128256) in float16 takes 557 us with four blocks, 542 with three.
+      state, `cooperative_staged` and, of half types and for moments, `cooperative_halves`: softmax of (2048, 128256) in
+      float32 took 674 us, and takes 567; log_softmax of (4096, 128256) in float16 takes 557 us with four blocks, 542
+      with three.
       Moments, of three values a state, spill in large blocks (`cooperative_moments_bytes`).
       `shifted_held`: rows of two tiles that begin in the middle of words, whose states come from stages. To find their
       whole words takes registers, so that fewer threads hold them than hold others.
       `shifted`: longer ones, read twice, 32 bytes a thread (of half types `shifted_halves`): softmax of
-      (3096, 9818) in float32 took 144 us held, and takes 89 (H100).
+      (3096, 9818) in float32 took 144 us held, and takes 89 (H100). Halves are read twice whatever their length, those
+      of a tile by a warp (`shifted_short_halves`: (57761, 2501) took 208 us held, and takes 152), of two tiles by four
+      (`shifted_middle_halves`).
     `common_bytes`: so much that is the same in every row goes past a multiprocessor's own cache, which then keeps the
     row: root mean square norm of (1024, 65536) in float32 went from 83 to 87 %.
     `invariant`: of all rows, where a row's bits may depend on nothing but the row.
@@ -85,6 +88,8 @@ class Rows(NamedTuple):
     shifted_held: Regime
     shifted: Regime
     shifted_halves: Regime
+    shifted_short_halves: Regime
+    shifted_middle_halves: Regime
     cooperative: Cooperative
     cooperative_staged: Cooperative
     cooperative_halves: Cooperative
@@ -109,6 +114,8 @@ _NVIDIA = Rows(
     shifted_held=Regime(2, 4),
     shifted=Regime(1, 16),
     shifted_halves=Regime(1, 8),
+    shifted_short_halves=Regime(1 / 8, 1),
+    shifted_middle_halves=Regime(1 / 4, 4),
     cooperative=Cooperative(16 * 1024, 4, 16),
     cooperative_staged=Cooperative(32 * 1024, 3, 8),
     cooperative_halves=Cooperative(16 * 1024, 3, 8),

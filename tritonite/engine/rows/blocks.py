@@ -21,15 +21,17 @@ _THREADS = 128
 _WARP = 32
 
 
-def by_words(space: Space, tensors: Sequence[torch.Tensor]) -> Space:
+def by_words(space: Space, tensors: Sequence[torch.Tensor], staged: bool) -> Space:
     """The same, `shifted` where rows begin in the middle of words, all operands' in the same, and are long or many.
 
-    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time.
+    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time. To
+    find a row's words takes instructions, too, which rows with stages are to outweigh, since they have many besides.
     """
     device, first = devices.current, tensors[0]
     itemsize = first.dtype.itemsize
+    shares = (1 / 2 if itemsize < 4 else 1) if staged else 1 / 4
     least = device.row_elements * (
-        ROWS[device.kind].held_tiles if tile_elements(space) < device.row_elements else 1 / 4
+        shares if tile_elements(space) == device.row_elements else ROWS[device.kind].held_tiles
     )
     if space.n_reduced <= least or space.word * itemsize >= 16 or not space.inner or settings().invariant:
         return space
@@ -111,24 +113,28 @@ def _spread(space: Space, most: int) -> int:
     own, softmax of (420, 13) took 480 instructions, and they most of its 2.6 us.
     """
     each = power_of_2(space.n_kept * space.n_reduced // devices.current.programs)
+    if space.word == 1 and space.n_reduced <= _WARP:
+        # With more than four a thread log_softmax of (400001, 17) in float32 took 62 us, and takes 41.
+        each = min(each, 4 * _THREADS)
     return min(most, max(_THREADS * max(2, space.word), each))
 
 
-def _of_warps(space: Space, elements: int) -> Blocks | None:
-    """Rows that are longer than what a warp loads at once, but no more than eight elements a thread, by a warp each.
+def _of_warps(space: Space) -> Blocks | None:
+    """Rows that are longer than what a warp loads at once, but of 16 elements a thread at most, by a warp each.
 
-    Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A program
-    has a fourth of the `elements` that one of four warps would have, or more where programs would be many more than
-    fill the device: one is begun in 0.7 ns, which was most of the 3.7 us of softmax of (4131, 45). Until that matters
-    four rows are enough for a warp, of 16 elements a thread: (10316, 45) took 4.3 us with eight and takes 3.0.
+    Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A warp has
+    so many rows that it has 16 elements a thread, but four if those take no more than 32: log_softmax of (400001, 65)
+    in float32 takes 72 us with four and 83 with eight, of (16001, 33) 4.3 with eight and 4.5 with four. Where that
+    leaves warps few, several share a program's rows, and then there are fewer: of (4001, 33) 1.9 and 2.5 us.
     """
-    columns = power_of_2(space.n_reduced)
-    if not _WARP * space.word < columns <= 8 * _WARP:
+    columns, programs_wanted = power_of_2(space.n_reduced), devices.current.programs
+    if not _WARP * space.word < columns <= 16 * _WARP:
         return None
-    each = -(-2 * space.n_kept // devices.current.programs)
-    few = min(power_of_2(each), max(min(4, 16 * _WARP // columns), power_of_2(-(-each // 12))))
-    rows = max(1, elements // 4 // columns, min(few, _WARP * _WARP // columns))
-    return cut(space, min(power_of_2(space.n_kept), rows), columns, 1)
+    rows = max(min(4, 32 * _WARP // columns), 16 * _WARP // columns)
+    warps = 1 if space.n_kept > rows * programs_wanted else max(2, 8 * _WARP // columns)
+    while rows * columns > 4 * _WARP and rows > 1 and 3 * -(-space.n_kept // rows) < programs_wanted:
+        rows, warps = rows // 2, max(1, warps // 2)
+    return cut(space, min(power_of_2(space.n_kept), rows), columns, warps)
 
 
 def cut(
@@ -136,13 +142,14 @@ def cut(
 ) -> Blocks:
     """Blocks of this shape, by `warps` or as many as a program has.
 
-    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split. A program
+    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split; none is if
+    `scarcity` is 0. A program
     that leaves several `states` has two blocks at least: adding those up took as long as finding them, and batch norm
     of channels last 26 us, where it takes 20.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
-    if scarcity * programs <= device.programs and steps >= least:
+    if scarcity and scarcity * programs <= device.programs and steps >= least:
         each = max(1 if states == 1 else 2, -(-steps // min(-(-device.programs // programs), steps)))
         splits, steps = -(-steps // each), each
     return Blocks(rows, columns, warps, programs, steps, splits)
@@ -184,7 +191,12 @@ def for_reduction(space: Space, states: int) -> Blocks:
         elif 4 * _neighbours(space) <= device.row_columns:
             return _of_neighbours(space, tile, states)
         rows = min(power_of_2(space.n_kept), beside)
-        return tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
+        blocks = tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
+        if blocks.splits > 1 and 4 * space.n_reduced <= device.row_elements and _is_in_cache(space):
+            # Narrower blocks in place of a second launch: mean of (490, 11819) halves took 6.7 us, and takes 4.9.
+            rows = min(power_of_2(space.n_kept), beside // 2 if space.n_kept > 2 * device.row_elements else beside // 4)
+            return cut(space, rows, device.row_elements // rows, 8, scarcity=0)
+        return blocks
     if space.index_strides and space.n_kept >= 2 * device.programs:
         columns, warps = int(ROWS[device.kind].indexed.tiles * device.row_elements), ROWS[device.kind].indexed.warps
         if columns < space.n_reduced <= device.row_elements:
@@ -193,7 +205,7 @@ def for_reduction(space: Space, states: int) -> Blocks:
     columns = min(power_of_2(space.n_reduced), tile)
     if columns < tile:
         tile = _spread(space, tile)
-        return _of_warps(space, tile) or tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
+        return _of_warps(space) or tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
     if tile < device.row_elements and tile < space.n_reduced <= 8 * tile:
         # Few rows: a program has all of one at once, and a thread eight elements.
         columns = power_of_2(space.n_reduced)
@@ -236,17 +248,18 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
     device, tile, regimes = devices.current, tile_elements(space), ROWS[devices.current.kind]
     if not space.inner:
         return _columns(space, traits)
-    if space.shifted and traits.staged and space.n_reduced > device.row_elements and 2 * space.n_kept > device.programs:
+    if space.shifted and traits.staged and _are_many(space, traits):
         return _shifted(space, traits)
     if space.n_reduced > regimes.held_tiles * device.row_elements:
         return _long_rows(space, traits)
     columns = power_of_2(space.n_reduced)
-    if looped := _without_waste(space, traits):
-        return looped
+    if found := _across(space) or _without_waste(space, traits) or _unaligned(space, traits) or _of_warps(space):
+        return found
     short = int(regimes.short.tiles * tile)
     # Where a program would have less than that, it has fewer elements, so that more of the device works.
     each = power_of_2(space.n_kept * space.n_reduced // device.programs)
-    if space.full_operands == 1 and each >= device.row_elements and columns <= short:
+    in_words = space.word > 1 or columns > _WARP
+    if in_words and space.full_operands == 1 and each >= device.row_elements and columns <= short:
         # Half types want two rows.
         return cut(
             space,
@@ -254,13 +267,43 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
             columns,
             regimes.short.warps,
         )
-    tile = _spread(space, tile)
-    rows = 1 if space.shifted else min(power_of_2(space.n_kept), max(1, tile // columns))
-    blocks = _of_warps(space, tile) or tiled(space, rows, columns)
+    rows = 1 if space.shifted else min(power_of_2(space.n_kept), max(1, _spread(space, tile) // columns))
+    blocks = tiled(space, rows, columns)
     blocks = _of_more_threads(blocks, space, blocks.warps > 1 and (rows > 1 or traits.states > 1))
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
         blocks = blocks._replace(warps=2 * blocks.warps)
     return blocks
+
+
+def _across(space: Space) -> Blocks | None:
+    """Short rows of which an operand's lie upright: four at least, so that a sector of it serves a few of them.
+
+    Eight elements a thread: a gradient of log_softmax of (683, 305) halves took 6.8 us, and takes 2.0.
+    """
+    columns = power_of_2(space.n_reduced)
+    upright = [
+        kind == BOTH and 0 < kept[0] < own[0]
+        for kind, own, kept in zip(space.kinds, space.reduced[0], space.kept[0], strict=True)
+    ]
+    if not any(upright) or 4 * columns > devices.current.row_elements:
+        return None
+    rows = min(power_of_2(space.n_kept), max(4, devices.current.row_elements // 4 // columns))
+    return cut(space, rows, columns, max(1, rows * columns // (8 * _WARP)))
+
+
+def _unaligned(space: Space, traits: Traits) -> Blocks | None:
+    """Many rows whose states come from stages, of which a thread loads elements one by one.
+
+    A thread has 64 bytes of one: softmax of (57761, 1069) took 174 us by words and takes 131 (halves 151 and 87).
+    """
+    length, tile = space.n_reduced, devices.current.row_elements
+    few = tile_elements(space) < tile or 2 * space.n_kept < devices.current.programs
+    if space.shifted or few or space.has_weights or not traits.staged or space.word * traits.itemsize >= 16:
+        return None
+    if not tile // 4 < length <= tile:
+        return None
+    columns = power_of_2(length)
+    return cut(space, 1, columns, columns * traits.itemsize // (64 * _WARP))
 
 
 def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
@@ -273,21 +316,37 @@ def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
     return blocks._replace(warps=2 * blocks.warps) if several and wanted else blocks
 
 
+def _are_many(space: Space, traits: Traits) -> bool:
+    """Whether rows are enough for a program of few warps each, of up to a tile for one of a warp."""
+    programs = devices.current.programs
+    if space.n_reduced <= devices.current.row_elements:
+        return traits.itemsize < 4 and space.n_kept >= 4 * programs
+    return 2 * space.n_kept > programs
+
+
 def _shifted(space: Space, traits: Traits) -> Blocks:
     """Many rows that begin in the middle of words, and whose states come from stages."""
-    regimes = ROWS[devices.current.kind]
-    if space.n_reduced <= regimes.shifted_held.tiles * devices.current.row_elements:
-        return _regime(space, regimes.shifted_held)
-    return _regime(space, regimes.shifted_halves if traits.itemsize < 4 else regimes.shifted)
+    regimes, tiles = ROWS[devices.current.kind], space.n_reduced / devices.current.row_elements
+    if traits.itemsize < 4:
+        short, middle = regimes.shifted_short_halves, regimes.shifted_middle_halves
+        return _regime(space, short if tiles <= 1 else middle if tiles <= 2 else regimes.shifted_halves)
+    return _regime(space, regimes.shifted_held if tiles <= regimes.shifted_held.tiles else regimes.shifted)
 
 
 def _without_waste(space: Space, traits: Traits) -> Blocks | None:
-    """Many rows of a half type, with weights, whose length is far from a power of 2, in blocks that waste little."""
+    """Many rows with weights, in blocks that waste little: of a half type whose length is far from a power of 2.
+
+    Others are those of which a thread loads elements one by one, as long as a multiprocessor keeps those of its warps:
+    layer norm of (57761, 2501) halves took 365 us, and takes 206.
+    """
     device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
-    whole = space.has_weights and space.word * space.itemsize >= 8 and traits.itemsize < 4
-    if not whole or length <= device.row_elements or 8 * (power_of_2(length) - length) < length:
+    if not space.has_weights or 2 * space.n_kept < device.programs:
         return None
-    if 2 * space.n_kept < device.programs:
+    if space.word * space.itemsize < 8:
+        many = space.n_kept >= 4 * device.programs and space.full_operands == 1
+        fits = device.row_elements // 4 < length <= 2 * device.row_elements // traits.itemsize
+        return cut(space, 1, device.row_elements // 16, 1) if many and fits else None
+    if traits.itemsize >= 4 or length <= device.row_elements or 8 * (power_of_2(length) - length) < length:
         return None
     columns, warps = int(regime.tiles * device.row_elements), regime.warps
     if 16 * (-length % columns) > length:
@@ -325,6 +384,11 @@ def for_parts(space: Space) -> Blocks:
     splits = -(-space.n_reduced // columns)
     rows = min(power_of_2(space.n_kept), tile // columns, 16 if space.word == 1 else tile)
     return tiled(space, rows, columns)._replace(splits=splits, steps=1)
+
+
+def _is_in_cache(space: Space) -> bool:
+    """Whether an operand is likely in the L2 cache."""
+    return space.n_kept * space.n_reduced <= 2048 * devices.current.row_elements
 
 
 def _neighbours(space: Space) -> int:
@@ -372,7 +436,8 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
-        shared = regimes.cooperative_halves if itemsize < 4 else regimes.cooperative_staged
+        small = itemsize < 4 or traits.states > 2
+        shared = regimes.cooperative_halves if small else regimes.cooperative_staged
         return _shared(space, itemsize, shared if staged else regimes.cooperative)
     if staged and itemsize < 4 and tiles <= regimes.halves_tiles:
         return _regime(space, regimes.twice_halves)

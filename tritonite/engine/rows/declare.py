@@ -75,6 +75,7 @@ class Reduction:
             (*state without the count, *values, share) -> state without the count, of a set and one more element, whose
             share of both is one scalar for a whole block.
         asserting: the leaf or `project` has assertions, which stop the program.
+        ahead: whether a thread has registers for the elements of 32 bits of a next block, where rows stand upright.
     """
 
     init: tuple[Any, ...] | Callable[[torch.dtype], tuple[Any, ...]]
@@ -89,6 +90,7 @@ class Reduction:
     follow: Any = None
     grow: Any = None
     asserting: bool = False
+    ahead: bool = True
 
     def run(
         self,
@@ -176,6 +178,8 @@ class Reduction:
     ) -> Facts:
         """What kernels over a space are compiled for, whose operands are read as the dtypes `read`."""
         init = self.init(compute) if callable(self.init) else self.init
+        cut = blocks.facts(space)
+        cut["ahead"] = cut["ahead"] and (self.ahead or space.itemsize < 4)
         states, invariant = self._dtypes(space, compute), settings().invariant
         # Stages group elements as a layout has them.
         staged = space.inner and not invariant
@@ -203,7 +207,7 @@ class Reduction:
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,
-            **blocks.facts(space),
+            **cut,
         )
 
 
@@ -242,8 +246,9 @@ class RowTransform:
             return
         device = inputs[0].device
         states = len(reduction.states)
-        space = choice.by_words(space, (*inputs, *outs))
-        traits = Traits(inputs[0].dtype.itemsize, bool(reduction.stages), folded, compute, states)
+        staged = bool(reduction.stages)
+        space = choice.by_words(space, (*inputs, *outs), staged)
+        traits = Traits(inputs[0].dtype.itemsize, staged, folded, compute, states)
         blocks = choice.for_transform(space, traits)
         given: tuple[torch.Tensor, ...] = ()
         scratch: tuple[torch.Tensor, ...] = ()
@@ -262,7 +267,7 @@ class RowTransform:
             if in_parts:
                 blocks = choice.for_parts(space)
             elif blocks.rows == 1:
-                space = choice.by_words(space, (*inputs, *outs))
+                space = choice.by_words(space, (*inputs, *outs), staged)
         facts = dataclasses.replace(
             reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
             apply=self.apply,

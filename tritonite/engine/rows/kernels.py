@@ -226,6 +226,16 @@ def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
+def _folded(states, FACTS: tl.constexpr):
+    """The states of rows, from those of their elements or of groups of them."""
+    if FACTS.invariant:
+        states = fold_in_order(states, FACTS.combine)
+    else:
+        states = fold(states, FACTS.combine)
+    return states
+
+
+@triton.jit
 def _grown(states, values, count, FACTS: tl.constexpr):
     """States without their count, with one more element each, so that they have `count`."""
     share = 1.0 / tl.full((), count, FACTS.states[0])
@@ -233,35 +243,62 @@ def _grown(states, values, count, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _grow_blocks(inputs, rows, span, FACTS: tl.constexpr, EVICTION: tl.constexpr):
-    """The states of the elements at each place of a span's blocks, and the last block's values.
-
-    All places have as many elements, but for those that the last block does not have, so that their share is computed
-    once for a block: combining counts that are tensors takes a division an element, 25 instructions in place of 7.
-    """
-    start, steps, n_reduced = span
-    COLUMNS: tl.constexpr = FACTS.block[1]
-    WHOLE: tl.constexpr = FACTS.whole[1]
+def _ungrown(FACTS: tl.constexpr):
+    """The states of no elements at each of a block's places, without their count."""
     states = ()
     for i in tl.static_range(len(FACTS.states) - 1):
         states = states + (tl.full(FACTS.block, FACTS.init[i], FACTS.states[i]),)
-    reduced = start + tl.arange(0, COLUMNS)
-    mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
-    if not FACTS.once:
-        for step in range(1, steps):
-            reduced += COLUMNS
-            mask = inside(reduced, n_reduced, WHOLE)
-            coming = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
-            states = _grown(states, values, step, FACTS)
-            values = coming
+    return states
+
+
+@triton.jit
+def _grown_last(states, values, mask, steps, FACTS: tl.constexpr):
+    """States with the last of `steps` blocks, where the mask is on, and with their count."""
     grown = _grown(states, values, tl.maximum(steps, 1), FACTS)
     places = tl.broadcast_to(mask[None, :], FACTS.block)
     found = ()
     for i in tl.static_range(len(states)):
         found = found + (tl.where(places, grown[i], states[i]),)
     count = tl.where(places, steps, tl.maximum(steps - 1, 0)).to(FACTS.states[len(states)])
-    return found + (count,), values
+    return found + (count,)
+
+
+@triton.jit
+def fold_block(values, rows, span, mask, numbers, FACTS: tl.constexpr):
+    """The states of rows of one block, of whose columns the mask says which there are."""
+    start, steps, n_reduced = span
+    if len(FACTS.stages) > 0:
+        count = tl.minimum(n_reduced - start, FACTS.block[1]).to(tl.float64)
+        counts = tl.broadcast_to(count, (FACTS.block[0],))
+        states = _by_stages(values, rows[1][:, None] & mask[None, :], counts, count, FACTS, True, False)
+    elif FACTS.grow is not None:
+        states = fold(_grown_last(_ungrown(FACTS), values, mask, steps, FACTS), FACTS.combine)
+    else:
+        reduced = start + tl.arange(0, FACTS.block[1])
+        states = _folded(leaves(values, rows, reduced, rows[1][:, None] & mask[None, :], numbers, FACTS), FACTS)
+    return states
+
+
+@triton.jit
+def _grow_blocks(inputs, rows, span, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """The states of the elements at each place of a span's blocks.
+
+    All places have as many elements, but for those that the last block does not have, so that their share is computed
+    once for a block: combining counts that are tensors takes a division an element, 25 instructions in place of 7.
+    """
+    start, steps, n_reduced = span
+    COLUMNS: tl.constexpr = FACTS.block[1]
+    states = _ungrown(FACTS)
+    reduced = start + tl.arange(0, COLUMNS)
+    mask = inside(reduced, n_reduced, FACTS.whole[1])
+    values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
+    for step in range(1, steps):
+        reduced += COLUMNS
+        mask = inside(reduced, n_reduced, FACTS.whole[1])
+        coming = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "")
+        states = _grown(states, values, step, FACTS)
+        values = coming
+    return _grown_last(states, values, mask, steps, FACTS)
 
 
 @triton.jit
@@ -279,45 +316,33 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
     COLUMNS: tl.constexpr = FACTS.block[1]
     WHOLE: tl.constexpr = FACTS.whole[1]
     FOLDED: tl.constexpr = FACTS.folded
-    STAGED: tl.constexpr = len(FACTS.stages) > 0
     reduced = start + tl.arange(0, COLUMNS)
     mask = inside(reduced, n_reduced, WHOLE)
     values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
-    if FACTS.once and STAGED:
-        count = tl.minimum(n_reduced - start, COLUMNS).to(tl.float64)
-        both_masks = rows[1][:, None] & mask[None, :]
-        states = _by_stages(values, both_masks, tl.broadcast_to(count, (ROWS,)), count, FACTS, True, False)
-    else:
-        if not FACTS.once:
-            reduced += COLUMNS
-            mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
-        states = _states_of_block(values, rows, span, numbers, FACTS, GROUP, WHOLE)
-    if not FACTS.once:
-        for step in range(1, steps - 1):
-            values = coming
-            reduced += COLUMNS
-            mask = inside(reduced, n_reduced, WHOLE)
-            coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
-            own = (start + step * COLUMNS, steps, n_reduced)
-            more = _states_of_block(values, rows, own, numbers, FACTS, GROUP, True)
-            states = combine_states(states, more, FACTS.follow, FACTS)
-        # As the last pass of that loop, or of one like it, this takes registers that softmax does not have.
-        if steps > 1:
-            own = (start + (steps - 1) * COLUMNS, steps, n_reduced)
-            more = _states_of_block(coming, rows, own, numbers, FACTS, GROUP, WHOLE)
-            states = combine_states(states, more, FACTS.follow, FACTS)
-        if STAGED:
-            groups = ()
-            for i in tl.static_range(len(states)):
-                every = tl.broadcast_to(states[i], (ROWS * COLUMNS // GROUP,))
-                groups = groups + (tl.reshape(every, (ROWS, COLUMNS // GROUP)),)
-            states = groups
-    if FACTS.invariant:
-        states = fold_in_order(states, FACTS.combine)
-    elif not (FACTS.once and STAGED):
-        states = fold(states, FACTS.combine)
-    return states, values
+    reduced += COLUMNS
+    mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
+    coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+    states = _states_of_block(values, rows, span, numbers, FACTS, GROUP, WHOLE)
+    for step in range(1, steps - 1):
+        values = coming
+        reduced += COLUMNS
+        mask = inside(reduced, n_reduced, WHOLE)
+        coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
+        own = (start + step * COLUMNS, steps, n_reduced)
+        more = _states_of_block(values, rows, own, numbers, FACTS, GROUP, True)
+        states = combine_states(states, more, FACTS.follow, FACTS)
+    # As the last pass of that loop, or of one like it, this takes registers that softmax does not have.
+    if steps > 1:
+        own = (start + (steps - 1) * COLUMNS, steps, n_reduced)
+        more = _states_of_block(coming, rows, own, numbers, FACTS, GROUP, WHOLE)
+        states = combine_states(states, more, FACTS.follow, FACTS)
+    if len(FACTS.stages) > 0:
+        groups = ()
+        for i in tl.static_range(len(states)):
+            every = tl.broadcast_to(states[i], (ROWS * COLUMNS // GROUP,))
+            groups = groups + (tl.reshape(every, (ROWS, COLUMNS // GROUP)),)
+        states = groups
+    return _folded(states, FACTS)
 
 
 @triton.jit
@@ -365,20 +390,19 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
                 values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
             more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
             states = combine_states(states, more, FACTS.follow, FACTS)
-    return fold(states, FACTS.combine), values
+    return fold(states, FACTS.combine)
 
 
 @triton.jit
 def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
-    """The state of each row's span, and the only block's values if there is one."""
+    """The state of each row's span of blocks."""
     if FACTS.grow is not None:
-        states, values = _grow_blocks(inputs, rows, span, FACTS, EVICTION)
-        states = fold(states, FACTS.combine)
-    elif FACTS.upright and not FACTS.once:
-        states, values = _combine_upright_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
+        states = fold(_grow_blocks(inputs, rows, span, FACTS, EVICTION), FACTS.combine)
+    elif FACTS.upright:
+        states = _combine_upright_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     else:
-        states, values = _combine_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
-    return states, values
+        states = _combine_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
+    return states
 
 
 @triton.jit
@@ -444,6 +468,33 @@ def project_states(states, count, numbers, FACTS: tl.constexpr, RESULTS: tl.cons
     return results
 
 
+@triton.jit
+def always(steps):
+    """True, which the compiler does not know.
+
+    The assembler keeps loads before a barrier, and what is made of them behind a branch. Else it takes few registers by
+    loading some, folding those and then loading more, and waits for memory every time: for eight rows of 33 elements in
+    five turns.
+    """
+    return steps >= 0
+
+
+@triton.jit
+def _write_reduced(states, outs, rows, n_kept, count, given, FACTS: tl.constexpr):
+    """Write the results of rows with these states or, without `project`, the states themselves."""
+    kept, kept_mask, shapes, strides = rows
+    if FACTS.project is None:
+        for i in tl.static_range(len(outs)):
+            tl.store(outs[i] + tl.program_id(1).to(FACTS.index) * n_kept + kept, states[i], mask=kept_mask)
+    else:
+        numbers = _in_float64(given[0], given[1], FACTS.numbers)
+        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, len(outs))
+        for i in tl.static_range(len(outs)):
+            offset = strided_offset(kept, shapes[0], strides[4][i])
+            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (FACTS.block[0],))
+            tl.store(outs[i] + offset, result, mask=kept_mask)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["steps"])
 def reduce(
@@ -469,24 +520,25 @@ def reduce(
     start, n_reduced = _extent(tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1], n_reduced, FACTS)
     span = (start, _steps_before(start, steps, n_reduced, FACTS.block[1]), n_reduced)
     leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
-    states, _ = fold_blocks(inputs, (kept, kept_mask, shapes, strides), span, leaf_numbers, FACTS, "")
-    if FACTS.project is None:
-        for i in tl.static_range(len(outs)):
-            tl.store(outs[i] + tl.program_id(1).to(FACTS.index) * n_kept + kept, states[i], mask=kept_mask)
+    rows, steps = (kept, kept_mask, shapes, strides), span[1]
+    if FACTS.once:
+        reduced = start + tl.arange(0, FACTS.block[1])
+        mask = inside(reduced, n_reduced, FACTS.whole[1])
+        values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, "", "")
+        tl.debug_barrier()
+        if always(steps):
+            states = fold_block(values, rows, span, mask, leaf_numbers, FACTS)
+            _write_reduced(states, outs, rows, n_kept, count, (number_0, number_1), FACTS)
     else:
-        numbers = _in_float64(number_0, number_1, FACTS.numbers)
-        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, len(outs))
-        for i in tl.static_range(len(outs)):
-            offset = strided_offset(kept, shapes[0], strides[4][i])
-            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (FACTS.block[0],))
-            tl.store(outs[i] + offset, result, mask=kept_mask)
+        states = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "")
+        _write_reduced(states, outs, rows, n_kept, count, (number_0, number_1), FACTS)
 
 
 @triton.jit
 def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """Write what the formula makes of a block's values and the rows' results."""
     kept_mask, strides = rows[1], rows[3]
-    found = FACTS.apply(*(values + as_columns(results) + numbers))
+    found = FACTS.apply(*(values + as_columns(results[: FACTS.applied]) + numbers))
     if len(outs) == 1:
         found = (found,)
     for i in tl.static_range(len(outs)):
@@ -505,6 +557,24 @@ def _read_and_apply(inputs, results, numbers, outs, rows, begin, n_reduced, FACT
     mask = inside(reduced, n_reduced, WHOLE)
     values = load(inputs, rows, reduced, mask, FACTS, 0, len(FACTS.kinds), "evict_first", COMMON)
     _apply(values, results, numbers, outs, rows, reduced, mask, FACTS, "evict_first")
+
+
+@triton.jit
+def _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, FACTS: tl.constexpr):
+    """The states of rows, from those of their whole words and what is in none."""
+    # By a name of its own, for Triton 3.6.
+    EDGES: tl.constexpr = FACTS.edges
+    more = leaves(edge_values[: FACTS.folded], rows, edges, edge_mask[None, :], leaf_numbers, EDGES)
+    return combine_states(states, _fold_edges(more, FACTS), FACTS.combine, FACTS)
+
+
+@triton.jit
+def _write_results(results, written, rows, mask, FACTS: tl.constexpr):
+    """Write those of the rows' results that are asked for."""
+    kept, _, shapes, strides = rows
+    for i in tl.static_range(len(written)):
+        offset = strided_offset(kept, shapes[0], strides[4][i])
+        tl.store(written[i] + offset, results[FACTS.written[i]].to(written[i].dtype.element_ty), mask=mask)
 
 
 @libentry()
@@ -552,41 +622,41 @@ def transform_rows(
     start, n_reduced = _extent(share * steps * FACTS.block[1], n_reduced, FACTS)
     steps = FACTS.unrolled if FACTS.unrolled > 0 else _steps_before(start, steps, n_reduced, FACTS.block[1])
     numbers = _in_float64(number_0, number_1, FACTS.numbers)
-    results = ()
-    if len(given) > 0:
-        for i in tl.static_range(len(given)):
-            offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
-            results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
-    else:
-        reduced = start + tl.arange(0, FACTS.block[1])
-        reduced_mask = inside(reduced, n_reduced, FACTS.whole[1])
-        if ONCE:
-            rest = load(inputs, rows, reduced, reduced_mask, FACTS, FACTS.folded, len(FACTS.kinds), "", "")
-        leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
-        span = (start, steps, n_reduced)
-        states, values = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "" if ONCE else "evict_last")
-        if FACTS.shifted:
-            more = leaves(edge_values[: FACTS.folded], rows, edges, edge_mask[None, :], leaf_numbers, EDGES)
-            states = combine_states(states, _fold_edges(more, FACTS), FACTS.combine, FACTS)
-        if FACTS.sharing > 1:
-            states = states_of_row(states, scratch[0], row, share, FACTS)
-        results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
-    for i in tl.static_range(len(written)):
-        offset = strided_offset(kept, shapes[0], strides[4][i])
-        mask = kept_mask & (share == 0) if FACTS.sharing > 1 else kept_mask
-        tl.store(written[i] + offset, results[FACTS.written[i]].to(written[i].dtype.element_ty), mask=mask)
-    applied = ()
-    APPLIED: tl.constexpr = FACTS.applied
-    for i in tl.static_range(APPLIED):
-        applied = applied + (results[i],)
-    if FACTS.shifted:
-        _apply(edge_values, applied, numbers, outs, rows, edges, edge_mask, EDGES, "")
+    leaf_numbers = _in_float64(number_0, number_1, FACTS.leaf_numbers)
+    span = (start, steps, n_reduced)
     if ONCE:
-        _apply(values + rest, applied, numbers, outs, rows, reduced, reduced_mask, FACTS, "")
+        reduced = start + tl.arange(0, FACTS.block[1])
+        mask = inside(reduced, n_reduced, FACTS.whole[1])
+        values = load(inputs, rows, reduced, mask, FACTS, 0, len(FACTS.kinds), "", "")
+        tl.debug_barrier()
+        if always(steps):
+            states = fold_block(values[: FACTS.folded], rows, span, mask, leaf_numbers, FACTS)
+            if FACTS.shifted:
+                states = _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, FACTS)
+            results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
+            _write_results(results, written, rows, kept_mask, FACTS)
+            if FACTS.shifted:
+                _apply(edge_values, results, numbers, outs, rows, edges, edge_mask, EDGES, "")
+            _apply(values, results, numbers, outs, rows, reduced, mask, FACTS, "")
     else:
+        results = ()
+        if len(given) > 0:
+            for i in tl.static_range(len(given)):
+                offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
+                results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
+        else:
+            states = fold_blocks(inputs, rows, span, leaf_numbers, FACTS, "evict_last")
+            if FACTS.shifted:
+                states = _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, FACTS)
+            if FACTS.sharing > 1:
+                states = states_of_row(states, scratch[0], row, share, FACTS)
+            results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, FACTS.results)
+        _write_results(results, written, rows, kept_mask & (share == 0) if FACTS.sharing > 1 else kept_mask, FACTS)
+        if FACTS.shifted:
+            _apply(edge_values, results, numbers, outs, rows, edges, edge_mask, EDGES, "")
         # Only the first of these blocks may go beyond the row's end. Of what has no whole word there is none.
         first = tl.minimum(steps, 1) if FACTS.shifted else 1
         for later in tl.static_range(2):
             for step in range(1 if later else 0, steps if later else first):
                 begin = start + (steps - 1 - step) * FACTS.block[1]
-                _read_and_apply(inputs, applied, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)
+                _read_and_apply(inputs, results, numbers, outs, rows, begin, n_reduced, FACTS, FACTS.whole[1] or later)

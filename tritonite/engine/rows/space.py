@@ -44,11 +44,16 @@ class Space(NamedTuple):
 
     @property
     def inner(self) -> bool:
-        """Whether elements that are reduced, and not those that are kept, are next to each other."""
-        full = next((i for i, kind in enumerate(self.kinds) if kind == BOTH), None)
-        if full is None:
+        """Whether elements that are reduced, and not those that are kept, are next to each other.
+
+        They are in outputs, or else in the first input that varies along both.
+        """
+        if self.n_kept == 1:
             return True
-        return self.n_kept == 1 or self.reduced[0][full][0] <= self.kept[0][full][0]
+        if any(self.reduced[1]) and any(self.kept[1]):
+            return self.reduced[1][0][0] <= self.kept[1][0][0]
+        full = next((i for i, kind in enumerate(self.kinds) if kind == BOTH), None)
+        return full is None or self.reduced[0][full][0] <= self.kept[0][full][0]
 
     @property
     def full_operands(self) -> int:
