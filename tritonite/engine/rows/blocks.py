@@ -303,7 +303,7 @@ def _unaligned(space: Space, traits: Traits) -> Blocks | None:
     if not tile // 4 < length <= tile:
         return None
     columns = power_of_2(length)
-    return cut(space, 1, columns, columns * traits.itemsize // (64 * _WARP))
+    return cut(space, 1, columns, max(1, columns * traits.itemsize // (64 * _WARP)))
 
 
 def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
