@@ -24,8 +24,8 @@ _WARP = 32
 def by_words(space: Space, tensors: Sequence[torch.Tensor], staged: bool) -> Space:
     """The same, `shifted` where rows begin in the middle of words, all operands' in the same, and are long or many.
 
-    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time. To
-    find a row's words takes instructions, too, which rows with stages are to outweigh, since they have many besides.
+    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time. But to
+    find a row's words takes instructions. Where states come from stages, which take many, longer rows are worth it.
     """
     device, first = devices.current, tensors[0]
     itemsize = first.dtype.itemsize
@@ -120,19 +120,20 @@ def _spread(space: Space, most: int) -> int:
 
 
 def _of_warps(space: Space) -> Blocks | None:
-    """Rows that are longer than what a warp loads at once, but of 16 elements a thread at most, by a warp each.
+    """Rows that are longer than what a warp loads at once, but have no more than 16 elements a thread, by a warp each.
 
     Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A warp has
-    so many rows that it has 16 elements a thread, but four if those take no more than 32: log_softmax of (400001, 65)
-    in float32 takes 72 us with four and 83 with eight, of (16001, 33) 4.3 with eight and 4.5 with four. Where that
-    leaves warps few, several share a program's rows, and then there are fewer: of (4001, 33) 1.9 and 2.5 us.
+    rows of 16 elements a thread in all, or four rows where those have no more than 32: log_softmax of (400001, 65) in
+    float32 takes 72 us with four and 83 with eight, and of (61001, 33) 9.0 with eight and 11.4 with 16. Where programs
+    of a warp would not fill the device they have several, and where they still would not, fewer rows: of (4001, 33) 1.9
+    us for 2.5.
     """
-    columns, programs_wanted = power_of_2(space.n_reduced), devices.current.programs
+    columns, enough = power_of_2(space.n_reduced), devices.current.programs
     if not _WARP * space.word < columns <= 16 * _WARP:
         return None
     rows = max(min(4, 32 * _WARP // columns), 16 * _WARP // columns)
-    warps = 1 if space.n_kept > rows * programs_wanted else max(2, 8 * _WARP // columns)
-    while rows * columns > 4 * _WARP and rows > 1 and 3 * -(-space.n_kept // rows) < programs_wanted:
+    warps = 1 if space.n_kept > rows * enough else max(2, 8 * _WARP // columns)
+    while rows * columns > 4 * _WARP and rows > 1 and 3 * -(-space.n_kept // rows) < enough:
         rows, warps = rows // 2, max(1, warps // 2)
     return cut(space, min(power_of_2(space.n_kept), rows), columns, warps)
 
@@ -143,9 +144,8 @@ def cut(
     """Blocks of this shape, by `warps` or as many as a program has.
 
     Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split; none is if
-    `scarcity` is 0. A program
-    that leaves several `states` has two blocks at least: adding those up took as long as finding them, and batch norm
-    of channels last 26 us, where it takes 20.
+    `scarcity` is 0. A program that leaves several `states` has two blocks at least: adding those up took as long as
+    finding them, and batch norm of channels last 26 us, where it takes 20.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
