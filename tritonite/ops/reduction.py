@@ -167,7 +167,7 @@ def _both_extrema(a_min, a_max, b_min, b_max):
 
 _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
-# A next block's elements would be one register too many for an eighth program on a multiprocessor, and 85 us for 74.
+# With a next block's elements in registers a multiprocessor has seven programs, not eight: 85 us in place of 74 (H200).
 _aminmax = Reduction(
     lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, ahead=False
 )

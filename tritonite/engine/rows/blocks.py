@@ -25,13 +25,13 @@ def by_words(space: Space, tensors: Sequence[torch.Tensor], staged: bool) -> Spa
     """The same, `shifted` where rows begin in the middle of words, all operands' in the same, and are long or many.
 
     Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time. But to
-    find a row's words takes instructions. Where states come from stages, which take many, longer rows are worth it.
+    find a row's words takes instructions. Where states come from stages, which take many, only longer rows gain.
     """
     device, first = devices.current, tensors[0]
     itemsize = first.dtype.itemsize
-    shares = (1 / 2 if itemsize < 4 else 1) if staged else 1 / 4
+    share = (1 / 2 if itemsize < 4 else 1) if staged else 1 / 4
     least = device.row_elements * (
-        shares if tile_elements(space) == device.row_elements else ROWS[device.kind].held_tiles
+        share if tile_elements(space) == device.row_elements else ROWS[device.kind].held_tiles
     )
     if space.n_reduced <= least or space.word * itemsize >= 16 or not space.inner or settings().invariant:
         return space
@@ -317,7 +317,7 @@ def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
 
 
 def _are_many(space: Space, traits: Traits) -> bool:
-    """Whether rows are enough for a program of few warps each, of up to a tile for one of a warp."""
+    """Whether rows are enough for programs that read one twice: of up to a tile, halves alone, by a warp each."""
     programs = devices.current.programs
     if space.n_reduced <= devices.current.row_elements:
         return traits.itemsize < 4 and space.n_kept >= 4 * programs
@@ -336,8 +336,8 @@ def _shifted(space: Space, traits: Traits) -> Blocks:
 def _without_waste(space: Space, traits: Traits) -> Blocks | None:
     """Many rows with weights, in blocks that waste little: of a half type whose length is far from a power of 2.
 
-    Others are those of which a thread loads elements one by one, as long as a multiprocessor keeps those of its warps:
-    layer norm of (57761, 2501) halves took 365 us, and takes 206.
+    Or of any type, where a thread loads elements one by one and rows are so short that a multiprocessor's own cache has
+    one for each of its warps: layer norm of (57761, 2501) halves took 365 us, and takes 206.
     """
     device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
     if not space.has_weights or 2 * space.n_kept < device.programs:

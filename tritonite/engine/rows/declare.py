@@ -178,8 +178,8 @@ class Reduction:
     ) -> Facts:
         """What kernels over a space are compiled for, whose operands are read as the dtypes `read`."""
         init = self.init(compute) if callable(self.init) else self.init
-        cut = blocks.facts(space)
-        cut["ahead"] = cut["ahead"] and (self.ahead or space.itemsize < 4)
+        of_blocks = blocks.facts(space)
+        of_blocks["ahead"] = of_blocks["ahead"] and (self.ahead or space.itemsize < 4)
         states, invariant = self._dtypes(space, compute), settings().invariant
         # Stages group elements as a layout has them.
         staged = space.inner and not invariant
@@ -207,7 +207,7 @@ class Reduction:
             consecutive=not staged or blocks.consecutive(space),
             index=space.integer,
             invariant=invariant,
-            **cut,
+            **of_blocks,
         )
 
 
