@@ -666,6 +666,18 @@ def test_upright_rows_of_few_neighbours(length, beside, programs, device, monkey
     torch.testing.assert_close(gradient, exact.float())
 
 
+@pytest.mark.parametrize("programs", [1, 8, 512])
+def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
+    """Those in the same sector of memory are for the same program."""
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
+    monkeypatch.setattr(devices, "current", tiny)
+    x = torch.randn(3, 100, 6, 2, device=device)[:, :, ::2]
+    expected = *torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))
+    with tritonite.use_gems():
+        torch.testing.assert_close((*torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))), expected)
+    assert served("std_mean.correction") and served("_softmax") and served("sum.dim_IntList")
+
+
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("copied", [False, True])

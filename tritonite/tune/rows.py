@@ -45,13 +45,18 @@ class Rows(NamedTuple):
       `indexed`: for many rows of up to a tile whose elements have an index, as argmin's have. A block is of so many
       elements of as many rows as warps. To fold a block is most of the work, and of several blocks only one is folded:
       min of (14025, 607) halves took 23 us, and takes 19, argmax of (8000, 1221) 20 and 14.
+      `indexed_long`: for many longer ones. Of what a block has beyond a row's end each element costs as much as others:
+      argmin of (20001, 4500) took 183 us by whole tiles, and takes 90.
     Of rows that are transformed, by their length:
       `short`: a warp has such a row, or several, and waits for no other: layer norm of half types at (65536, 1024) went
       from 83 to 92 % of copy bandwidth.
       `held_tiles`: up to so many tiles a program has a row in registers and reads it once.
       `looped`: but where a block that holds a row would be empty in part a program reads it twice, from its own cache,
       in such blocks or half of them: layer norm of (6166, 5120) halves went from 64 to 38 us.
-      `split`: longer rows that are too few to fill the device. A reduction finds their results before.
+      `split`: longer rows that are far too few to fill the device. A reduction finds their results before, in two
+      launches: 3 us and what memory takes, where a program by itself takes 0.2 us for a thousand elements. One row of
+      47,816 with gaps took 22 us, and takes 4.
+      `few`: somewhat more of them, of which a program has one: log_softmax of (300, 18000) took 14 us, and takes 12.
       `twice`: longer rows, which a program reads twice. 34 MB of rows on their way are what the L2 cache keeps for the
       second reading: softmax of 65,536 halves has 88 % of copy bandwidth with two programs of 16 warps on each
       multiprocessor (`twice_halves`, for up to `halves_tiles`), 77 with three and 70 with one. States by stages take
@@ -76,10 +81,12 @@ class Rows(NamedTuple):
 
     reduced_warps: int
     indexed: Regime
+    indexed_long: Regime
     short: Regime
     held_tiles: int
     looped: Regime
     split: Regime
+    few: Regime
     twice: Regime
     twice_staged: Regime
     twice_halves: Regime
@@ -102,10 +109,12 @@ class Rows(NamedTuple):
 _NVIDIA = Rows(
     reduced_warps=8,
     indexed=Regime(1 / 16, 4),
+    indexed_long=Regime(1 / 8, 4),
     short=Regime(1 / 4, 1),
     held_tiles=4,
     looped=Regime(1 / 4, 4),
-    split=Regime(2, 16),
+    split=Regime(1 / 2, 8),
+    few=Regime(1, 16),
     twice=Regime(4, 32),
     twice_staged=Regime(8, 32),
     twice_halves=Regime(4, 16),
@@ -125,7 +134,7 @@ _NVIDIA = Rows(
     invariant=Invariant(1, 4, 4),
 )
 _AMD = _NVIDIA._replace(
-    split=Regime(2, 8),
+    few=Regime(1, 8),
     twice=Regime(4, 16),
     twice_staged=Regime(8, 16),
     twice_halves=Regime(4, 8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 
 from tritonite import devices
 from tritonite.dispatch.call import fusion, settings
-from tritonite.engine.iteration import power_of_2
+from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.rows.facts import BOTH, REDUCED
 from tritonite.engine.rows.space import Space
 from tritonite.tune.rows import ROWS, Cooperative, Regime
@@ -197,9 +198,11 @@ def for_reduction(space: Space, states: int) -> Blocks:
             rows = min(power_of_2(space.n_kept), beside // 2 if space.n_kept > 2 * device.row_elements else beside // 4)
             return cut(space, rows, device.row_elements // rows, 8, scarcity=0)
         return blocks
-    if space.index_strides and space.n_kept >= 2 * device.programs:
+    if space.index_strides and space.n_kept >= device.programs:
+        if space.n_reduced > device.row_elements:
+            return _regime(space, ROWS[device.kind].indexed_long)
         columns, warps = int(ROWS[device.kind].indexed.tiles * device.row_elements), ROWS[device.kind].indexed.warps
-        if columns < space.n_reduced <= device.row_elements:
+        if columns < space.n_reduced and space.n_kept >= 2 * device.programs:
             # A warp has a row.
             return cut(space, warps, columns, warps)
     columns = min(power_of_2(space.n_reduced), tile)
@@ -392,8 +395,12 @@ def _is_in_cache(space: Space) -> bool:
 
 
 def _neighbours(space: Space) -> int:
-    """How many rows that stand upright are next to each other."""
-    return space.shapes[0][0] if space.shapes[0] else space.n_kept
+    """How many rows that stand upright are next to each other, or in the same sector of memory."""
+    sizes, strides = space.shapes[0], space.kept[0][0]
+    if not sizes:
+        return space.n_kept
+    near = [stride * space.itemsize < SECTOR for stride in strides]
+    return math.prod(sizes[: max(1, near.index(False) if False in near else len(sizes))])
 
 
 def _of_neighbours(space: Space, elements: int, states: int) -> Blocks:
@@ -431,8 +438,10 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     """Rows that no program holds in registers."""
     device, regimes = devices.current, ROWS[devices.current.kind]
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
+    if 16 * space.n_kept <= device.programs and for_reduction(space, traits.states).splits > 1:
+        return _regime(space, regimes.split, least=2)
     if 2 * space.n_kept <= device.programs:
-        return _regime(space, regimes.split)
+        return _regime(space, regimes.few, scarcity=0)
     if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
     if device.forward_progress and _gains_by_sharing(space, traits):
@@ -446,8 +455,8 @@ def _long_rows(space: Space, traits: Traits) -> Blocks:
     return _regime(space, regimes.twice_narrow if not staged and len(space.kinds) > 2 else regimes.twice)
 
 
-def _regime(space: Space, regime: Regime) -> Blocks:
-    return cut(space, 1, int(regime.tiles * devices.current.row_elements), regime.warps)
+def _regime(space: Space, regime: Regime, scarcity: int = 2, least: int = 8) -> Blocks:
+    return cut(space, 1, int(regime.tiles * devices.current.row_elements), regime.warps, scarcity, least)
 
 
 def _gains_by_sharing(space: Space, traits: Traits) -> bool:
