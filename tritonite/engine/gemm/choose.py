@@ -66,10 +66,10 @@ CACHED, BRIEF = 3 * 2**23, 4e9
 # results: of more, larger ones fill a device.
 NARROW = 192
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
-COPY, COPIED = 2.5, 3.3e6
+COPY, COPIED = 1.3, 4e6
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
 # in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
-LEFT_TO_ATEN = 0.86
+LEFT_TO_ATEN = 0.89
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that

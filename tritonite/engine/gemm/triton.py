@@ -60,6 +60,7 @@ def multiply(
     EVEN_K: tl.constexpr,
     ALIGNED: tl.constexpr,
     PADDED: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -75,7 +76,9 @@ def multiply(
     the result, but for strides of 1, and whether those are a's and b's along K and the result's along its columns.
     Triton knows of multiples of 16 alone, and would load elements one by one: products of float32 with 1,368 columns
     took three times as long. Where a or b is PADDED with zeros to so many elements, where its rows or columns end,
-    those are loaded, too: a mask that cuts a vector would take it apart.
+    those are loaded, too: a mask that cuts a vector would take it apart. AHEAD is whether a's and b's elements are
+    loaded by less than 4 bytes. Nothing copies so few asynchronously, so tensor cores' next block of them is loaded to
+    registers while one is multiplied. The assembler would wait for each load by itself where registers are scarce.
 
     float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
@@ -122,6 +125,8 @@ def multiply(
             b_column_mask = columns < tl.cdiv(N, PADDED[1]) * PADDED[1]
     OUTER: tl.constexpr = BLOCK_K < LEAST
     BY_ROWS: tl.constexpr = BLOCK_M < LEAST and not OUTER
+    AHEAD_A: tl.constexpr = AHEAD[0] and not BY_ROWS
+    AHEAD_B: tl.constexpr = AHEAD[1] and not BY_ROWS
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     sums = ()
     for _ in tl.static_range(BLOCK_M if BY_ROWS else 0):
@@ -138,19 +143,38 @@ def multiply(
                 y = tl.load(b_columns + k * b_inner_stride, mask=column_mask[None, :] & there, other=0.0)
                 total += x.to(ACCUMULATOR)[:, None] * y.to(ACCUMULATOR)
         else:
+            first = begin + tl.arange(0, BLOCK_K)
+            if AHEAD_A:
+                x_mask = a_row_mask[:, None] & (first < a_end)[None, :]
+                x_coming = tl.load((a_batch + first * a_inner_stride)[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
+            if AHEAD_B:
+                y_mask = b_column_mask[None, :] & (first < b_end)[:, None]
+                y_coming = tl.load(b_columns + (first * b_inner_stride)[:, None], y_mask, 0.0)
             for k in range(begin, end, BLOCK_K):
                 inner = k + tl.arange(0, BLOCK_K)
                 a_mask, b_mask = a_row_mask[:, None], b_column_mask[None, :]
                 if not EVEN_K:
                     a_mask &= (inner < a_end)[None, :]
                     b_mask &= (inner < b_end)[:, None]
-                y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
+                later = inner + BLOCK_K
+                if AHEAD_B:
+                    y = y_coming
+                    y_mask = b_column_mask[None, :] & (later < b_end)[:, None]
+                    y_coming = tl.load(b_columns + (later * b_inner_stride)[:, None], y_mask, 0.0)
+                else:
+                    y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
                 a_inner = a_batch + inner * a_inner_stride
                 if BY_ROWS:
-                    first = row.to(INDEX) * BLOCK_M
-                    sums = _add_rows(sums, a_inner, a_row, first, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
+                    first_row = row.to(INDEX) * BLOCK_M
+                    sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
                 else:
-                    x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
+                    if AHEAD_A:
+                        x = x_coming
+                        x_mask = a_row_mask[:, None] & (later < a_end)[None, :]
+                        a_later = a_batch + later * a_inner_stride
+                        x_coming = tl.load(a_later[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
+                    else:
+                        x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
