@@ -83,7 +83,9 @@ class Blocks(NamedTuple):
         held = once and self.splits == self.sharing == 1 and 2 * length > self.columns
         # Where a thread has more elements, there are registers for none besides.
         ahead = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
-        found = {"block": self[:2], "whole": whole, "once": once, "held": held, "ahead": ahead}
+        # With loads of 16 bytes a few at a time are enough, as long as other programs have theirs on the way.
+        at_once = space.word * space.itemsize < 16 or self.programs <= devices.current.programs
+        found = {"block": self[:2], "whole": whole, "once": once, "held": held, "at_once": at_once, "ahead": ahead}
         return found | {"sharing": self.sharing}
 
 

@@ -61,11 +61,13 @@ class Facts:
     consecutive: bool = True
     index: Any = tl.int32
     # A block, in which of its dimensions no block goes beyond the end, whether a program has one block of a row, and
-    # whether that is the whole row, which fills more than half of it.
+    # whether that is the whole row, which fills more than half of it; and whether a thread begins all of that block's
+    # loads before anything is made of one.
     block: tuple[int, int] = (1, 1)
     whole: tuple[bool, bool] = (False, False)
     once: bool = False
     held: bool = False
+    at_once: bool = False
     # How many programs share a row; how many blocks all of them have, if loops over those are unrolled; and the cache
     # modifier for what is the same in every row.
     sharing: int = 1

@@ -469,15 +469,19 @@ def project_states(states, count, numbers, FACTS: tl.constexpr, RESULTS: tl.cons
 
 
 @triton.jit
-def loads_begun(steps):
-    """True, which the compiler does not know: what is behind a branch on it begins when all loads before are begun.
+def loads_begun(steps, AT_ONCE: tl.constexpr):
+    """True, and if AT_ONCE the compiler does not know: what is behind a branch on it begins when all loads are begun.
 
     The assembler keeps loads before a barrier, and what is made of them behind a branch. Else it takes few registers by
     loading some, folding those and then loading more, and waits for memory every time: for eight rows of 33 elements in
     five turns.
     """
-    tl.debug_barrier()
-    return steps >= 0
+    if AT_ONCE:
+        tl.debug_barrier()
+        begun = steps >= 0
+    else:
+        begun = True
+    return begun
 
 
 @triton.jit
@@ -526,7 +530,7 @@ def reduce(
         reduced = start + tl.arange(0, FACTS.block[1])
         mask = inside(reduced, n_reduced, FACTS.whole[1])
         values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, "", "")
-        if loads_begun(steps):
+        if loads_begun(steps, FACTS.at_once):
             states = fold_block(values, rows, span, mask, leaf_numbers, FACTS)
             _write_reduced(states, outs, rows, n_kept, count, (number_0, number_1), FACTS)
     else:
@@ -628,7 +632,8 @@ def transform_rows(
         reduced = start + tl.arange(0, FACTS.block[1])
         mask = inside(reduced, n_reduced, FACTS.whole[1])
         values = load(inputs, rows, reduced, mask, FACTS, 0, len(FACTS.kinds), "", "")
-        if loads_begun(steps):
+        # Always, since a row that is held until it is written takes the registers anyway.
+        if loads_begun(steps, True):
             states = fold_block(values[: FACTS.folded], rows, span, mask, leaf_numbers, FACTS)
             if FACTS.shifted:
                 states = _with_edges(states, edge_values, edges, edge_mask, rows, leaf_numbers, FACTS)
