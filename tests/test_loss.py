@@ -54,6 +54,19 @@ def test_losses_of_several_blocks(reduction, tiny_blocks):
         same("binary_cross_entropy_with_logits", x, target, weight, pos_weight, reduction)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cross_entropy_keeps_its_digits_next_to_certainty(dtype):
+    """Of probabilities next to 0, to 1/2 and to 1, where one of both logarithms is small, and of subnormal ones."""
+    ends = torch.cat([torch.tensor([0.0, -0.0, 1.0, 0.5, 1e-45, 3e-42, 1e-38]), 2.0 ** -torch.arange(1.0, 127.0, 0.37)])
+    sides = [ends, 1 - ends, 0.5 - ends.clamp(max=0.5), 0.5 + ends.clamp(max=0.5), torch.linspace(0, 1, 1999)]
+    x = torch.cat(sides).to(tritonite.device, dtype).clamp(0, 1)
+    for target in (0.0, -0.0, 0.3, 1.0):
+        same("binary_cross_entropy", x, torch.full_like(x, target), None, NONE)
+    # Alone, so that no other hides its error.
+    for small in (x[x > 0.99], 1 - x[x > 0.99]):
+        same("binary_cross_entropy", small, small.round(), None, SUM)
+
+
 def test_equal_terms_of_logits_leave_nothing():
     """A weight of 0 for positive targets makes both terms the same product, whose roundoff is no loss."""
     x = torch.full((7,), -66.25825925885117, dtype=torch.float64, device=tritonite.device)
@@ -192,6 +205,16 @@ _BAD_DATA = {
         "input_val <= one",
     ),
     "target below 0": ("binary_cross_entropy(torch.ones(3), -torch.ones(3))", RuntimeError, "target_val <= one"),
+    "target just below 0": (
+        "binary_cross_entropy(torch.full((3,), 0.5), torch.full((3,), -1e-45))",
+        RuntimeError,
+        "target_val <= one",
+    ),
+    "target just above 1": (
+        "binary_cross_entropy(torch.full((3,), 0.5), torch.full((3,), 1 + 2**-23), reduction='none')",
+        RuntimeError,
+        "target_val <= one",
+    ),
     "input below 0 among many": (
         "binary_cross_entropy(torch.arange(-1, 300000).clamp(max=1).float(), torch.ones(300001), reduction='sum')",
         RuntimeError,

@@ -172,6 +172,32 @@ def chebyshev_series(x, coefficients: tl.constexpr):
 
 
 @triton.jit
+def logs_of_share(x):
+    """log(x) and log(1 - x) for x in [0, 1], nan outside; of float32 without a branch for every element.
+
+    Of the smaller of x and 1 - x the logarithm is -0.69 or less, which NVIDIA's approximation has to three units of its
+    last place, and that of the other is a polynomial in the smaller. 1 - x is exact where it is the smaller.
+    """
+    if x.dtype == tl.float32:
+        # By two steps, to -0.0 where x is 1, so that its logarithm is 0.0.
+        rest = -1.0 * (x - 1.0)
+        less = tl.minimum(x, rest)
+        log_of_less = approximate.log(less)
+        # The minimax polynomial of its degree, to 2.3e-8.
+        log_of_more = less * polynomial(
+            less,
+            (
+                -1.4411079, 1.6958119, -1.2576697, 0.20353886, -0.26961273, -0.24280508, -0.33370063, -0.49999284, -1.0,
+            ),
+        )  # fmt: skip
+        log = tl.where(x < rest, log_of_less, log_of_more)
+        log_of_rest = tl.where(x < rest, log_of_more, log_of_less)
+    else:
+        log, log_of_rest = libdevice.log(x), libdevice.log1p(-1.0 * x)
+    return log, log_of_rest
+
+
+@triton.jit
 def by_range(x, near, of_near: tl.constexpr, of_far: tl.constexpr):
     """of_near(x) where `near`, of_far(x) elsewhere; a block of elements that are all near does without the latter."""
     if tl.min(near.to(tl.int32), axis=None) != 0:

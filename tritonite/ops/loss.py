@@ -21,7 +21,7 @@ from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, outputs, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import multiply_add, true_divide
+from tritonite.language.math import logs_of_share, maximum_nan, multiply_add, true_divide
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -180,10 +180,15 @@ def soft_margin_loss(self, target, reduction, outs=()):
 @triton.jit
 def _cross_entropy_inside(self, target):
     """For targets in [0, 1]; nan where the input is not in it."""
-    log, other_log = libdevice.log(self), libdevice.log1p(-1.0 * self)
-    log = tl.where(log < -100.0, -100.0, log)
-    other_log = tl.where(other_log < -100.0, -100.0, other_log)
-    return (target - 1.0) * other_log - target * log
+    log, other_log = logs_of_share(self)
+    lowest = tl.full(log.shape, -100.0, log.dtype)
+    return (target - 1.0) * maximum_nan(other_log, lowest) - target * maximum_nan(log, lowest)
+
+
+@triton.jit
+def _inside(target):
+    """Whether 0 <= target <= 1, by one comparison: the product is rounded, but never to another sign."""
+    return (target - 1.0) * target <= 0.0
 
 
 @triton.jit
@@ -196,7 +201,7 @@ def _assert_inside(inside):
 def _cross_entropy(self, target, weight):
     loss = _cross_entropy_inside(self, target)
     # An input outside is known by its loss, which takes one comparison of what is there anyway.
-    _assert_inside((loss == loss) & (target >= 0.0) & (target <= 1.0))
+    _assert_inside((loss == loss) & _inside(target))
     if weight is not None:
         loss = loss * weight
     return loss
@@ -204,9 +209,8 @@ def _cross_entropy(self, target, weight):
 
 @triton.jit
 def _cross_entropy_or_nan(self, target):
-    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion. An element
-    # that is marked last leaves registers for two programs a multiprocessor.
-    return tl.where((target >= 0.0) & (target <= 1.0), _cross_entropy_inside(self, target), float("nan"))
+    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion.
+    return tl.where(_inside(target), _cross_entropy_inside(self, target), float("nan"))
 
 
 @triton.jit
