@@ -485,6 +485,18 @@ def loads_begun(steps, AT_ONCE: tl.constexpr):
 
 
 @triton.jit
+def _in_a_thread_each(states, ROWS: tl.constexpr):
+    """States of rows, each in one thread, where a fold leaves them in every thread that had elements of the row.
+
+    What is made of them is computed once then: of 64 rows of 64 halves, each of 128 threads computed four results.
+    """
+    found = ()
+    for i in tl.static_range(len(states)):
+        found = found + (tl.gather(states[i], tl.arange(0, ROWS), 0),)
+    return found
+
+
+@triton.jit
 def _write_reduced(states, outs, rows, n_kept, count, given, FACTS: tl.constexpr):
     """Write the results of rows with these states or, without `project`, the states themselves."""
     kept, kept_mask, shapes, strides = rows
@@ -493,6 +505,9 @@ def _write_reduced(states, outs, rows, n_kept, count, given, FACTS: tl.constexpr
             tl.store(outs[i] + tl.program_id(1).to(FACTS.index) * n_kept + kept, states[i], mask=kept_mask)
     else:
         numbers = _in_float64(given[0], given[1], FACTS.numbers)
+        # Of an extremum's place nothing is made.
+        if FACTS.block[0] > 1 and len(strides[5]) == 0:
+            states = _in_a_thread_each(states, FACTS.block[0])
         results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, len(outs))
         for i in tl.static_range(len(outs)):
             offset = strided_offset(kept, shapes[0], strides[4][i])
