@@ -533,6 +533,19 @@ def test_quotients_by_a_product(divisor, device):
     assert torch.equal(out, x // divisor)
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["32 bits", "64 bits"])
+def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
+    """What the place in a row times its stride is, of an operand that lies across the other."""
+    if long:
+        monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
+    x, y = torch.randn(2, 1301, 1303, device=device)
+    y = y.reshape(1303, 1301).t()
+    with tritonite.use_gems():
+        found = torch.nn.functional.mse_loss(x, y)
+    assert served("mse_loss") == 1
+    torch.testing.assert_close(found, ((x - y) ** 2).mean())
+
+
 @pytest.mark.parametrize(
     ("part", "dtype", "aligned"),
     [

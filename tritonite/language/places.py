@@ -14,20 +14,21 @@ def aligned_to(x, ALIGNED: tl.constexpr):
 
 @triton.jit
 def by_inverse(dividend, factor, shift):
-    """A quotient of what is below 2**31 by a divisor's inverse: Granlund and Montgomery 1994. All are uint32."""
+    """A quotient of what is below 2**31, by what `pointwise.blocks.inverse` made of a divisor. All are uint32."""
     return (tl.umulhi(dividend, factor) + dividend) >> shift
 
 
 @triton.jit
 def quotient(x, divisor):
-    """x // divisor of what is not negative; of blocks of 32 bits `by_inverse`.
+    """x // divisor, which is above 1, of what is not negative: of 32 bits by a product, Granlund and Montgomery 1994.
 
-    What depends on the divisor alone is computed once, and the rest takes a quarter of a division's instructions.
+    What depends on the divisor alone is computed once, and the rest takes two instructions an element. Nothing is added
+    to the product, as `by_inverse` does for a divisor of 1: the dividend would stand in a pair of registers for that.
     """
     if x.dtype == tl.int32:
-        shift = ((divisor - 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022
-        factor = ((((tl.full((), 1, tl.int64) << shift) - divisor) << 32) // divisor + 1).to(tl.uint32)
-        found = by_inverse(x.to(tl.uint32), factor, shift.to(tl.uint32)).to(tl.int32)
+        shift = ((divisor - 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
+        factor = (tl.full((), 1, tl.uint64) << (shift + 32).to(tl.uint64)) // divisor.to(tl.uint64) + 1
+        found = (tl.umulhi(x.to(tl.uint32), factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
     else:
         found = x // divisor
     return found
@@ -44,16 +45,26 @@ def strided_offset(linear, shape, strides, ALIGNED: tl.constexpr = 1, REPEATED: 
     WORD: tl.constexpr = 1 if REPEATED else ALIGNED
     offset = linear * 0
     rest = linear
-    for d in tl.static_range(len(strides) - 1):
-        size = aligned_to(shape[d], ALIGNED if d == 0 else 1)
-        # What is not in vectors needs no hints either, which a product would hide.
-        following = quotient(rest, size) if ALIGNED == 0 else rest // size
-        if d > 0 or not REPEATED:
-            place = rest - following * size if ALIGNED == 0 else rest % size
-            offset += place * aligned_to(strides[d], 1 if d == 0 else WORD)
-        rest = following
     last: tl.constexpr = len(strides) - 1
-    return offset + rest * aligned_to(strides[last], 1 if last == 0 else WORD)
+    if ALIGNED == 0:
+        # What is not in vectors needs no hints. So quotients are all that is kept, by what a step of each adds.
+        if not REPEATED:
+            offset += rest * strides[0]
+        for d in tl.static_range(last):
+            rest = quotient(rest, shape[d])
+            step = strides[d + 1]
+            if d > 0 or not REPEATED:
+                step -= tl.full((), shape[d], rest.dtype) * strides[d]
+            offset += rest * step
+    else:
+        for d in tl.static_range(last):
+            size = aligned_to(shape[d], ALIGNED if d == 0 else 1)
+            following = rest // size
+            if d > 0 or not REPEATED:
+                offset += rest % size * aligned_to(strides[d], 1 if d == 0 else WORD)
+            rest = following
+        offset += rest * aligned_to(strides[last], 1 if last == 0 else WORD)
+    return offset
 
 
 @triton.jit
