@@ -50,13 +50,17 @@ def test_blocks_follow_on_each_other(function, layout, tiny_blocks, device):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("function", [torch.cumsum, torch.logcumsumexp, torch.cummin])
+@pytest.mark.parametrize("function", [torch.cumsum, torch.logcumsumexp, torch.cummin, torch.cummax])
 def test_special_values_are_carried(function, tiny_blocks, device):
-    x = torch.randn(2, 260)
+    x = torch.randn(4, 260)
     x[0, :70] = -float("inf")
     x[0, 200] = float("inf")
     x[1, 50] = x[1, 240] = float("nan")
+    # An infinity is all that a maximum and a minimum start from.
+    x[2] = -float("inf")
+    x[3] = float("inf")
     compare(function, x.to(device), 1)
+    compare(function, x.to(device).t().contiguous(), 0)
 
 
 @pytest.mark.parametrize("function", [torch.cumsum, torch.cummax])

@@ -122,12 +122,12 @@ def _scan_block(values, outs, carried, rows, begin, n_scanned, FACTS: tl.constex
     scanned = begin + tl.arange(0, FACTS.block[1])
     mask = kept_mask[:, None] & (scanned < n_scanned)[None, :]
     states = leaves(values, rows, scanned, mask, (), FACTS)
-    states = _scan_in_order(states, FACTS.combine) if FACTS.invariant else _scan(states, FACTS.combine)
+    states = _scan_in_order(states, FACTS.follow) if FACTS.invariant else _scan(states, FACTS.follow)
     if len(carried) > 0:
         before = ()
         for i in tl.static_range(len(carried)):
             before = before + (tl.broadcast_to(carried[i][:, None], FACTS.block),)
-        states = combine_states(before, states, FACTS.combine, FACTS)
+        states = combine_states(before, states, FACTS.follow, FACTS)
     results = project_states(states, (scanned + 1).to(tl.float64)[None, :], (), FACTS, len(outs))
     for i in tl.static_range(len(outs)):
         pointers = strided_pointers(outs[i], rows, scanned, strides[2][i], strides[3][i], FACTS.aligned)
@@ -255,7 +255,7 @@ def _launch(
         (((1,),) * several, ((space.n_kept,),) * several, (), (), (), ()),
         *(space.sizes, blocks.steps),
         # Elements are scanned by their leaves, whatever a reduction's stages would do.
-        FACTS=dataclasses.replace(facts, stages=(), gather=None, follow=reduction.combine, whole=(False, False)),
+        FACTS=dataclasses.replace(facts, stages=(), gather=None, whole=(False, False)),
         PARTIAL=chunks if partial else None,
         **blocks.options,
     )

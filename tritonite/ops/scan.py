@@ -5,6 +5,7 @@ Each is the reduction of the elements so far.
 
 import torch
 import triton
+import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
@@ -73,8 +74,24 @@ def _value_and_place(x, place, count):
     return x, -place
 
 
-_max = Reduction(lowest, _placed_from_end, first_largest, _value_and_place, (None, INDEX), 2)
-_min = Reduction(highest, _placed_from_end, first_smallest, _value_and_place, (None, INDEX), 2)
+@triton.jit
+def _largest_after(a, i, b, j):
+    """`first_largest` of places from the end, where j is after i: b if it is as large, or nan.
+
+    Nothing that is written comes after the identity, which a place from the end would go before.
+    """
+    goes = (b >= a) | (b != b)
+    return tl.where(goes, b, a), tl.where(goes, j, i)
+
+
+@triton.jit
+def _smallest_after(a, i, b, j):
+    goes = (b <= a) | (b != b)
+    return tl.where(goes, b, a), tl.where(goes, j, i)
+
+
+_max = Reduction(lowest, _placed_from_end, first_largest, _value_and_place, (None, INDEX), 2, follow=_largest_after)
+_min = Reduction(highest, _placed_from_end, first_smallest, _value_and_place, (None, INDEX), 2, follow=_smallest_after)
 
 
 def _extrema(reduction, self, dim, outs):
