@@ -481,6 +481,34 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
     assert served("min.dim") and served("sum.dim_IntList") and served("logsumexp")
 
 
+@pytest.mark.parametrize("programs", [1, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch):
+    """Several of a column's elements in a thread, the last of which there are not; groups of infinities, and of nan."""
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=programs))
+    for shape in ((200, 40), (201, 33), (4101, 64)):
+        x = torch.randn(shape, device=device).to(dtype)
+        x[:150, 0], x[:, 1], x[9, 2], x[190, 3] = -math.inf, -math.inf, math.inf, math.nan
+        space = Space.of((x,), (0,), (), (), False)
+        chosen = blocks.for_reduction(space, 2)
+        assert chosen.steps > 1 and (dtype.itemsize < 4 or chosen.groups(space)[0] > 1)
+        expected = x.double().logsumexp(0).to(dtype)
+        with tritonite.use_gems():
+            torch.testing.assert_close(x.logsumexp(0), expected, equal_nan=True)
+    assert served("logsumexp")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_columns_that_a_block_holds(dtype, device, cut):
+    x = torch.randn(3, 21, 40, device=device).to(dtype)
+    x[0, :20, 0], x[1, :, 1], x[2, 5, 2], x[2, 5, 3] = -math.inf, -math.inf, math.inf, math.nan
+    for name in ("softmax", "log_softmax"):
+        with tritonite.use_gems():
+            found = getattr(x, name)(1)
+        torch.testing.assert_close(found, getattr(x.double(), name)(1).to(dtype), equal_nan=True)
+    assert served("_softmax") and served("_log_softmax")
+
+
 def test_split_columns_of_a_gradient_that_is_one_number(device, monkeypatch):
     """The first operand is the same for all, and there are fewer states than operands."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)

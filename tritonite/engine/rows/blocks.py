@@ -66,10 +66,15 @@ class Blocks(NamedTuple):
         """What the compiler is told."""
         return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options, **fusion()}
 
-    def consecutive(self, space: Space) -> bool:
-        """Whether a thread has 16 bytes next to each other, or else not as many elements that are far apart."""
-        group = 16 // space.itemsize
-        return space.word == group or self.rows > 1 or self.columns < 32 * self.warps * space.word * group
+    def groups(self, space: Space) -> tuple[int, bool]:
+        """How many of a row's elements a thread has, and whether they are next to each other or else far apart.
+
+        What it loads at once, 16 bytes, are elements of as many rows where those stand upright.
+        """
+        word, threads = 16 // space.itemsize, _WARP * self.warps
+        if not space.inner:
+            return max(1, min(self.columns, self.rows * self.columns // (threads * word))), False
+        return word, space.word == word or self.rows > 1 or self.columns < threads * space.word * word
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""

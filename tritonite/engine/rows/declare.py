@@ -182,7 +182,8 @@ class Reduction:
         of_blocks["ahead"] = of_blocks["ahead"] and (self.ahead or space.itemsize < 4)
         states, invariant = self._dtypes(space, compute), settings().invariant
         # Stages group elements as a layout has them.
-        staged = space.inner and not invariant
+        group, consecutive = blocks.groups(space)
+        staged = (space.inner or (self.grow is None and group > 1)) and not invariant
         return Facts(
             leaf=self.leaf,
             combine=self.combine,
@@ -204,7 +205,8 @@ class Reduction:
             shifted=space.shifted,
             beside=space.beside if blocks.rows > 1 else 1,
             upright=not space.inner and not invariant,
-            consecutive=not staged or blocks.consecutive(space),
+            group=group,
+            consecutive=consecutive,
             index=space.integer,
             invariant=invariant,
             **of_blocks,
@@ -268,11 +270,14 @@ class RowTransform:
                 blocks = choice.for_parts(space)
             elif blocks.rows == 1:
                 space = choice.by_words(space, (*inputs, *outs), staged)
+        facts = reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs))
         facts = dataclasses.replace(
-            reduction.facts(space, blocks, compute, numbers, [compute] * len(inputs)),
+            facts,
             apply=self.apply,
             # With the next block loaded ahead: a gradient of softmax by columns of (1024, 65536) takes 205 us for 245.
             upright=False,
+            # With few registers, as stages need, more rows are read at a time than a cache keeps until they are again.
+            stages=facts.stages if space.inner else (),
             folded=folded,
             results=reduction.results,
             applied=self.applied or reduction.results,

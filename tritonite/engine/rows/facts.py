@@ -57,7 +57,8 @@ class Facts:
     # next block of them is loaded before one is combined.
     upright: bool = False
     ahead: bool = False
-    # Whether stages group elements that are next to each other.
+    # How many of a row's elements stages group, which a thread has, and whether they are next to each other.
+    group: int = 1
     consecutive: bool = True
     index: Any = tl.int32
     # A block, in which of its dimensions no block goes beyond the end, whether a program has one block of a row, and

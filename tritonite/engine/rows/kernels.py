@@ -176,27 +176,26 @@ def _by_stages(values, mask, count, column, FACTS: tl.constexpr, SOME: tl.conste
 
 
 @triton.jit
-def _grouped(block, ROWS: tl.constexpr, GROUP: tl.constexpr, CONSECUTIVE: tl.constexpr):
-    if CONSECUTIVE:
-        groups = tl.reshape(block, (ROWS, GROUP))
-    else:
-        groups = tl.trans(tl.reshape(block, (GROUP, ROWS)))
-    return groups
+def _grouped(block, FACTS: tl.constexpr):
+    """A block with a row for each group of a row's elements, next to each other or else as far apart as can be."""
+    ROWS: tl.constexpr = FACTS.block[0]
+    GROUPS: tl.constexpr = FACTS.block[1] // FACTS.group
+    if not FACTS.consecutive:
+        block = tl.permute(tl.reshape(block, (ROWS, FACTS.group, GROUPS)), (0, 2, 1))
+    return tl.reshape(block, (ROWS * GROUPS, FACTS.group))
 
 
 @triton.jit
-def _states_of_groups(values, span, mask, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
-    """The states of GROUP of a block's elements each, which one thread has: no barrier and no shuffle.
-
-    They are next to each other where a thread loads them at once; else they are as far apart as can be.
-    """
+def _states_of_groups(values, span, mask, FACTS: tl.constexpr, WHOLE: tl.constexpr):
+    """The states of groups of a block's elements, which one thread has: no barrier and no shuffle."""
     SHAPE: tl.constexpr = FACTS.block
-    ROWS: tl.constexpr = SHAPE[0] * SHAPE[1] // GROUP
-    CONSECUTIVE: tl.constexpr = FACTS.consecutive
+    GROUP: tl.constexpr = FACTS.group
+    GROUPS: tl.constexpr = SHAPE[1] // GROUP
+    ROWS: tl.constexpr = SHAPE[0] * GROUPS
     begin, n_reduced = span[0], span[2]
     groups = ()
     for i in tl.static_range(len(values)):
-        groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), ROWS, GROUP, CONSECUTIVE),)
+        groups = groups + (_grouped(tl.broadcast_to(values[i], SHAPE), FACTS),)
     # Eighths of eight halves that are alike add up without rounding.
     EXACT: tl.constexpr = WHOLE and GROUP == 8
     if EXACT:
@@ -206,22 +205,35 @@ def _states_of_groups(values, span, mask, FACTS: tl.constexpr, GROUP: tl.constex
         count = tl.full((ROWS,), GROUP, tl.float32)
     else:
         # Where a group's elements begin, and how far apart they are.
-        place = begin + tl.arange(0, ROWS) % (SHAPE[1] // GROUP) * (GROUP if CONSECUTIVE else 1)
-        apart: tl.constexpr = 1 if CONSECUTIVE else ROWS
+        place = begin + tl.arange(0, ROWS) % GROUPS * (GROUP if FACTS.consecutive else 1)
+        apart: tl.constexpr = 1 if FACTS.consecutive else GROUPS
         count = tl.minimum(tl.maximum(tl.cdiv(n_reduced - place, apart), 0), GROUP).to(tl.float32)
     column = count if EXACT else count[:, None]
-    return _by_stages(groups, _grouped(mask, ROWS, GROUP, CONSECUTIVE), count, column, FACTS, WHOLE, EXACT)
+    return _by_stages(groups, _grouped(mask, FACTS), count, column, FACTS, WHOLE, EXACT)
 
 
 @triton.jit
-def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
+def _states_of_block(values, rows, span, numbers, FACTS: tl.constexpr, WHOLE: tl.constexpr):
     """The states of a block's elements, from the span's start on, or of groups of them by stages."""
     reduced = span[0] + tl.arange(0, FACTS.block[1])
     mask = rows[1][:, None] & inside(reduced, span[2], WHOLE)[None, :]
     if len(FACTS.stages) > 0:
-        states = _states_of_groups(values, span, mask, FACTS, GROUP, WHOLE)
+        states = _states_of_groups(values, span, mask, FACTS, WHOLE)
     else:
         states = leaves(values, rows, reduced, mask, numbers, FACTS)
+    return states
+
+
+@triton.jit
+def _of_rows(states, FACTS: tl.constexpr):
+    """The states of a block's elements or groups of them as a block, in which a row's are those of one row."""
+    GROUPS: tl.constexpr = FACTS.block[1] // FACTS.group
+    if len(FACTS.stages) > 0:
+        found = ()
+        for i in tl.static_range(len(states)):
+            every = tl.broadcast_to(states[i], (FACTS.block[0] * GROUPS,))
+            found = found + (tl.reshape(every, (FACTS.block[0], GROUPS)),)
+        states = found
     return states
 
 
@@ -310,9 +322,6 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
     followed by a barrier, so the next block is loaded before one is folded.
     """
     start, steps, n_reduced = span
-    # As many elements as a thread loads at once.
-    GROUP: tl.constexpr = 128 // inputs[0].dtype.element_ty.primitive_bitwidth
-    ROWS: tl.constexpr = FACTS.block[0]
     COLUMNS: tl.constexpr = FACTS.block[1]
     WHOLE: tl.constexpr = FACTS.whole[1]
     FOLDED: tl.constexpr = FACTS.folded
@@ -322,32 +331,26 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
     reduced += COLUMNS
     mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
     coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
-    states = _states_of_block(values, rows, span, numbers, FACTS, GROUP, WHOLE)
+    states = _states_of_block(values, rows, span, numbers, FACTS, WHOLE)
     for step in range(1, steps - 1):
         values = coming
         reduced += COLUMNS
         mask = inside(reduced, n_reduced, WHOLE)
         coming = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
         own = (start + step * COLUMNS, steps, n_reduced)
-        more = _states_of_block(values, rows, own, numbers, FACTS, GROUP, True)
+        more = _states_of_block(values, rows, own, numbers, FACTS, True)
         states = combine_states(states, more, FACTS.follow, FACTS)
     # As the last pass of that loop, or of one like it, this takes registers that softmax does not have.
     if steps > 1:
         own = (start + (steps - 1) * COLUMNS, steps, n_reduced)
-        more = _states_of_block(coming, rows, own, numbers, FACTS, GROUP, WHOLE)
+        more = _states_of_block(coming, rows, own, numbers, FACTS, WHOLE)
         states = combine_states(states, more, FACTS.follow, FACTS)
-    if len(FACTS.stages) > 0:
-        groups = ()
-        for i in tl.static_range(len(states)):
-            every = tl.broadcast_to(states[i], (ROWS * COLUMNS // GROUP,))
-            groups = groups + (tl.reshape(every, (ROWS, COLUMNS // GROUP)),)
-        states = groups
-    return _folded(states, FACTS)
+    return _folded(_of_rows(states, FACTS), FACTS)
 
 
 @triton.jit
 def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
-    """`fold_blocks` of rows that stand upright, whose elements' states are combined place by place, at no barrier.
+    """`fold_blocks` of rows that stand upright: what a thread has of each is combined place by place, at no barrier.
 
     So a block is loaded when it is wanted, by many programs at a time, and all whole ones without a mask: of a column
     that there is not nothing is written. Where a thread has registers for it the next block is loaded before one is
@@ -357,40 +360,41 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     COLUMNS: tl.constexpr = FACTS.block[1]
     FOLDED: tl.constexpr = FACTS.folded
     AHEAD: tl.constexpr = FACTS.ahead
-    every = inside(rows[0], n_reduced, True)[:, None]
+    WHOLE: tl.constexpr = FACTS.whole[1]
+    every = (rows[0], inside(rows[0], n_reduced, True), rows[2], rows[3])
     places = tl.arange(0, COLUMNS)
-    mask = inside(start + places, n_reduced, FACTS.whole[1])
+    mask = inside(start + places, n_reduced, WHOLE)
     values = load(inputs, rows, start + places, mask, FACTS, 0, FOLDED, EVICTION, "")
-    whole = steps if FACTS.whole[1] else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
+    whole = steps if WHOLE else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
     if AHEAD:
         reduced = start + COLUMNS + places
-        coming_mask = inside(reduced, n_reduced, FACTS.whole[1]) & (steps > 1)
+        coming_mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
         coming = load(inputs, rows, reduced, coming_mask, FACTS, 0, FOLDED, EVICTION, "")
-    states = leaves(values, rows, start + places, every & mask[None, :], numbers, FACTS)
+    states = _states_of_block(values, every, span, numbers, FACTS, WHOLE)
     for step in range(1, whole):
-        reduced = start + step * COLUMNS + places
-        all_places = inside(reduced, n_reduced, True)
+        begin = start + step * COLUMNS
         if AHEAD:
             values = coming
-            later = reduced + COLUMNS
-            later_mask = inside(later, n_reduced, FACTS.whole[1]) & (step + 1 < steps)
+            later = begin + places + COLUMNS
+            later_mask = inside(later, n_reduced, WHOLE) & (step + 1 < steps)
             coming = load(inputs, rows, later, later_mask, FACTS, 0, FOLDED, EVICTION, "")
         else:
-            values = load(inputs, rows, reduced, all_places, FACTS, 0, FOLDED, EVICTION, "")
-        more = leaves(values, rows, reduced, every & all_places[None, :], numbers, FACTS)
+            all_places = inside(begin + places, n_reduced, True)
+            values = load(inputs, rows, begin + places, all_places, FACTS, 0, FOLDED, EVICTION, "")
+        more = _states_of_block(values, every, (begin, 1, n_reduced), numbers, FACTS, True)
         states = combine_states(states, more, FACTS.follow, FACTS)
-    if not FACTS.whole[1]:
+    if not WHOLE:
         # One at most.
         for step in range(whole, steps):
-            reduced = start + step * COLUMNS + places
-            mask = reduced < n_reduced
+            begin = start + step * COLUMNS
             if AHEAD:
                 values = coming
             else:
-                values = load(inputs, rows, reduced, mask, FACTS, 0, FOLDED, EVICTION, "")
-            more = leaves(values, rows, reduced, every & mask[None, :], numbers, FACTS)
+                mask = begin + places < n_reduced
+                values = load(inputs, rows, begin + places, mask, FACTS, 0, FOLDED, EVICTION, "")
+            more = _states_of_block(values, every, (begin, 1, n_reduced), numbers, FACTS, False)
             states = combine_states(states, more, FACTS.follow, FACTS)
-    return fold(states, FACTS.combine)
+    return fold(_of_rows(states, FACTS), FACTS.combine)
 
 
 @triton.jit
