@@ -183,7 +183,7 @@ class Reduction:
         states, invariant = self._dtypes(space, compute), settings().invariant
         # Stages group elements as a layout has them.
         group, consecutive = blocks.groups(space)
-        staged = (space.inner or (self.grow is None and group > 1)) and not invariant
+        staged = (space.inner or (self.grow is None and (of_blocks["once"] or group > 1))) and not invariant
         return Facts(
             leaf=self.leaf,
             combine=self.combine,
@@ -277,7 +277,7 @@ class RowTransform:
             # With the next block loaded ahead: a gradient of softmax by columns of (1024, 65536) takes 205 us for 245.
             upright=False,
             # With few registers, as stages need, more rows are read at a time than a cache keeps until they are again.
-            stages=facts.stages if space.inner else (),
+            stages=facts.stages if space.inner or facts.once else (),
             folded=folded,
             results=reduction.results,
             applied=self.applied or reduction.results,
