@@ -272,20 +272,20 @@ def _lgamma_of_1_and(a):
 @triton.jit
 def _upper_gamma_by_series(a, x, near, epsilon: tl.constexpr):
     """Q where it is `near` 0 beside small a and x, so that 1 - P would cancel: DLMF 8.7.3, as in Cephes' igam.c."""
-    x = tl.where(near, x, tl.zeros_like(x))
+    step = tl.where(near, -1.0 * x, tl.zeros_like(x))
     power = tl.full(a.shape, 1.0, a.dtype)
     term = power
     total = tl.zeros_like(a)
     n = 0
     while (n < 100) & (tl.max((tl.abs(term) > tl.abs(total) * (0.1 * epsilon)).to(tl.int32), axis=None) != 0):
         n += 1
-        power = power * true_divide(-x, tl.full(a.shape, 1.0, a.dtype) * n)
+        power = power * step * true_divide(tl.full((), 1.0, a.dtype), n.to(a.dtype))
         term = true_divide(power, a + n)
         total = total + term
-    wide_a, wide_x = a.to(tl.float64), tl.where(near, x, tl.full(a.shape, 1.0, a.dtype)).to(tl.float64)
-    scaled = wide_a * libdevice.log(wide_x)
-    first = -libdevice.expm1(scaled - _lgamma_of_1_and(wide_a))
-    return (first - libdevice.exp(scaled - libdevice.lgamma(wide_a)) * total.to(tl.float64)).to(a.dtype)
+    wide = a.to(tl.float64)
+    first = -libdevice.expm1(wide * libdevice.log(x.to(tl.float64)) - _lgamma_of_1_and(wide))
+    # Of the power of x over gamma(a), which is gamma(1 + a) / a.
+    return (first - wide * (1.0 - first) * total.to(tl.float64)).to(a.dtype)
 
 
 @triton.jit
@@ -348,7 +348,8 @@ def _igamma_pair(a, x):
     q = tl.where(lower, 1.0 - series, fraction)
     smallest = tl.where(safe_x <= 0.5, true_divide(-0.4 * one, libdevice.log(safe_x)), 1.1 * safe_x)
     near = valid & lower & (safe_x <= 2.0) & (safe_a <= smallest)
-    q = tl.where(near, _upper_gamma_by_series(safe_a, safe_x, near, epsilon), q)
+    if tl.max(near.to(tl.int32), axis=None) != 0:
+        q = tl.where(near, _upper_gamma_by_series(safe_a, safe_x, near, epsilon), q)
 
     # Temme's expansion.
     ratio = tl.where(huge, true_divide(x - a, a), tl.zeros_like(a))
