@@ -69,9 +69,9 @@ class Reduction:
         states: dtypes of the state's values: None for the dtype computed in, INDEX, which comes last, for an index.
         results: how many results there are.
         parametric: whether `leaf` takes the numbers.
-        stages: a cheaper way to the state of a block of elements next to each other, a fold each.
+        stages: a cheaper way to the state of a block of elements, or of those that a thread has, a fold each.
         gather: the state, from the results of the stages and the count of elements in the block.
-        grow: a cheaper way to the state of elements that do not lie next to each other, if that ends with their count:
+        grow: the same for elements that do not lie next to each other, where the state ends with their count:
             (*state without the count, *values, share) -> state without the count, of a set and one more element, whose
             share of both is one scalar for a whole block.
         asserting: the leaf or `project` has assertions, which stop the program.
