@@ -38,10 +38,9 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
-# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread: of 2 bytes, which go by
-# way of registers, or of more, which are copied asynchronously; and for a store of less than 16 bytes. Of 60 products
-# with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
-LOAD, COPIED_LOAD, STORE = 0.0043, 0.0018, 0.0043
+# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread, and for such a store.
+# Of 60 products with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
+LOAD, STORE = 0.0018, 0.0043
 # And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
@@ -52,13 +51,10 @@ MOST_LOADING, LOADING = 64, 3
 # microsecond through pointers: 32 in a cycle, whatever its programs are. With this limit, chosen tiles for 60 products
 # of 2 to 16 rows in the cache take 1.028 of the best one's time, and without it 1.041.
 WAITED, ARRIVING = 0.3, 6e4
-# Microseconds that a block of K through pointers takes besides, in tiles of up to LARGE_TILE results and in larger;
-# and that the launch takes which adds up the parts of K.
-BLOCK, BLOCK_OF_LARGE, ADDING = 0.35, 0.5, 2.5
-LARGE_TILE = 64 * 128
-# The bytes that memory gives in a microsecond. A program that loads elements, alone on a multiprocessor, waits for them
-# besides; of several each waits in part, because the others work meanwhile.
-READ = 4.3e6
+# Microseconds that a block of K through pointers takes besides, for all programs of a multiprocessor at a time, and
+# each by itself for 128 by 128 results; and that the launch takes which adds up the parts of K. Of 28 products of odd
+# halves, with tiles of every size, those chosen by these take 1.02 of the best one's time.
+BLOCK, BLOCK_OF_128, ADDING = 0.34, 0.16, 2.7
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
 CACHED, BRIEF = 3 * 2**23, 4e9
@@ -220,13 +216,11 @@ def _microseconds_through_pointers(config: Config, problem: Problem, device: tor
     steps = -(-problem.K // (config.BLOCK_K * config.splits))
     programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
     rounds, each = -(-programs // (multiprocessors * config.programs)), -(-programs // multiprocessors)
+    results = config.BLOCK_M * config.BLOCK_N
     loading = float(loads(problem, model.records([config._replace(programs=1)]))[0])
-    stores = config.BLOCK_M * config.BLOCK_N * problem.result.itemsize / (32 * problem.out_vector)
-    block = BLOCK_OF_LARGE if config.BLOCK_M * config.BLOCK_N > LARGE_TILE else BLOCK
-    found = rounds * steps * block + each * (steps * loading + (problem.out_vector < 16) * stores * STORE)
-    waits = problem.M > MOST_LOADING and min(problem.a_vector, problem.b_vector) < 16
-    waiting = problem.bytes / READ / min(config.programs, each) if waits else 0
-    return found + waiting + (ADDING if config.splits > 1 else 0)
+    stores = results * problem.result.itemsize / (32 * problem.out_vector) if problem.out_vector < 16 else 0
+    block = loading + BLOCK_OF_128 * results / 128**2
+    return rounds * steps * BLOCK + each * (steps * block + stores * STORE) + (ADDING if config.splits > 1 else 0)
 
 
 def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
@@ -330,15 +324,14 @@ def loads(problem: Problem, tiles: Any) -> Any:
         for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
     ]
     a, b = [
-        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0)
-        * np.where(vector < 4, LOAD, COPIED_LOAD)
+        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0) * LOAD
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
     tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
     # There a thread loads 8 bytes of the first operand, or 4 where those do not lie along K, and the second is split
     # before it is laid out.
     along = np.where(swapped, problem.b_inner, problem.a_inner)
-    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * COPIED_LOAD
+    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * LOAD
     a = np.where(in_parts, np.where(along & (first >= 8), 0, alone), a)
     conflicts = tensor_cores & (size == 4) & (second == 4) & ~in_parts
     # The few rows that are added up without tensor cores come while what they are multiplied with does.

@@ -159,8 +159,6 @@ def multiply(
                 later = inner + BLOCK_K
                 if AHEAD_B:
                     y = y_coming
-                    y_mask = b_column_mask[None, :] & (later < b_end)[:, None]
-                    y_coming = tl.load(b_columns + (later * b_inner_stride)[:, None], y_mask, 0.0)
                 else:
                     y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
                 a_inner = a_batch + inner * a_inner_stride
@@ -170,12 +168,16 @@ def multiply(
                 else:
                     if AHEAD_A:
                         x = x_coming
-                        x_mask = a_row_mask[:, None] & (later < a_end)[None, :]
-                        a_later = a_batch + later * a_inner_stride
-                        x_coming = tl.load(a_later[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
                     else:
                         x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+                    if AHEAD_A:
+                        x_mask = a_row_mask[:, None] & (later < a_end)[None, :]
+                        a_later = a_batch + later * a_inner_stride
+                        x_coming = tl.load(a_later[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
+                    if AHEAD_B:
+                        y_mask = b_column_mask[None, :] & (later < b_end)[:, None]
+                        y_coming = tl.load(b_columns + (later * b_inner_stride)[:, None], y_mask, 0.0)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
             own = (tl.arange(0, BLOCK_M) == i)[:, None]
