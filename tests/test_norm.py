@@ -404,7 +404,7 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "groups"), [((3, 4, 500), 2), ((2, 12, 81), 1), ((40, 6, 353), 2), ((2, 6, 1300), 6), ((1, 4, 16), 1)]
+    ("shape", "groups"), [((3, 4, 500), 2), ((2, 12, 81), 1), ((10, 6, 353), 2), ((2, 6, 1300), 6), ((1, 4, 16), 1)]
 )
 def test_group_norm_of_channels_of_long_groups(shape, groups, affine, dtype, tiny_blocks):
     """Where no program holds a group, its channels are rows by themselves, with one weight each."""

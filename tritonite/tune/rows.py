@@ -45,8 +45,8 @@ class Rows(NamedTuple):
       `indexed`: for many rows of up to a tile whose elements have an index, as argmin's have. A block is of so many
       elements of as many rows as warps. To fold a block is most of the work, and of several blocks only one is folded:
       min of (14025, 607) halves took 23 us, and takes 19, argmax of (8000, 1221) 20 and 14.
-      `indexed_long`: for many longer ones. Of what a block has beyond a row's end each element costs as much as others:
-      argmin of (20001, 4500) took 183 us by whole tiles, and takes 90.
+      `reduced_long`: for many longer rows whose elements have an index, or of which tiles would waste much: var_mean of
+      (20001, 4500) took 191 us by whole tiles, and takes 95, argmin 183 and 90.
     Of rows that are transformed, by their length:
       `short`: a warp has such a row, or several, and waits for no other: layer norm of half types at (65536, 1024) went
       from 83 to 92 % of copy bandwidth.
@@ -57,6 +57,8 @@ class Rows(NamedTuple):
       launches: 3 us and what memory takes, where a program by itself takes 0.2 us for a thousand elements. One row of
       47,816 with gaps took 22 us, and takes 4.
       `few`: somewhat more of them, of which a program has one: log_softmax of (300, 18000) took 14 us, and takes 12.
+      `odd_parts`: long rows in parts of odd length, such as channels of images of 7 by 7. Held, they would keep a
+      quotient for each element: batch norm of (256, 512, 7, 7) halves took 22 us, and takes 18.
       `twice`: longer rows, which a program reads twice. 34 MB of rows on their way are what the L2 cache keeps for the
       second reading: softmax of 65,536 halves has 88 % of copy bandwidth with two programs of 16 warps on each
       multiprocessor (`twice_halves`, for up to `halves_tiles`), 77 with three and 70 with one. States by stages take
@@ -81,12 +83,13 @@ class Rows(NamedTuple):
 
     reduced_warps: int
     indexed: Regime
-    indexed_long: Regime
+    reduced_long: Regime
     short: Regime
     held_tiles: int
     looped: Regime
     split: Regime
     few: Regime
+    odd_parts: Regime
     twice: Regime
     twice_staged: Regime
     twice_halves: Regime
@@ -109,12 +112,13 @@ class Rows(NamedTuple):
 _NVIDIA = Rows(
     reduced_warps=8,
     indexed=Regime(1 / 16, 4),
-    indexed_long=Regime(1 / 8, 4),
+    reduced_long=Regime(1 / 8, 2),
     short=Regime(1 / 4, 1),
     held_tiles=4,
     looped=Regime(1 / 4, 4),
     split=Regime(1 / 2, 8),
     few=Regime(1, 16),
+    odd_parts=Regime(1 / 2, 8),
     twice=Regime(4, 32),
     twice_staged=Regime(8, 32),
     twice_halves=Regime(4, 16),

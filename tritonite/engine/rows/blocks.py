@@ -74,7 +74,8 @@ class Blocks(NamedTuple):
         word, threads = 16 // space.itemsize, _WARP * self.warps
         if not space.inner:
             return max(1, min(self.columns, self.rows * self.columns // (threads * word))), False
-        return word, space.word == word or self.rows > 1 or self.columns < threads * space.word * word
+        consecutive = space.word == word or self.rows > 1 or self.columns < threads * space.word * word
+        return min(word, self.columns), consecutive
 
     def facts(self, space: Space) -> dict[str, Any]:
         """The fields of `Facts`."""
@@ -205,11 +206,14 @@ def for_reduction(space: Space, states: int) -> Blocks:
             rows = min(power_of_2(space.n_kept), beside // 2 if space.n_kept > 2 * device.row_elements else beside // 4)
             return cut(space, rows, device.row_elements // rows, 8, scarcity=0)
         return blocks
-    if space.index_strides and space.n_kept >= device.programs:
-        if space.n_reduced > device.row_elements:
-            return _regime(space, ROWS[device.kind].indexed_long)
+    if space.n_kept >= device.programs and space.n_reduced > device.row_elements:
+        # Of what a block has beyond a row's end each element costs as much as others, and of an index more than that.
+        waste = -space.n_reduced % device.row_elements
+        if space.index_strides or 16 * waste > space.n_reduced:
+            return _regime(space, ROWS[device.kind].reduced_long)
+    if space.index_strides and space.n_kept >= 2 * device.programs:
         columns, warps = int(ROWS[device.kind].indexed.tiles * device.row_elements), ROWS[device.kind].indexed.warps
-        if columns < space.n_reduced and space.n_kept >= 2 * device.programs:
+        if columns < space.n_reduced <= device.row_elements:
             # A warp has a row.
             return cut(space, warps, columns, warps)
     columns = min(power_of_2(space.n_reduced), tile)
@@ -260,6 +264,8 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
         return _columns(space, traits)
     if space.shifted and traits.staged and _are_many(space, traits):
         return _shifted(space, traits)
+    if _are_of_odd_parts(space) and 16 * space.n_kept > device.programs:
+        return _regime(space, regimes.odd_parts)
     if space.n_reduced > regimes.held_tiles * device.row_elements:
         return _long_rows(space, traits)
     columns = power_of_2(space.n_reduced)
@@ -283,6 +289,12 @@ def for_transform(space: Space, traits: Traits) -> Blocks:
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
         blocks = blocks._replace(warps=2 * blocks.warps)
     return blocks
+
+
+def _are_of_odd_parts(space: Space) -> bool:
+    """Whether rows of one operand are long and in several parts of a length that no word divides."""
+    several = bool(space.shapes[1]) and not space.in_parts and not space.aligned
+    return several and space.full_operands == 1 and space.n_reduced > 2 * devices.current.row_elements
 
 
 def _across(space: Space) -> Blocks | None:
