@@ -596,8 +596,10 @@ def test_rows_that_begin_in_the_middle_of_words(n, dtype, device, monkeypatch):
     for programs in (1, 64):
         tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
         monkeypatch.setattr(devices, "current", tiny)
-        storage = torch.randn(9, n + 1, device=device).to(dtype)
-        for x in (storage.view(-1)[: 9 * n].view(9, n), storage[:, :n], storage[:, 1:]):
+        # One row more than there are places in a word where one may begin.
+        rows = 16 // dtype.itemsize + 1
+        storage = torch.randn(rows, n + 1, device=device).to(dtype)
+        for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
             grad, y = torch.randn_like(x), x.softmax(1)
             calls = {
                 "_softmax": lambda x=x: x.softmax(1),
