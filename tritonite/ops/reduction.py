@@ -227,14 +227,14 @@ def first_smallest(a, i, b, j):
 
 
 @triton.jit
-def _largest_before(a, i, b, j):
+def largest_before(a, i, b, j):
     """`first_largest` where j is after i: b if it is larger, or nan and a is not."""
     stays = (a >= b) | (a != a)
     return tl.where(stays, a, b), tl.where(stays, i, j)
 
 
 @triton.jit
-def _smallest_before(a, i, b, j):
+def smallest_before(a, i, b, j):
     stays = (a <= b) | (a != a)
     return tl.where(stays, a, b), tl.where(stays, i, j)
 
@@ -244,10 +244,10 @@ def _place(value, index, count):
     return index
 
 
-_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2, follow=_largest_before)
-_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2, follow=_smallest_before)
-_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX), follow=_largest_before)
-_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX), follow=_smallest_before)
+_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2, follow=largest_before)
+_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2, follow=smallest_before)
+_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX), follow=largest_before)
+_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX), follow=smallest_before)
 
 
 @operator("max", accepts=ALL)

@@ -5,7 +5,6 @@ Each is the reduction of the elements so far.
 
 import torch
 import triton
-import triton.language as tl
 
 from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
@@ -22,10 +21,12 @@ from tritonite.ops.reduction import (
     first_largest,
     first_smallest,
     highest,
+    largest_before,
     log_sum_exp,
     lowest,
     product,
     same,
+    smallest_before,
 )
 
 _sum = Reduction((0,), same, add_states, added_to_zero)
@@ -80,14 +81,12 @@ def _largest_after(a, i, b, j):
 
     Nothing that is written comes after the identity, which a place from the end would go before.
     """
-    goes = (b >= a) | (b != b)
-    return tl.where(goes, b, a), tl.where(goes, j, i)
+    return largest_before(b, j, a, i)
 
 
 @triton.jit
 def _smallest_after(a, i, b, j):
-    goes = (b <= a) | (b != b)
-    return tl.where(goes, b, a), tl.where(goes, j, i)
+    return smallest_before(b, j, a, i)
 
 
 _max = Reduction(lowest, _placed_from_end, first_largest, _value_and_place, (None, INDEX), 2, follow=_largest_after)

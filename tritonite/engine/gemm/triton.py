@@ -30,6 +30,24 @@ def _add_rows(sums, a, stride, first, M, mask, y, EVEN_K: tl.constexpr):
     return more
 
 
+@triton.jit
+def _block_of_a(a, rows, row_stride, row_mask, inner, inner_stride, end, EVERY: tl.constexpr):
+    """Rows of a at the indices `inner` along K, with zeros from the end on, or of EVERY index."""
+    mask = row_mask[:, None]
+    if not EVERY:
+        mask &= (inner < end)[None, :]
+    return tl.load((a + inner * inner_stride)[None, :] + (rows * row_stride)[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _block_of_b(columns, column_mask, inner, inner_stride, end, EVERY: tl.constexpr):
+    """The same of b's columns, given by pointers to them."""
+    mask = column_mask[None, :]
+    if not EVERY:
+        mask &= (inner < end)[:, None]
+    return tl.load(columns + (inner * inner_stride)[:, None], mask=mask, other=0.0)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "steps"])
 def multiply(
@@ -145,39 +163,29 @@ def multiply(
         else:
             first = begin + tl.arange(0, BLOCK_K)
             if AHEAD_A:
-                x_mask = a_row_mask[:, None] & (first < a_end)[None, :]
-                x_coming = tl.load((a_batch + first * a_inner_stride)[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
+                x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, first, a_inner_stride, a_end, False)
             if AHEAD_B:
-                y_mask = b_column_mask[None, :] & (first < b_end)[:, None]
-                y_coming = tl.load(b_columns + (first * b_inner_stride)[:, None], y_mask, 0.0)
+                y_coming = _block_of_b(b_columns, b_column_mask, first, b_inner_stride, b_end, False)
             for k in range(begin, end, BLOCK_K):
                 inner = k + tl.arange(0, BLOCK_K)
-                a_mask, b_mask = a_row_mask[:, None], b_column_mask[None, :]
-                if not EVEN_K:
-                    a_mask &= (inner < a_end)[None, :]
-                    b_mask &= (inner < b_end)[:, None]
-                later = inner + BLOCK_K
                 if AHEAD_B:
                     y = y_coming
                 else:
-                    y = tl.load(b_columns + (inner * b_inner_stride)[:, None], mask=b_mask, other=0.0)
-                a_inner = a_batch + inner * a_inner_stride
+                    y = _block_of_b(b_columns, b_column_mask, inner, b_inner_stride, b_end, EVEN_K)
                 if BY_ROWS:
-                    first_row = row.to(INDEX) * BLOCK_M
+                    a_inner, first_row = a_batch + inner * a_inner_stride, row.to(INDEX) * BLOCK_M
                     sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
                 else:
                     if AHEAD_A:
                         x = x_coming
                     else:
-                        x = tl.load(a_inner[None, :] + (rows * a_row)[:, None], mask=a_mask, other=0.0)
+                        x = _block_of_a(a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVEN_K)
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
+                    later = inner + BLOCK_K
                     if AHEAD_A:
-                        x_mask = a_row_mask[:, None] & (later < a_end)[None, :]
-                        a_later = a_batch + later * a_inner_stride
-                        x_coming = tl.load(a_later[None, :] + (rows * a_row)[:, None], x_mask, 0.0)
+                        x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, later, a_inner_stride, a_end, False)
                     if AHEAD_B:
-                        y_mask = b_column_mask[None, :] & (later < b_end)[:, None]
-                        y_coming = tl.load(b_columns + (later * b_inner_stride)[:, None], y_mask, 0.0)
+                        y_coming = _block_of_b(b_columns, b_column_mask, later, b_inner_stride, b_end, False)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
             own = (tl.arange(0, BLOCK_M) == i)[:, None]
