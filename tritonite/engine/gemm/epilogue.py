@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from tritonite.language.places import aligned_to
+
 
 @triton.jit
 def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
@@ -11,6 +13,17 @@ def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     height = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     rest = tile % (GROUP_M * tiles_n)
     return group * GROUP_M + rest % height, rest // height
+
+
+@triton.jit
+def begin_within(tile, SIZE: tl.constexpr, last):
+    """Where rows, or columns, of a tile of SIZE begin: none later than `last`, a multiple of 16 as SIZE is.
+
+    A copy of a block in part beyond the end of a tensor takes longer than of one within: the share beyond, from the L2
+    cache, 2.5 times as long. The last tile may share rows with the one before, and then both write the same.
+    2,688 rows by 320 columns of K = 3,072 in tiles of 64 by 128 took 15.7 us, by 384 columns 10.6 (float16, H200).
+    """
+    return tl.minimum(tile * SIZE, aligned_to(last, 16))
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite.engine.gemm.epilogue import epilogue, place
+from tritonite.engine.gemm.epilogue import begin_within, epilogue, place
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
 
@@ -36,7 +36,7 @@ store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def _copy(a, b, b_more, buffers, sizes, ORDER: gl.constexpr):
     """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
     xs, ys, ys_more, ready, free = buffers
-    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
+    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
@@ -52,19 +52,20 @@ def _copy(a, b, b_more, buffers, sizes, ORDER: gl.constexpr):
         written = tile // (tiles_m * tiles_n)
         batch, begin = written % batches, written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        row = begin_within(row, COPIES * ROWS, last_row)
+        column = begin_within(column, COLUMNS + MORE, last_column)
         for block in range(begin, gl.minimum(begin + steps, blocks)):
             stage, inner = step % STAGES, block * INNER
             mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
             here = ready.index(stage)
             mbarrier.expect(here, BYTES)
             for i in gl.static_range(COPIES):
-                first = (row * COPIES + i) * ROWS
+                first = row + i * ROWS
                 place_a = [batch, inner, first] if A_TRANSPOSED else [batch, first, inner]
                 load(a, place_a, here, xs.index(stage * COPIES + i))
-            first = column * (COLUMNS + MORE)
-            load(b, [batch, first, inner] if B_TRANSPOSED else [batch, inner, first], here, ys.index(stage))
+            load(b, [batch, column, inner] if B_TRANSPOSED else [batch, inner, column], here, ys.index(stage))
             if MORE > 0:
-                first += COLUMNS
+                first = column + COLUMNS
                 place_b = [batch, first, inner] if B_TRANSPOSED else [batch, inner, first]
                 load(b_more, place_b, here, ys_more.index(stage))
             step += 1
@@ -86,7 +87,7 @@ def _write(
     PENDING: gl.constexpr,
 ):
     """Write a tile through the buffer `here`, as soon as all but PENDING writes before have left theirs."""
-    M, N, batches, _, _, _, _, _, _ = sizes
+    M, N, batches, _, _, _, _, _, _, _, _ = sizes
     written, row, column = place_out
     OUT_TRANSPOSED: gl.constexpr = ORDER[5]
     ROWS: gl.constexpr = tile.shape[0]
@@ -129,7 +130,7 @@ def _multiply(
     """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them."""
     out, out_more, staging, staging_more = results
     xs, ys, ys_more, ready, free = buffers
-    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs = sizes
+    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column = sizes
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     GROUP_M: gl.constexpr = ORDER[2]
@@ -152,7 +153,8 @@ def _multiply(
         written = tile // (tiles_m * tiles_n)
         begin = written // batches * steps
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        row, column = (row * CONSUMERS + WHICH) * ROWS, column * (COLUMNS + MORE)
+        row = begin_within(row, CONSUMERS * ROWS, last_row) + WHICH * ROWS
+        column = begin_within(column, COLUMNS + MORE, last_column)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         total_more = gl.zeros((ROWS, max(MORE, 16)), gl.float32, layout_more)
         for block in range(begin, gl.minimum(begin + steps, blocks)):
@@ -230,7 +232,7 @@ def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
 
 
 @libentry()
-@gluon.jit(do_not_specialize=["batches", "M", "N", "K", "steps", "splits", "programs"])
+@gluon.jit(do_not_specialize=["batches", "M", "N", "K", "steps", "splits", "programs", "last_row", "last_column"])
 def multiply_warp_specialized(
     a,
     b,
@@ -244,6 +246,8 @@ def multiply_warp_specialized(
     steps,
     splits,
     programs,
+    last_row,
+    last_column,
     addend,
     scales,
     epilogue_strides,
@@ -296,7 +300,7 @@ def multiply_warp_specialized(
     tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + MORE)
     buffers, results = (xs, ys, ys_more, ready, free), (out, out_more, staging, staging_more)
     count = splits * batches * tiles_m * tiles_n
-    sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs
+    sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs, last_row, last_column
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
     wait_for_previous_launch()
     # As many of 65,536 registers for each thread; what copies needs few.

@@ -325,6 +325,12 @@ class _Work(NamedTuple):
         return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
 
     @property
+    def in_place(self) -> bool:
+        """Whether the addend is what is written, so that no two tiles may have the same elements."""
+        addend = self.epilogue.addend
+        return addend is not None and addend.untyped_storage().data_ptr() == self.out.untyped_storage().data_ptr()
+
+    @property
     def exact(self) -> bool:
         """Whether it is of float32, all of whose bits count, on a device."""
         return self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
@@ -412,6 +418,10 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
+    ends = {
+        "last_row": _last(M, config.BLOCK_M, work.in_place),
+        "last_column": _last(N, config.BLOCK_N + config.MORE_N, work.in_place),
+    }
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
         rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
@@ -433,6 +443,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
             **work.options,
             **sizes,
+            **ends,
             **epilogue,
         )
     elif config.descriptors:
@@ -455,6 +466,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             SPLIT_STORE=config.split_store,
             **work.options,
             **sizes,
+            **ends,
             **epilogue,
             **constants,
         )
@@ -495,6 +507,11 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             **epilogue,
             **constants,
         )
+
+
+def _last(size: int, tile: int, apart: bool) -> int:
+    """Where the last tile begins along so many rows or columns, which is a multiple of 16; see `begin_within`."""
+    return (-(-size // tile) - 1) * tile if apart else max(0, -(-(size - tile) // 16) * 16)
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, precision: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonite.engine.gemm.epilogue import epilogue_of_float64, place, store
+from tritonite.engine.gemm.epilogue import begin_within, epilogue_of_float64, place, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
 from tritonite.launch import libentry
@@ -290,7 +290,7 @@ def _copy_tile(descriptor, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.c
 
 
 @libentry()
-@triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs"])
+@triton.jit(do_not_specialize=["batches", "M", "K", "steps", "splits", "programs", "last_row", "last_column"])
 def multiply_persistent(
     a,
     b,
@@ -306,6 +306,8 @@ def multiply_persistent(
     steps,
     splits,
     programs,
+    last_row,
+    last_column,
     alpha: tl.float64,
     beta: tl.float64,
     SCALED: tl.constexpr,
@@ -329,7 +331,7 @@ def multiply_persistent(
 
     Operands are tensor descriptors of 3 dimensions, and so is the result, unless it has `out_strides`. With SPLIT each
     of `splits` parts of K, of `steps` blocks, is a result. With SPLIT_STORE a tile is written in two subtiles, by way
-    of half the shared memory.
+    of half the shared memory. No tile begins after `last_row` and `last_column` (`begin_within`).
     """
     wait_for_previous_launch()
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -340,7 +342,7 @@ def multiply_persistent(
             first = written // batches * steps
             last = tl.minimum(first + steps, last)
         row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        row, column = row * BLOCK_M, column * BLOCK_N
+        row, column = begin_within(row, BLOCK_M, last_row), begin_within(column, BLOCK_N, last_column)
         total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
         for step in range(first, last):
             x = _copy_tile(a, batch, row, step * BLOCK_K, BLOCK_M, BLOCK_K, A_TRANSPOSED)
