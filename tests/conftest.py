@@ -4,6 +4,7 @@ import tritonite  # noqa: I001
 
 import contextlib
 import dataclasses
+import itertools
 import os
 
 import pytest
@@ -12,7 +13,35 @@ import torch
 from tritonite import devices
 from tritonite.dispatch import call, native, override
 
+# The whole set of cases, as for a GPU; the interpreter takes seconds for some of them, and has a part of each test's.
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
+
+
+def covering(every, *values):
+    """All combinations, or without the full set those whose places among the values add up to a multiple of `every`.
+
+    Each value occurs where two lists, or more, have `every` of them.
+    """
+    combinations = itertools.product(*map(enumerate, values))
+    return [
+        [value for _, value in each] for each in combinations if FULL or sum(place for place, _ in each) % every == 0
+    ]
+
+
+def every_second(names, *values):
+    """A parametrization by all combinations, or without the full set by half of them."""
+    return pytest.mark.parametrize(names, covering(2, *values), ids=str)
+
+
+def some(*values, turns=1):
+    """Every combination, or without the full set only so many `turns` of the longest list.
+
+    Each list goes round with the longest, and is moved by one more than the list before it from turn to turn.
+    """
+    if FULL:
+        return list(itertools.product(*values))
+    rounds = itertools.product(range(turns), range(max(map(len, values))))
+    return [tuple(each[(i + turn * k) % len(each)] for k, each in enumerate(values)) for turn, i in rounds]
 
 
 def pytest_collection_modifyitems(items):

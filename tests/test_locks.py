@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import some
 
 import tritonite
 
@@ -54,8 +55,7 @@ assert status == 0
 
 
 @pytest.mark.skipif(tritonite.device != "cpu", reason="a GPU's context does not survive a fork")
-@pytest.mark.parametrize("path", ["python", "native"])
-@pytest.mark.parametrize("work", ["run_a_kernel", "enter_a_scope"])
+@pytest.mark.parametrize(("work", "path"), some(["run_a_kernel", "enter_a_scope"], ["python", "native"]))
 def test_a_forked_child_does_not_wait_for_its_parents_threads(work, path):
     environment = os.environ | {"TRITONITE_NATIVE": "1" if path == "native" else "0"}
     command = [sys.executable, "-c", FORKS.format(work=work)]

@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from conftest import calls_through
+from conftest import FULL, calls_through, some
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -51,6 +51,9 @@ SPECIALIZED = {
     "more columns": _SPECIALIZED._replace(MORE_N=64, split_store=True),
     "more columns, transposed": _SPECIALIZED._replace(BLOCK_N=64, MORE_N=16, transposed=True, splits=2),
 }
+LAYOUTS = ("plain", "transposed", "strided")
+
+
 on_sm_90 = pytest.mark.skipif(
     not devices.has_wgmma(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"
 )
@@ -90,9 +93,10 @@ def check(actual, function, *operands, **keywords):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "plain")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "layouts"),
+    some(list(CONFIGS), FLOATS, [("plain", "plain"), ("transposed", "transposed"), ("strided", "plain")], turns=3),
+)
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
     # Nothing is copied, so that elements apart from each other come to the kernel as they are.
@@ -100,7 +104,8 @@ def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     descriptors = use(config)
     # Of four rows, a group of tiles and a part of one.
     rows = {1: 1, 4: 40}.get(config.BLOCK_M, 72)
-    a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, 104, layouts[1], dtype)
+    columns = 104 if FULL or config.BLOCK_M != 4 else 40
+    a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, columns, layouts[1], dtype)
     if config.descriptors and "strided" in layouts:
         pytest.skip("no descriptor tells of elements apart from each other")
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -109,9 +114,15 @@ def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
 
 
-@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if not config.descriptors])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "layouts"),
+    some(
+        [name for name, config in CONFIGS.items() if not config.descriptors],
+        [torch.float32, torch.bfloat16],
+        [("plain", "plain"), ("transposed", "transposed")],
+        turns=2,
+    ),
+)
 def test_sizes_that_divide_nothing(name, dtype, layouts, use):
     """In one block of K and in several, of halves element by element."""
     config = CONFIGS[name]
@@ -123,9 +134,9 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
-@pytest.mark.parametrize("K", [1, 3, 8])
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
-@pytest.mark.parametrize("layouts", [("plain", "plain"), ("transposed", "transposed"), ("strided", "strided")])
+@pytest.mark.parametrize(
+    ("K", "dtype", "layouts"), some([1, 3, 8], FLOATS, list(zip(LAYOUTS, LAYOUTS, strict=True)), turns=3), ids=str
+)
 def test_short_sums_are_of_outer_products(K, dtype, layouts):
     """Of one row and of several tiles, in batches, and beside an addend."""
     for M, N, batches in ((1, 64, (5,)), (7, 130, (3,)), (70, 40, ()), (40, 1, (2,))):
@@ -257,14 +268,35 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 
 
-@pytest.mark.parametrize("name", ["pointers", "split", "descriptors", "descriptors, split", "halves"])
-@pytest.mark.parametrize("kind", ["row", "column", "full", "number", "batch"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    some(
+        ["pointers", "split", "descriptors", "descriptors, split", "halves"],
+        ["row", "column", "full", "number", "batch"],
+        turns=2,
+    ),
+)
 def test_what_is_added(name, kind, use):
     use(CONFIGS[name])
     a, b = normal(3, 72, 48, dtype=torch.float16), normal(3, 48, 104, dtype=torch.float16)
     shape = {"row": (104,), "column": (72, 1), "full": (3, 72, 104), "number": (), "batch": (3, 1, 1)}[kind]
     x = normal(*shape, dtype=torch.float16)
     check(matmul.baddbmm(x, a, b, 0.5, 2)[0], torch.baddbmm, x, a, b, beta=0.5, alpha=2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIGS[name] for name in ("descriptors", "transposed", "descriptors, split")]
+    + [pytest.param(config, marks=on_sm_90) for config in SPECIALIZED.values()],
+)
+def test_what_is_added_may_be_what_is_written(config, use):
+    """Tiles that share rows or columns would read what another has written."""
+    use(config)
+    a, b = normal(3, 200, 48, dtype=torch.float16), normal(3, 48, 360, dtype=torch.float16)
+    x = normal(3, 200, 360, dtype=torch.float16)
+    expected = torch.baddbmm(x.double(), a.double(), b.double(), beta=0.5, alpha=2)
+    product.product(a, b, x, alpha=2.0, addend=x, beta=0.5)
+    torch.testing.assert_close(x.double(), expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["pointers", "split", "descriptors"])
@@ -283,10 +315,13 @@ def test_batches_that_are_summed(name, use):
     check(matmul.addbmm(x, a, b, 0.5, 2)[0], torch.addbmm, x, a, b, beta=0.5, alpha=2)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 300), (300, 1), (7, 300), (300, 16), (1, 1)])
-@pytest.mark.parametrize("layout", ["plain", "transposed"])
-def test_few_rows_or_columns(rows, columns, layout, dtype):
+@pytest.mark.parametrize(
+    ("size", "dtype", "layout"),
+    some([(1, 300), (300, 1), (7, 300), (300, 16), (1, 1)], FLOATS, LAYOUTS[:2], turns=2),
+    ids=str,
+)
+def test_few_rows_or_columns(size, layout, dtype):
+    rows, columns = size
     a, b = laid_out(rows, 500, "plain", dtype), laid_out(500, columns, layout, dtype)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     x = normal(columns, dtype=dtype)
@@ -582,14 +617,17 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
 
 
-@pytest.mark.parametrize("layouts", list(itertools.product(("plain", "transposed", "strided"), repeat=2)))
-@pytest.mark.parametrize("name", ["three parts", "transposed, split", "four rows"])
-def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts, use, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "first", "second"), some(["three parts", "transposed, split", "four rows"], LAYOUTS, LAYOUTS, turns=3)
+)
+def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
     copied, copy = [], product._copied
     monkeypatch.setattr(product, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
     monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
-    a, b = laid_out(66, 77, layouts[0], torch.float32), laid_out(77, 51, layouts[1], torch.float32)
+    # Of four rows at a time the interpreter takes a while for as many.
+    rows = 66 if FULL or name != "four rows" else 10
+    a, b = laid_out(rows, 77, first, torch.float32), laid_out(77, 51, second, torch.float32)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     assert set(copied) == {a.data_ptr(), b.data_ptr()}
     copied.clear()
@@ -597,7 +635,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, layouts,
     whole = torch.full((3, 96, 64), math.nan, device=tritonite.device)
     b = whole[:, :77, :52]
     b.copy_(normal(3, 77, 52))
-    a = laid_out(66, 77, layouts[0], torch.float32, (3,))
+    a = laid_out(rows, 77, first, torch.float32, (3,))
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
     check(matmul.bmm(b.mT, a.mT)[0], torch.bmm, b.mT, a.mT)
     assert set(copied) == {a.data_ptr()}

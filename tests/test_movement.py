@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from conftest import some
 
 import tritonite
 from tritonite import devices, dtypes
@@ -96,8 +97,9 @@ def test_a_copy_of_itself_stays(device):
     assert serves("copy_.default", lambda: x.copy_(x)) is x and torch.equal(x, kept)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 130])
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("count", "dim", "path"), some([1, 2, 3, 63, 64, 65, 130], [0, 1, -1], ["native", "python"]), indirect=["path"]
+)
 def test_lists_of_any_length_are_put_together(count, dim, device, path):
     xs = [torch.randn(3, 2, 4, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, dim)), torch.cat(xs, dim))
@@ -140,8 +142,7 @@ def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
     assert identical(serves("stack.default", lambda: torch.stack(xs, 0)), torch.stack(xs, 0))
 
 
-@pytest.mark.parametrize("widths", [(7, 7, 7), (31, 33), (129, 3)])
-@pytest.mark.parametrize("shape", [(21,), (2, 9)])
+@pytest.mark.parametrize(("widths", "shape"), some([(7, 7, 7), (31, 33), (129, 3)], [(21,), (2, 9)]))
 def test_parts_begin_at_no_16_bytes(widths, shape, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=256))
     xs = [torch.randn(*shape, width, device=device).half() for width in widths]
@@ -150,8 +151,7 @@ def test_parts_begin_at_no_16_bytes(widths, shape, device, monkeypatch):
     assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
 
 
-@pytest.mark.parametrize("count", [8, 9, 17])
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(("count", "alike"), some([8, 9, 17], [True, False]))
 def test_long_lists_take_several_tiles_of_each(count, alike, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
     sizes = [2 if alike else 1 + i % 3 for i in range(count)]

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import FULL, every_second
 
 import tritonite
 from tritonite.errors import Decline
@@ -17,9 +18,9 @@ def normal(*shape, dtype=torch.float32):
     return torch.randn(shape, device=tritonite.device).to(dtype)
 
 
-@pytest.mark.parametrize("shape", [(3, 70, 5), (9, 2, 9, 11), (60, 7)])
-@pytest.mark.parametrize(
-    ("affine", "dtype", "input_dtype"),
+@every_second(
+    ("shape", "kind"),
+    [(3, 70, 5), (9, 2, 9, 11), (60, 7)],
     [
         (False, torch.float32, torch.float32),
         (True, torch.float32, torch.float32),
@@ -28,7 +29,8 @@ def normal(*shape, dtype=torch.float32):
         (False, torch.float32, torch.float16),
     ],
 )
-def test_batch_norm_keeps_running_statistics(shape, affine, dtype, input_dtype, tiny_blocks):
+def test_batch_norm_keeps_running_statistics(shape, kind, tiny_blocks):
+    affine, dtype, input_dtype = kind
     x, channels = normal(*shape, dtype=input_dtype) + 3, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
     running = [normal(channels, dtype=dtype), normal(channels, dtype=dtype).abs()]
@@ -44,8 +46,7 @@ def test_batch_norm_keeps_running_statistics(shape, affine, dtype, input_dtype, 
     assert not tritonite.stats()["native_batch_norm"].declined
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("train", [False, True])
+@every_second(("train", "dtype"), [False, True], [torch.float32, torch.bfloat16])
 def test_batch_norm_gradients(train, dtype, tiny_blocks):
     """Those by parameters have the parameters' dtype, float32, whatever the input's is."""
     x, grad, weight = normal(9, 4, 70, dtype=dtype), normal(9, 4, 70, dtype=dtype), normal(4)
@@ -254,9 +255,9 @@ def test_atens_kernel_for_channels_next_to_each_other_gives_unasked():
     assert not batch_norm._gives_unasked(last, last, row, apart, row)
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4, 2), (3, 5, 4)])
+@every_second(
+    ("shape", "dtype", "weighted"), [(6, 5), (3, 5, 4, 2), (3, 5, 4)], [torch.float32, torch.bfloat16], [True, False]
+)
 def test_batch_norm_gives_as_many_gradients_as_aten(shape, dtype, weighted):
     """Of every mask, in every layout, by given statistics and by the batch's."""
     masks, layouts = list(itertools.product([True, False], repeat=3)), [torch.contiguous_format]
@@ -308,8 +309,7 @@ def test_layer_norm_gradients_of_statistics_that_aten_misreads_are_atens(which, 
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("affine", [False, True])
+@every_second(("dtype", "affine"), [torch.float32, torch.bfloat16], [False, True])
 def test_rms_norm(dtype, affine, tiny_blocks):
     x, weight = normal(5, 3, 600, dtype=dtype), normal(600, dtype=dtype) if affine else None
     wide = x.double().requires_grad_(), weight.double().requires_grad_() if affine else None
@@ -327,8 +327,11 @@ def test_rms_norm(dtype, affine, tiny_blocks):
         assert_close(by_weight, wide[1].grad.to(dtype), wide[1].grad, terms=15)
 
 
-@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)], ids=str)
-@pytest.mark.parametrize("shape", [(2, 3, 17), (2, 17, 1), (4, 9, 2), (6, 10, 3), (8, 5, 7)], ids=str)
+@every_second(
+    ("order", "shape"),
+    [(1, 0, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)],
+    [(2, 3, 17), (2, 17, 1), (4, 9, 2), (6, 10, 3), (8, 5, 7)],
+)
 def test_one_row_of_any_layout(shape, order, tiny_blocks):
     """All that is normalised is one row; its parts lie as they like in the operand, and in order in the result."""
     dense = normal(*[shape[d] for d in order])
@@ -373,10 +376,11 @@ def test_equal(tiny_blocks):
 
 
 def test_masked_softmax_of_sources_and_of_keys(tiny_blocks):
-    x = normal(2, 3, 4, 40)
-    x = torch.cat([x] * 10, 2)
-    sources = torch.rand(40, 40, device=tritonite.device) > 0.4
-    keys = torch.rand(2, 40, device=tritonite.device) > 0.4
+    length = 40 if FULL else 12
+    x = normal(2, 3, 4, length)
+    x = torch.cat([x] * (length // 4), 2)
+    sources = torch.rand(length, length, device=tritonite.device) > 0.4
+    keys = torch.rand(2, length, device=tritonite.device) > 0.4
     masked_softmax = torch.ops.aten._masked_softmax
     for mask, kind in ((sources, 0), (keys, 1)):
         assert_close(
@@ -401,13 +405,22 @@ def test_masked_softmax_of_what_is_not_contiguous_is_atens(kind, path):
             torch.testing.assert_close(actual, expected, equal_nan=True, check_stride=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "groups"), [((3, 4, 500), 2), ((2, 12, 81), 1), ((10, 6, 353), 2), ((2, 6, 1300), 6), ((1, 4, 16), 1)]
+@every_second(
+    ("shape_and_groups", "affine", "dtype"),
+    # Four images of the third kind are a large space already.
+    [
+        ((3 if FULL else 2, 4, 500), 2),
+        ((2, 12, 81), 1),
+        ((10 if FULL else 4, 6, 353), 2),
+        ((2, 6, 1300), 6),
+        ((1, 4, 16), 1),
+    ],
+    [False, True],
+    [torch.float32, torch.bfloat16],
 )
-def test_group_norm_of_channels_of_long_groups(shape, groups, affine, dtype, tiny_blocks):
+def test_group_norm_of_channels_of_long_groups(shape_and_groups, affine, dtype, tiny_blocks):
     """Where no program holds a group, its channels are rows by themselves, with one weight each."""
+    shape, groups = shape_and_groups
     x, channels = normal(*shape, dtype=dtype) + 1, shape[1]
     weight, bias = (normal(channels, dtype=dtype), normal(channels, dtype=dtype)) if affine else (None, None)
     sizes = (shape[0], channels, shape[2], groups)

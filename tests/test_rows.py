@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from conftest import FULL
 from triton.runtime import interpreter
 
 import tritonite
@@ -27,10 +28,19 @@ from tritonite.testing.judge import assert_close
 from tritonite.tune.rows import Cooperative
 
 _SOFTMAX = sys.modules["tritonite.ops.softmax"]
-SHAPES = [(5, 70), (3, 4, 10), (2, 72)]
+SHAPES = [(5 if FULL else 3, 70), (3, 4, 10), (2, 72)]
+CUTS = ("as it is", "64-bit offsets", "tiny blocks", "a block a program")
 
 
-@pytest.fixture(params=["as it is", "tiny blocks", "a block a program", "64-bit offsets"])
+def with_cuts(*values):
+    """Each of the values with every cut; those by tiny blocks, which take seconds, in turns without the full set."""
+    pairs = [
+        (value, name) for i, value in enumerate(values) for name in (CUTS if FULL else (*CUTS[:2], CUTS[2 + i % 2]))
+    ]
+    return [pytest.param(*pair, id="-".join(map(str, pair))) for pair in pairs]
+
+
+@pytest.fixture(params=CUTS)
 def cut(request, monkeypatch):
     """What a space is cut into; tiny blocks split rows over programs, too, of several blocks each or of one."""
     if request.param in ("tiny blocks", "a block a program"):
@@ -51,7 +61,7 @@ def served(name):
     return counts.launched + counts.replayed and not counts.declined
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
 def test_any_dimensions(shape, device, cut):
     for transposed in (False, True):
         x = values(shape, device, transposed)
@@ -64,7 +74,7 @@ def test_any_dimensions(shape, device, cut):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
 def test_rows_that_are_transformed(shape, device, cut):
     for transposed, dim in itertools.product((False, True), range(len(shape))):
         x = values(shape, device, transposed)
@@ -79,7 +89,7 @@ def test_rows_that_are_transformed(shape, device, cut):
     assert served("_softmax") and served("_log_softmax") and served("native_layer_norm")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
 def test_rows_that_are_transformed_in_place(shape, device, cut):
     """As the fast path of nn.MultiheadAttention asks for softmax."""
     aten = torch.ops.aten
@@ -94,14 +104,24 @@ def test_rows_that_are_transformed_in_place(shape, device, cut):
     assert served("_softmax.out") and served("_softmax_backward_data.out")
 
 
+LENGTHS = {
+    torch.float16: ((7, 0), (8, 0), (129, 0), (300, 0), (512, 0), (1000, 8)),
+    torch.float32: ((256, 0), (300, 0), (333, 0), (333, 3)),
+}
+if FULL:
+    both = (*[(n, 0) for n in (7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500)], (1000, 8), (333, 3))
+    LENGTHS = dict.fromkeys(LENGTHS, both)
+
+
 @pytest.mark.parametrize(
-    ("n", "more"), [*[(n, 0) for n in (7, 8, 129, 256, 300, 333, 512, 1000, 1024, 1500)], (1000, 8), (333, 3)]
+    ("n", "more", "dtype"), [(*length, dtype) for dtype, lengths in LENGTHS.items() for length in lengths], ids=str
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=1)
     monkeypatch.setattr(devices, "current", tiny)
-    x = torch.randn(300 if n < 10 else 3, n + more, device=device).to(dtype)[:, :n]
+    # Only 300 rows of few elements, and 3 of a thousand, are a large space.
+    rows = 300 if n < 10 else 3 if FULL or n >= 1000 else 2
+    x = torch.randn(rows, n + more, device=device).to(dtype)[:, :n]
     weight = torch.randn(n, device=device).to(dtype)
     functions = {
         "_softmax": lambda: x.softmax(1),
@@ -297,8 +317,16 @@ def test_facts_are_known_by_their_functions_source():
     assert len({known_by(), *[known_by(**other) for other in others]}) == 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("value", [0.1, 60_000.0, 1e-7])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (value, dtype)
+        for i, value in enumerate((0.1, 60_000.0, 1e-7))
+        for j, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32))
+        if FULL or i == j
+    ],
+    ids=str,
+)
 def test_rows_of_one_value_have_no_variance(value, dtype, device, cut):
     elements = devices.current.row_elements
     for n in (7, 96, min(1000, 8 * elements), 2 * elements):
@@ -321,7 +349,7 @@ def test_shares_less_than_the_smallest_normal_number(device):
 def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=64)
     monkeypatch.setattr(devices, "current", tiny)
-    x = torch.randn(3, 2, 300, device=device).transpose(0, 1)
+    x = torch.randn(3, 2, 300 if FULL else 150, device=device).transpose(0, 1)
     expected = x.softmax(-1), x.sum(-1), x.var(-1)
     with tritonite.use_gems():
         torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
@@ -438,10 +466,10 @@ def test_what_aten_refuses_or_warns_of_is_atens(device):
 
 
 def test_the_same_bits_every_time(device, cut):
-    x = torch.randn(3, 300, device=device)
+    x = torch.randn((3, 300) if FULL else (2, 150), device=device)
     with tritonite.use_gems():
         first = x.sum(), x.sum(0), x.std(1), x.softmax(0)
-        for _ in range(2):
+        for _ in range(2 if FULL else 1):
             assert all(map(torch.equal, first, (x.sum(), x.sum(0), x.std(1), x.softmax(0))))
 
 
@@ -498,7 +526,7 @@ def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch
     assert served("logsumexp")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("dtype", "cut"), with_cuts(torch.float16, torch.float32), indirect=["cut"])
 def test_columns_that_a_block_holds(dtype, device, cut):
     x = torch.randn(3, 21, 40, device=device).to(dtype)
     x[0, :20, 0], x[1, :, 1], x[2, 5, 2], x[2, 5, 3] = -math.inf, -math.inf, math.inf, math.nan
@@ -589,38 +617,47 @@ def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
     assert Space.of((x,), (0, 2), (), (), False).aligned == aligned
 
 
-@pytest.mark.parametrize("n", [129, 130, 131, 137, 255, 257, 300, 517])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_rows_that_begin_in_the_middle_of_words(n, dtype, device, monkeypatch):
+BEGINNINGS = [
+    (n, dtype, programs)
+    for n in (129, 130, 131, 137, 255, 257, 300, 517)
+    for dtype in (torch.float16, torch.float32)
+    for programs in (1, 64)
+]
+if not FULL:
+    BEGINNINGS = [(129, torch.float16, 1), (131, torch.float32, 64), (255, torch.float16, 64), (257, torch.float32, 1)]
+
+
+@pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
+def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monkeypatch):
     """Of whole words, but for what is before the first and behind the last; also where a word is all that is left."""
-    for programs in (1, 64):
-        tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
-        monkeypatch.setattr(devices, "current", tiny)
-        # One row more than there are places in a word where one may begin.
-        rows = 16 // dtype.itemsize + 1
-        storage = torch.randn(rows, n + 1, device=device).to(dtype)
-        for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
-            grad, y = torch.randn_like(x), x.softmax(1)
-            calls = {
-                "_softmax": lambda x=x: x.softmax(1),
-                "_log_softmax": lambda x=x: x.log_softmax(1),
-                "native_layer_norm": lambda x=x: torch.native_layer_norm(x, (n,), None, None, 1e-5),
-                "_softmax_backward_data": lambda x=x, grad=grad, y=y: torch.ops.aten._softmax_backward_data(
-                    grad, y, 1, x.dtype
-                ),
-            }
-            close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
-            for name, call in calls.items():
-                expected = call()
-                with tritonite.use_gems():
-                    torch.testing.assert_close(call(), expected, **close)
-                assert served(name)
+    tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
+    monkeypatch.setattr(devices, "current", tiny)
+    # One row more than there are places in a word where one may begin.
+    rows = 16 // dtype.itemsize + 1
+    storage = torch.randn(rows, n + 1, device=device).to(dtype)
+    for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
+        grad, y = torch.randn_like(x), x.softmax(1)
+        calls = {
+            "_softmax": lambda x=x: x.softmax(1),
+            "_log_softmax": lambda x=x: x.log_softmax(1),
+            "native_layer_norm": lambda x=x: torch.native_layer_norm(x, (n,), None, None, 1e-5),
+            "_softmax_backward_data": lambda x=x, grad=grad, y=y: torch.ops.aten._softmax_backward_data(
+                grad, y, 1, x.dtype
+            ),
+        }
+        close = {"rtol": 4e-3, "atol": 4e-3} if dtype is torch.float16 else {}
+        for name, call in calls.items():
+            expected = call()
+            with tritonite.use_gems():
+                torch.testing.assert_close(call(), expected, **close)
+            assert served(name)
 
 
 def test_rows_are_shifted_in_place(device, monkeypatch):
     """The last block, which has no whole word, is not what the one before it has been made of already."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
-    for n in range(256, 275):
+    # Of up to 263 elements behind the first whole word the ninth block of 32 has none.
+    for n in range(256, 275) if FULL else (257, 259, 262, 274):
         x = torch.randn(7, n, device=device)
         expected = x.softmax(1)
         with tritonite.use_gems():
@@ -640,10 +677,13 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     assert not blocks.by_words(Space.of((short,), (1,), (short,), (), False), (short, short), True).shifted
 
 
-@pytest.mark.parametrize(("length", "word"), [(100, 4), (102, 2), (104, 8), (101, 8)])
-def test_padded_rows_are_read_by_what_divides_their_length(length, word, device, cut):
+@pytest.mark.parametrize(
+    ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
+)
+def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, device, cut):
     """Where one element does, they are read by whole words as far as there are any."""
-    x = torch.randn(9, 112, device=device).half()[:, :length]
+    length, word = length_and_word
+    x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
     assert Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
     expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
     with tritonite.use_gems():
@@ -652,8 +692,12 @@ def test_padded_rows_are_read_by_what_divides_their_length(length, word, device,
     assert served("sum.dim_IntList") and served("_softmax") and served("native_layer_norm")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(250, 33), (72, 117)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((72, 117), torch.float32), ((72, 117), torch.bfloat16)]
+    + ([((250, 33), torch.float32), ((250, 33), torch.bfloat16)] if FULL else [((168, 49), torch.float32)]),
+    ids=str,
+)
 def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
     """By themselves, beside a gradient that lies upright, and with weights, on a device that such rows are long for."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
@@ -681,8 +725,14 @@ def test_few_upright_rows_are_for_many_programs(monkeypatch):
     assert beside.rows * 2 >= 32
 
 
-@pytest.mark.parametrize(("shape", "beside"), [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)])
-def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device, cut):
+# Of 17 elements or 18 a row has nine tiny blocks, enough for several programs.
+UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
+UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
+
+
+@pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
+def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, device, cut):
+    shape, beside = shape_and_beside
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
         assert Space.of((x,), (x.dim() - 2,), (), (), False).beside == beside
@@ -692,13 +742,17 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape, beside, device
     assert served("sum.dim_IntList") and served("_softmax")
 
 
-@pytest.mark.parametrize("programs", [1, 8, 512])
-@pytest.mark.parametrize(("length", "beside"), [(33, 8), (100, 2), (100, 7)])
-def test_upright_rows_of_few_neighbours(length, beside, programs, device, monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "length", "beside", "programs"),
+    [(*space, programs) for space in ((9, 33, 8), (9, 100, 2), (9, 100, 7)) for programs in (1, 8, 512)]
+    if FULL
+    else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
+)
+def test_upright_rows_of_few_neighbours(count, length, beside, programs, device, monkeypatch):
     """By programs that have all neighbours, in blocks, or of a small space some of them, or one, held as a whole."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
-    grad, x = torch.randn(2, 9, length, beside, device=device)
+    grad, x = torch.randn(2, count, length, beside, device=device)
     with tritonite.use_gems():
         shares, total, largest = x.softmax(1), x.sum(1), x.max(1)
         gradient = torch._softmax_backward_data(grad, shares, 1, torch.float32)
@@ -714,7 +768,7 @@ def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
     """Those in the same sector of memory are for the same program."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
-    x = torch.randn(3, 100, 6, 2, device=device)[:, :, ::2]
+    x = torch.randn(*((3, 100) if FULL else (2, 60)), 6, 2, device=device)[:, :, ::2]
     expected = *torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))
     with tritonite.use_gems():
         torch.testing.assert_close((*torch.std_mean(x, 1), x.softmax(1), x.sum((0, 1))), expected)
@@ -737,8 +791,12 @@ def test_operands_across_the_results_grain(order, dim, copied, device, monkeypat
     torch.testing.assert_close(gradient, exact.float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [72, 136, 200, 208])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [(72, torch.float16), (136, torch.bfloat16), (200, torch.float16), (208, torch.bfloat16)]
+    + ([(72, torch.bfloat16), (136, torch.float16), (200, torch.bfloat16), (208, torch.float16)] if FULL else []),
+    ids=str,
+)
 def test_norms_of_rows_far_from_a_power_of_2(length, dtype, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=64, programs=8))
     x, weight, bias = [torch.randn(shape, device=device).to(dtype) for shape in ((9, length), (length,), (length,))]

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from conftest import FULL
 
 import tritonite
 from tritonite import devices
@@ -48,7 +49,9 @@ def _named(exception):
 
 def _check(name, exception, dtype):
     if name in tritonite.overloads() and not WAYS.issuperset(exception.labels):
-        return verify.check_overload(tritonite.overloads()[name], dtype, labels=exception.labels)
+        # Of an exception for every label two layouts are enough without the full set.
+        labels = exception.labels if FULL or exception.labels != ("*",) else ("contiguous*", "channels_last*")
+        return verify.check_overload(tritonite.overloads()[name], dtype, labels=labels)
     return verify.check_opinfo(name, opinfo.infos()[name], dtype, limit=6)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import FULL
 from test_random import (
     FLOATS,
     OFFSETS,
@@ -26,6 +27,8 @@ from tritonite.ops import sampling
 from tritonite.testing.samples import DRAWN
 
 WIDE = (torch.float32, torch.float64)
+# How many samples there are of what is bounded by their number: by a multiple of this, and in classes of a few each.
+MANY, COUNTED = (4, 4000) if FULL else (1, 2000)
 
 
 @pytest.fixture
@@ -188,7 +191,10 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
     with tritonite.use_gems(include="multinomial"):
         found = [torch.multinomial(weights.expand(500, 7), 1).flatten()]
         if dtype in WIDE:
-            found += [torch.multinomial(weights, 20_000, True), torch.multinomial(weights.expand(20, 7), 400, True)]
+            found += [
+                torch.multinomial(weights, 5000 * MANY, True),
+                torch.multinomial(weights.expand(20, 7), 100 * MANY, True),
+            ]
         first, second = torch.multinomial(weights.expand(500, 7), 2).t().contiguous()
     for drawn in (*found, first):
         assert not (drawn == 2).any()
@@ -432,7 +438,7 @@ def test_rates_that_are_none_are_atens_to_refuse(device, path):
 def test_poisson_samples_are_distributed_as_their_rate_says(rate, device):
     torch.manual_seed(20240229)
     with tritonite.use_gems(include="poisson"):
-        values = torch.poisson(torch.full((4000,), rate, device=device)).cpu().numpy()
+        values = torch.poisson(torch.full((COUNTED,), rate, device=device)).cpu().numpy()
     density = [math.exp(k * math.log(rate) - rate - math.lgamma(k + 1)) for k in range(200)]
     first = next(k for k in range(200) if sum(density[: k + 1]) > 0.002)
     last = next(k for k in range(200) if sum(density[: k + 1]) > 0.998)
@@ -446,8 +452,8 @@ def test_poisson_samples_are_distributed_as_their_rate_says(rate, device):
 def test_binomial_samples_are_distributed_as_their_trials_say(count, p, device):
     torch.manual_seed(20240229)
     with tritonite.use_gems(include="binomial"):
-        trials = torch.full((4000,), float(count), device=device)
-        values = torch.binomial(trials, torch.full((4000,), p, device=device)).cpu().numpy()
+        trials = torch.full((COUNTED,), float(count), device=device)
+        values = torch.binomial(trials, torch.full((COUNTED,), p, device=device)).cpu().numpy()
     density = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
     first = next(k for k in range(count) if sum(density[: k + 1]) > 0.002)
     last = next(k for k in range(count + 1) if sum(density[: k + 1]) > 0.998)
@@ -461,14 +467,16 @@ def test_gamma_samples_are_distributed_as_their_concentration_says(alpha, device
     """Kolmogorov and Smirnov's: beyond 1.95 one in a thousand."""
     torch.manual_seed(20240229)
     with tritonite.use_gems(include=["_standard_gamma", "_sample_dirichlet"]):
-        values = torch._standard_gamma(torch.full((4000,), alpha, device=device)).double().cpu().sort().values
-        shares = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(1000, 3))
+        values = torch._standard_gamma(torch.full((1000 * MANY,), alpha, device=device)).double().cpu().sort().values
+        shares = torch._sample_dirichlet(torch.tensor([[alpha, 2.0, 0.5]], device=device).expand(250 * MANY, 3))
     expected = torch.special.gammainc(torch.tensor(alpha, dtype=torch.float64), values)
-    steps = torch.arange(4001) / 4000
-    assert math.sqrt(4000) * max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max())) < 1.95
+    steps = torch.arange(1000 * MANY + 1) / (1000 * MANY)
+    assert (
+        math.sqrt(1000 * MANY) * max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max())) < 1.95
+    )
     assert float((shares.sum(-1) - 1).abs().max()) < 1e-5
     means = torch.tensor([alpha, 2.0, 0.5], device=device) / (alpha + 2.5)
-    assert float((shares.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(1000)
+    assert float((shares.mean(0) - means).abs().max()) < 5 * 0.5 / math.sqrt(250 * MANY)
 
 
 # ATen's own, on a GPU.

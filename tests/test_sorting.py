@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from conftest import calls_through
+from conftest import FULL, calls_through, some
 
 import tritonite
 from tritonite import catalog, devices
@@ -25,9 +25,10 @@ from tritonite.testing.samples import DRAWN
 from tritonite.tune.sorting import Slower
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
+WAYS = ["in registers", "by radix", "in shared memory"]
 
 
-@pytest.fixture(params=["in registers", "by radix", "in shared memory"])
+@pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     """Rows that a program holds, or blocks so small that it takes several programs, which count as NVIDIA's do."""
     if request.param != "in registers":
@@ -70,12 +71,11 @@ def served(name):
     return counts.launched + counts.replayed > 0 and not counts.declined
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("dtype", "descending", "way"), some(DTYPES, [False, True], WAYS), ids=str, indirect=["way"])
 def test_rows_are_sorted_stably(dtype, descending, way, device):
     if dtype is torch.uint16 and device == "cuda":
         pytest.skip("ATen refuses it on GPUs, and so it declines")
-    for shape, dim in (((2, 150), 1), ((2, 70, 2), 1)):
+    for shape, dim in (((2, 150), 1), ((1 + FULL, 70, 2), 1)):
         x = values(dtype, *shape, device=device)
         expected = torch.sort(x, dim=dim, descending=descending, stable=True)
         with tritonite.use_gems(include="sort*"):
@@ -85,7 +85,7 @@ def test_rows_are_sorted_stably(dtype, descending, way, device):
     assert served("sort.stable")
 
 
-@pytest.mark.parametrize("n", [1, 31, 33, 64, 65, 128])
+@pytest.mark.parametrize(("n", "way"), some([1, 31, 33, 64, 65, 128], WAYS, turns=2), indirect=["way"])
 def test_ends_of_blocks(n, way, device):
     x = torch.randint(0, 5, (2, n), device=device)
     expected = torch.sort(x, stable=True)
@@ -125,8 +125,12 @@ _KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "way"),
+    some(list(_KINDS), [torch.float32, torch.int64, torch.bfloat16], WAYS, turns=2),
+    ids=str,
+    indirect=["way"],
+)
 def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     for n, order in ((129, (False, True, False)), (700, (True, False, True))):
         x = _KINDS[kind](n).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
@@ -140,9 +144,11 @@ def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     assert served("topk")
 
 
-@pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "ptx"),
+    some(list(_KINDS), [torch.float32, torch.int64, torch.bfloat16], [False, True]),
+    ids=str,
+)
 def test_many_of_long_rows_in_order(kind, dtype, ptx, monkeypatch, device):
     """Of which one program sorts no more than there are, half as many, and some that differ in their places alone."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
@@ -206,10 +212,11 @@ def _move_by_digit(x, places, shift, valid, KEYS: tl.constexpr, THREADS: tl.cons
         tl.store(places + place[k], from_place[k])
 
 
-@pytest.mark.parametrize("each", [1, 4, 5, 16])
-@pytest.mark.parametrize("threads", [32, 128])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("shift", [0, 8, 24])
+@pytest.mark.parametrize(
+    ("each", "shift", "threads", "dtype"),
+    some([1, 4, 5, 16], [0, 8, 24], [32, 128], [torch.int32, torch.int64], turns=3),
+    ids=str,
+)
 def test_a_program_sorts_by_a_digit(each, threads, dtype, shift, device):
     """Also where all elements have the same one, and where the last of them are none."""
     n = threads * each
@@ -230,12 +237,12 @@ _SHARING = [torch.float32, torch.int64, torch.int16]
 _SHARED = [(), (0,), (1,), (0, 1), (0, 1, 2, 3), (2,), (0, 2)]
 
 
-@pytest.mark.parametrize("dtype", _SHARING, ids=str)
-@pytest.mark.parametrize("digits", _SHARED, ids=str)
+@pytest.mark.parametrize(("digits", "dtype"), some(_SHARED, _SHARING, turns=2), ids=str)
 def test_digits_that_all_elements_share(digits, dtype, monkeypatch, device):
     """Whose passes move nothing, in some rows and not in others."""
     monkeypatch.setattr(radix, "_BLOCK", 64)
-    x = torch.zeros(3, 150, dtype=torch.int64, device=device)
+    n = 150 if FULL else 100
+    x = torch.zeros(3, n, dtype=torch.int64, device=device)
     for digit in digits:
         x |= torch.randint(0, 120, x.shape, device=device) << 8 * digit
     x[1] = 300
@@ -244,10 +251,10 @@ def test_digits_that_all_elements_share(digits, dtype, monkeypatch, device):
     expected = torch.sort(x, stable=True)
     given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
     wanted = ((1, 1, None), (1, 0, None), (0, 1, None), (1, 1, given), (0, 1, given))
-    # Two of them by turns: each with every dtype, and with every set of digits.
+    # Two of them by turns, each with every dtype, and with every set of digits; or one.
     turn = _SHARED.index(digits) + 2 * _SHARING.index(dtype)
-    for ordered, numbers, numbered in (wanted[turn % 5], wanted[(turn + 1) % 5]):
-        into = torch.full((150, 3), 5, device=device).to(dtype).t() if ordered else None
+    for ordered, numbers, numbered in (wanted[turn % 5], wanted[(turn + 1) % 5])[: 1 + FULL]:
+        into = torch.full((n, 3), 5, device=device).to(dtype).t() if ordered else None
         indices = torch.full(x.shape, 5, device=device) if numbers else None
         radix.sort_long_rows(x, 1, Keys.of(dtype), into, indices, numbered)
         assert into is None or torch.equal(into, expected.values)
@@ -255,9 +262,12 @@ def test_digits_that_all_elements_share(digits, dtype, monkeypatch, device):
         assert indices is None or torch.equal(indices, places)
 
 
-@pytest.mark.parametrize("n, way", [(128, "network"), (129, "held"), (511, "held"), (8192, "held"), (8193, "long")])
-@pytest.mark.parametrize("descending", [False, True])
-def test_ends_of_routes(n, way, descending, device):
+_ROUTES = [(128, "network"), (129, "held"), (511, "held"), (8192, "held"), (8193, "long")]
+
+
+@pytest.mark.parametrize(("route", "descending"), some(_ROUTES, [False, True]), ids=str)
+def test_ends_of_routes(route, descending, device):
+    n, way = route
     x = values(torch.float32, 2, n, device=device)
     assert devices.current.kind == "amd" or radix.route(n, Keys.of(x.dtype)) == way
     expected = torch.sort(x, descending=descending, stable=True)
@@ -267,12 +277,15 @@ def test_ends_of_routes(n, way, descending, device):
     assert served("sort.stable")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8], ids=str)
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "descending"),
+    some([torch.float32, torch.float16, torch.int64, torch.uint8], [False, True]),
+    ids=str,
+)
 def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatch, device):
     """As the largest elements are put in order: fewer are written than there are, and numbers for places."""
     monkeypatch.setattr(radix, "_BLOCK", 64)
-    x = values(dtype, 2, 150, device=device)
+    x = values(dtype, 2, 150 if FULL else 80, device=device)
     given = torch.randint(0, 2**20, x.shape, device=device, dtype=torch.int32)
     expected = torch.sort(x, descending=descending, stable=True)
     for sort in (radix.sort_held_rows, radix.sort_long_rows):
@@ -318,9 +331,12 @@ def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
         ops[name](*arguments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
-@pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize("k", [1, 40, 100, 150])
+@pytest.mark.parametrize(
+    ("k", "way", "dtype", "largest"),
+    some([1, 40, 100, 150], WAYS, [torch.float32, torch.bfloat16, torch.int64, torch.uint8], [False, True], turns=2),
+    ids=str,
+    indirect=["way"],
+)
 def test_the_largest_and_smallest(dtype, largest, k, way, device):
     x = values(dtype, 2, 150, device=device)
     expected = torch.topk(x, k, 1, largest, True).values
@@ -334,8 +350,12 @@ def test_the_largest_and_smallest(dtype, largest, k, way, device):
     assert served("topk")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8], ids=str)
-@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "nan", "way"),
+    some([torch.float32, torch.float16, torch.int64, torch.int8], [False, True], WAYS, turns=2),
+    ids=str,
+    indirect=["way"],
+)
 def test_elements_by_their_rank(dtype, nan, way, device):
     x = values(dtype, 3, 151, device=device)
     if dtype.is_floating_point:
@@ -402,7 +422,9 @@ def test_calls_drawn_for_gpus_have_no_nan_with_a_sign(monkeypatch):
         assert DRAWN[name]({"self": x.to(torch.float8_e5m2)})["self"].dtype is torch.float8_e5m2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "way"), some([torch.float32, torch.int8, torch.bool], WAYS, turns=2), ids=str, indirect=["way"]
+)
 def test_the_most_frequent(dtype, way, device):
     x = values(dtype, 3, 150, device=device)
     x = x.nan_to_num(0) if dtype.is_floating_point else x
@@ -416,9 +438,18 @@ def test_the_most_frequent(dtype, way, device):
     assert torch.equal(x.gather(1, result.indices[:, None])[:, 0], result.values) and served("mode")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int16, torch.int64], ids=str)
-@pytest.mark.parametrize("tests", [0, 5, 64, 65, 300])
-@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize(
+    ("tests", "invert", "way", "dtype"),
+    some(
+        [0, 5, 64, 65, 300],
+        [False, True],
+        WAYS,
+        [torch.float32, torch.float16, torch.int8, torch.int16, torch.int64],
+        turns=6,
+    ),
+    ids=str,
+    indirect=["way"],
+)
 def test_elements_are_among_others(dtype, tests, invert, way, device):
     x, others = values(dtype, 5, 40, device=device), values(dtype, tests + 5, device=device)[:tests]
     expected = ((x[..., None] == others).any(-1) != invert) if tests else torch.full_like(x, invert, dtype=torch.bool)
@@ -511,7 +542,7 @@ def test_slices_in_order(dtype, monkeypatch, device):
     assert served("unique_dim")
 
 
-@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize(("way", "inverse"), some(WAYS, [False, True]), indirect=["way"])
 def test_unique_elements(inverse, way, device):
     for x in (torch.randint(0, 50, (4, 70), device=device), torch.randn(280, device=device).round()):
         expected = torch.unique(x, return_inverse=inverse, return_counts=True)
@@ -536,8 +567,9 @@ def by_bits(monkeypatch):
 _RANGES = ((0, 6), (-300, 900), (-(2**63), 2**63), (-(2**63), 50 - 2**63), (2**63 - 50, 2**63))
 
 
-@pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "counts"), some([torch.int64, torch.int32, torch.uint8, torch.bool], [False, True]), ids=str
+)
 def test_integers_of_a_range(dtype, counts, by_bits, device):
     """Narrow enough for shared memory, for bits in memory, or for none; at both ends of what there are."""
     info = torch.iinfo(torch.uint8 if dtype is torch.bool else dtype)
@@ -558,8 +590,9 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
     assert served("_unique2")
 
 
-@pytest.mark.parametrize("special", [1.0, -0.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("special", "dtype"), some([1.0, -0.0, float("nan"), float("inf")], [torch.float16, torch.bfloat16]), ids=str
+)
 def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
     # A CPU may give nan a sign, which ATen's kernels for GPUs sort by.
     x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device).to(dtype).repeat(2)
@@ -604,7 +637,7 @@ def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
 def test_bins_on_either_side_of_where_they_are_counted(ptx, bins, monkeypatch, device):
     monkeypatch.setattr(histogram, "_BLOCK", 128)
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
-    for n in (1, 700, 3000):
+    for n in (1, 700, 3000) if FULL else (1, 700):
         x = torch.randint(0, bins, (n,), device=device)
         with tritonite.use_gems(include=["bincount", "histc"]):
             found = torch.bincount(x), torch.bincount(x, x.float()), torch.bincount(x, x), torch.histc(x.float(), bins)
@@ -625,7 +658,7 @@ def test_searches_that_begin_in_shared_memory(dtype, length, monkeypatch, device
     monkeypatch.setattr(search, "_LEVELS", {4: 6, 8: 5})
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True))
     bounds = values(dtype, length, device=device) if length > 5 else torch.ones(length, dtype=dtype, device=device)
-    bounds, x = bounds.sort().values, values(dtype, 40, 33, device=device)
+    bounds, x = bounds.sort().values, values(dtype, 40 if FULL else 5, 33, device=device)
     for right, queries in itertools.product((False, True), (x, x.t())):
         expected = torch.searchsorted(bounds, queries.contiguous(), right=right)
         with tritonite.use_gems(include="searchsorted*"):

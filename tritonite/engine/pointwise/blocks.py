@@ -10,7 +10,6 @@ from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.pointwise.layout import VARIANTS
 
-
 # A matrix of more elements is read by several programs far apart, and a tile of fewer leaves threads without any.
 _MOST_IN_CACHE, _LEAST_OF_A_TILE = 4096, 512
 
