@@ -298,3 +298,11 @@ def test_a_sweep_is_fitted(tmp_path, monkeypatch):
     assert loaded.configs == fitted.configs and loaded.b_inner == fitted.b_inner
     assert loaded.block == pytest.approx(fitted.block, rel=1e-3)
     model.tables.cache_clear()
+
+
+def test_rows_that_begin_within_lines_count_for_more():
+    """By how far they are apart: 4,096 halves are whole lines, and 4,104 are not."""
+    lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
+    tiles = model.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
+    split = [model.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes for pitch in (0, 4096, 4104)]
+    assert list(split[0]) == list(split[1]) == [0, 0] and list(split[2]) == [2 * 8 * 16 * 4096 * 64, 0]

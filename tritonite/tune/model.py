@@ -121,8 +121,9 @@ def _split(problem: Any, tiles: Any) -> Any:
 
     So do those of a descriptor's operand whose rows, or columns, begin in the middle of lines.
     """
-    pitches = problem.K if problem.a_inner else problem.M, problem.K if problem.b_inner else problem.N
-    a, b = [pitch * problem.dtype.itemsize % LINE != 0 for pitch in pitches]
+    a_pitch = problem.a_pitch or (problem.K if problem.a_inner else problem.M)
+    b_pitch = problem.b_pitch or (problem.K if problem.b_inner else problem.N)
+    a, b = [pitch * problem.dtype.itemsize % LINE != 0 for pitch in (a_pitch, b_pitch)]
     swapped, rows, columns = tiles["transposed"] == 1, tiles["BLOCK_M"], tiles["BLOCK_N"] + tiles["MORE_N"]
     return tiles["descriptors"] * (a * np.where(swapped, columns, rows) + b * np.where(swapped, rows, columns))
 

@@ -78,7 +78,8 @@ class Problem(NamedTuple):
 
     `blockwise` where sums over blocks of K are added in float32. Through pointers `a_vector` and `b_vector` bytes are
     loaded at a time, and `out_vector` stored. It is `invariant` where the bits of a sum are to be the same by all tiles
-    that may be chosen.
+    that may be chosen. `a_pitch` and `b_pitch` are how many elements rows, or columns, of the operands are apart where
+    that is known; otherwise they are as far apart as they are long.
     """
 
     batches: int
@@ -94,6 +95,8 @@ class Problem(NamedTuple):
     b_vector: int = 16
     out_vector: int = 16
     invariant: bool = False
+    a_pitch: int = 0
+    b_pitch: int = 0
 
     @property
     def bytes(self) -> int:
@@ -121,7 +124,7 @@ class Problem(NamedTuple):
 
 def of_any_rows(problem: Problem) -> Problem:
     """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
-    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16)
+    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
 
 
 def has_tiles_alike(dtype: torch.dtype, device: torch.device) -> bool:

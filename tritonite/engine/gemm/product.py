@@ -214,7 +214,10 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
     def time(copied: tuple[bool, bool, bool]) -> float:
         vectors = problem.a_vector, problem.b_vector, problem.out_vector
         a_vector, b_vector, out_vector = [16 if copy else own for copy, own in zip(copied, vectors, strict=True)]
-        laid = problem._replace(a_vector=a_vector, b_vector=b_vector, out_vector=out_vector)
+        a_pitch, b_pitch = (0 if copied[0] else problem.a_pitch), (0 if copied[1] else problem.b_pitch)
+        laid = problem._replace(
+            a_vector=a_vector, b_vector=b_vector, out_vector=out_vector, a_pitch=a_pitch, b_pitch=b_pitch
+        )
         sizes = [x.numel() * x.dtype.itemsize for x, copy in zip(tensors, copied, strict=True) if copy]
         return choose.microseconds(laid, out.device, halves and copied == can) + choose.copying(sizes)
 
@@ -271,7 +274,14 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Prob
     batches, M, N = out.shape
     inner = a.stride(2) == 1, b.stride(1) == 1
     vectors = _vector(a, inner[0]), _vector(b, not inner[1]), _vector(out, out.stride(2) == 1)
-    return choose.Problem(batches, M, N, a.shape[2], a.dtype, out.dtype, *inner, False, *vectors)
+    pitches = _pitch(a, inner[0]), _pitch(b, not inner[1])
+    return choose.Problem(batches, M, N, a.shape[2], a.dtype, out.dtype, *inner, False, *vectors, False, *pitches)
+
+
+def _pitch(tensor: torch.Tensor, rows: bool) -> int:
+    """How many elements the rows of a tensor, or the columns, are apart, or 0 where there is one."""
+    across = 1 if rows else 2
+    return tensor.stride(across) if tensor.shape[across] > 1 else 0
 
 
 def _vector(tensor: torch.Tensor, rows: bool) -> int:
