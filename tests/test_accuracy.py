@@ -31,15 +31,6 @@ else:
     MISSING["rrelu_with_noise.out"] = "ATen's own for CPUs writes beyond an output that is too small"
 
 
-def _is_taken_by_aten(op, sample):
-    packet, _, overload = op.overload.partition(".")
-    function = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    template = verify._quietly(lambda: verify._functional(function, op, sample)) if op.out_names else ()
-    if isinstance(template, Exception):
-        return False
-    return not isinstance(verify._quietly(lambda: verify._call(function, op, sample, template)), Exception)
-
-
 def _labels(op, dtype):
     """Globs of the samples to take, or None for all.
 
@@ -53,7 +44,7 @@ def _labels(op, dtype):
     for sample in samples(op, dtype, tritonite.device):
         layout, _, variant = sample.label.partition(" ")
         values = {("layout", layout), ("variant", variant)}
-        if layout in layouts and not values <= met and _is_taken_by_aten(op, sample):
+        if layout in layouts and not values <= met and verify.by_aten(op, sample) is not None:
             met |= values
             taken.append(glob.escape(sample.label))
     return taken

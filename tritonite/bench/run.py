@@ -26,6 +26,7 @@ from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
+from tritonite.catalog.names import overload_named
 from tritonite.errors import InvalidProvider
 from tritonite.explain import declined_unasked
 from tritonite.stats import Counts, totals
@@ -266,5 +267,4 @@ def function_of(overload: str, sample: Sample) -> Callable[..., Any]:
         except (RuntimeError, TypeError, ValueError):
             continue
         return found
-    packet, _, name = overload.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), name or "default")
+    return overload_named(overload)

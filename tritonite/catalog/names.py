@@ -65,6 +65,12 @@ def function_named(name: str) -> Callable[..., Any] | None:
     return function_named(called) if called != name and schemas(called) else function
 
 
+def overload_named(name: str) -> Callable[..., Any]:
+    """ATen's overload of that name, as "add.Tensor", or the default one of a name without a point, as "softmax"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
 def known_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """ATen's operator that a function of torch's stands for; any other function is itself."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

@@ -577,15 +577,22 @@ def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple
 
 
 def _quick(names: list[str], part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
-    """Each kernel of a declaration once, as it is met first, for a device that has all instructions."""
+    """Kernels of the named declarations once each, as they are met first, for a device that has all instructions.
+
+    Of all declarations those of a kernel that none before has had, and every fifth of the others.
+    """
     met: set[Any] = set()
+    kernels: set[Any] = set()
     chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
     for declaration in chosen[part[0] :: part[1]]:
         for label, specialization in _variants(declaration, False):
             kernel = declaration, specialization.kernel
-            if kernel not in met:
-                met.add(kernel)
+            if kernel in met:
+                continue
+            if names or specialization.kernel not in kernels or len(met) % 5 == 0:
+                kernels.add(specialization.kernel)
                 yield label, specialization, ("sm_90",)
+            met.add(kernel)
 
 
 def _alike(label: str) -> str | None:
@@ -632,7 +639,7 @@ def failures(
     added to, "rows" for long rows, "fused" for operators outside ATen, "rings" for their longest rows, "in_order" for
     rows whose bits are their own. Unless `full`, what is alike to all targets of a compiler is compiled
     for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for
-    one of each compiler's, by turns. If `quick`, each kernel of a declaration is compiled once.
+    one of each compiler's, by turns. If `quick`, a sample of them is (`_quick`).
     """
     for label, specialization, chosen in _quick(names, part) if quick else _work(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
@@ -665,7 +672,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--full", action="store_true", help="every dtype and layout, not one")
-    parser.add_argument("--quick", action="store_true", help="each kernel of a declaration once, for one device")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="each kernel of a named declaration once, or of all a sample, for one device",
+    )
     parser.add_argument("--part", default="0/1", help="the I-th of N parts of the kernels")
     options = parser.parse_args()
     known = {*_GROUPS, *(packet for declaration in catalog.declarations for packet in declaration.packets)}

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.catalog import Op, overloads
+from tritonite.catalog.names import overload_named
 from tritonite.dispatch.override import select, use_gems
 from tritonite.engine.iteration import never_overlaps_itself
 from tritonite.stats import Counts, counts, totals
@@ -90,19 +91,16 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
     With `labels`, which are globs, only samples labelled so.
     """
     report = Report(op.overload, dtype)
-    packet, _, name = op.overload.partition(".")
-    function = getattr(getattr(torch.ops.aten, packet), name or "default")
+    function = overload_named(op.overload)
     wanted = None if labels is None else tuple(labels)
     runs = []
     for sample in samples(op, dtype, devices.current.type):
         if wanted is not None and not any(fnmatch.fnmatchcase(sample.label, glob) for glob in wanted):
             continue
-        template = _quietly(lambda: _functional(function, op, sample)) if op.out_names else ()
-        if isinstance(template, Exception):
+        answer = by_aten(op, sample)
+        if answer is None:
             continue
-        expected = _quietly(lambda: _call(function, op, sample, template))
-        if isinstance(expected, Exception):
-            continue
+        template, expected = answer
         reference = None
         if op.packet not in DEVICE_DEFINED or dtype is not torch.float64:
             reference = _reference(
@@ -128,6 +126,16 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
                 report.failures.append(f"{sample.label}: declined: {op.overload}: {reason}")
         _record(report, op.packet, sample.label, (sample.args, sample.kwargs), actual, expected, reference)
     return report
+
+
+def by_aten(op: Op, sample: Sample) -> tuple[Any, Any] | None:
+    """What the outputs are like that a call gives, and ATen's result of the call, or None where ATen refuses it."""
+    function = overload_named(op.overload)
+    template = _quietly(lambda: _functional(function, op, sample)) if op.out_names else ()
+    if isinstance(template, Exception):
+        return None
+    expected = _quietly(lambda: _call(function, op, sample, template))
+    return None if isinstance(expected, Exception) else (template, expected)
 
 
 def _became(before: Counts, after: Counts) -> tuple[int, list[str]]:
@@ -210,7 +218,7 @@ def _functional_form(op: Op) -> Any:
     kinds = _kinds(op)
     for other in overloads().values():
         if other.packet == op.packet and _kinds(other) == kinds and not (other.out_names or other.inplace):
-            return getattr(getattr(torch.ops.aten, op.packet), other.overload.partition(".")[2] or "default")
+            return overload_named(other.overload)
     return None
 
 

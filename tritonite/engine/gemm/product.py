@@ -428,10 +428,12 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     programs = min(splits * tiles, config.programs * devices.multiprocessors(out.device))
     sizes = {"batches": batches, "M": M, "N": N, "K": a.shape[2], "steps": steps}
     epilogue, constants = work.epilogue.arguments, work.constants(config)
-    ends = {
-        "last_row": _last(M, config.BLOCK_M, work.in_place),
-        "last_column": _last(N, config.BLOCK_N + config.MORE_N, work.in_place),
-    }
+    if config.descriptors:
+        apart = work.in_place
+        last = {
+            "last_row": _last(M, config.BLOCK_M, apart),
+            "last_column": _last(N, config.BLOCK_N + config.MORE_N, apart),
+        }
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
         rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
@@ -453,7 +455,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             maxnreg=devices.current.registers // (threads * config.programs) if config.programs > 1 else None,
             **work.options,
             **sizes,
-            **ends,
+            **last,
             **epilogue,
         )
     elif config.descriptors:
@@ -476,7 +478,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             SPLIT_STORE=config.split_store,
             **work.options,
             **sizes,
-            **ends,
+            **last,
             **epilogue,
             **constants,
         )
@@ -520,7 +522,10 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
 
 
 def _last(size: int, tile: int, apart: bool) -> int:
-    """Where the last tile begins along so many rows or columns, which is a multiple of 16; see `begin_within`."""
+    """Where the last tile along so many rows, or columns, begins: a multiple of 16, as `begin_within` needs it.
+
+    It begins so early that it ends with them, or less than 16 later, or else where the one before ends (`apart`).
+    """
     return (-(-size // tile) - 1) * tile if apart else max(0, -(-(size - tile) // 16) * 16)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import Op
+from tritonite.catalog.names import overload_named
 from tritonite.catalog.schema import is_out, schemas
 from tritonite.testing.samples import DRAWN, samples
 from tritonite.testing.samples.facts import NAN_UNDEFINED
@@ -66,8 +67,7 @@ class Call(NamedTuple):
 
     @property
     def function(self) -> Callable[..., Any]:
-        packet, _, name = self.op.overload.partition(".")
-        return getattr(getattr(torch.ops.aten, packet), name or "default")
+        return overload_named(self.op.overload)
 
     def run(self) -> Any:
         """Make it, of the arguments themselves."""
@@ -379,8 +379,7 @@ def functional_results(call: Call) -> tuple[Any, ...] | None:
         if names == call.op.names and not any(
             a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
         ):
-            packet, _, rest = name.partition(".")
-            function = getattr(getattr(torch.ops.aten, packet), rest or "default")
+            function = overload_named(name)
             keywords = {a.name: call.arguments[a.name] for a in schema.arguments if a.kwarg_only}
             try:
                 found = function(*[value for key, value in call.arguments.items() if key not in keywords], **keywords)
