@@ -346,17 +346,19 @@ def nextafter(self, other):
         integer: tl.constexpr = tl.int32
     else:
         integer: tl.constexpr = tl.int16
+    # What is nan in either is nan in x. Being of both, x is where y is: of operands that lie across each other's grain
+    # Triton would bring each value that x alone decides there by itself.
+    x = tl.where(y == y, x, y)
     wide_x, wide_y = x, y
     if x.dtype == tl.bfloat16:
         wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
     bits = x.to(integer, bitcast=True)
     one = tl.full(bits.shape, 1, integer)
-    away = (wide_x < wide_y) == (wide_x > 0)
-    step = tl.where(away, bits + one, bits - one)
+    step = tl.where((wide_x < wide_y) != (bits < 0), bits + one, bits - one)
     sign = y.to(integer, bitcast=True) & (one << (integer.primitive_bitwidth - 1))
     step = tl.where(wide_x == 0, sign | one, step)
     result = tl.where(wide_x == wide_y, y, step.to(x.dtype, bitcast=True))
-    return tl.where((wide_x != wide_x) | (wide_y != wide_y), (wide_x + wide_y).to(x.dtype), result)
+    return tl.where(wide_x != wide_x, x, result)
 
 
 def _exponent(self, other):

@@ -45,12 +45,19 @@ LOAD, STORE = 0.0018, 0.0043
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
 CONFLICTS = 0.032
+# What such a load along K takes besides where parts of float32 leave a thread registers for few of the second operand's
+# elements: 11 products of 2,405 rows by 64, with K of 2,405, took 356 us with 32 for a thread, and take 196 with 16.
+SCARCE = 0.0083
 # Halves of up to MOST_LOADING rows wait for these loads most of the time, LOADING programs of a multiprocessor at once.
-MOST_LOADING, LOADING = 64, 3
-# What a block of few rows takes to arrive from the L2 cache, and the bytes that a multiprocessor has from there in a
-# microsecond through pointers: 32 in a cycle, whatever its programs are. With this limit, chosen tiles for 60 products
-# of 2 to 16 rows in the cache take 1.028 of the best one's time, and without it 1.041.
-WAITED, ARRIVING = 0.3, 6e4
+# Three have too few registers for what is under way: 62 rows by 3,072 by 4,297 took 48 us, and take 30.
+MOST_LOADING, LOADING = 64, 2
+# What a block of few rows takes to arrive, from the L2 cache and from memory. Of 52 products of one row in the cache,
+# which the tiles were not fitted to, those chosen take 1.026 of the best one's time.
+WAITED_IN_CACHE, WAITED = 0.15, 0.5
+# The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
+# programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
+# time, and without it 1.041.
+ARRIVING = 6e4
 # Microseconds that a block of K through pointers takes besides, for all programs of a multiprocessor at a time, and
 # each by itself for 128 by 128 results; and that the launch takes which adds up the parts of K. Of 28 products of odd
 # halves, with tiles of every size, those chosen by these take 1.02 of the best one's time.
@@ -63,9 +70,9 @@ CACHED, BRIEF = 3 * 2**23, 4e9
 NARROW = 192
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
 COPY, COPIED = 1.3, 4e6
-# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time. That is so of 3 to 5
-# in a hundred products drawn at random, for which it needs 0.9 of the time with the best tiles of a sweep.
-LEFT_TO_ATEN = 0.89
+# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 1.9 in a hundred of
+# 2,100 products drawn at random. With 0.89 it would be 3.2, and the tenth percentile of the others the same.
+LEFT_TO_ATEN = 0.87
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
@@ -299,8 +306,8 @@ def _waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: in
     programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
     sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
     read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
-    arriving = read / ARRIVING if is_cached(problem) else 0.0
-    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * WAITED, arriving)
+    arriving, waited = (read / ARRIVING, WAITED_IN_CACHE) if is_cached(problem) else (0.0, WAITED)
+    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * waited, arriving)
     return np.where(tiles["descriptors"] == 1, 0.0, waiting)
 
 
@@ -340,6 +347,10 @@ def loads(problem: Problem, tiles: Any) -> Any:
     # The few rows that are added up without tensor cores come while what they are multiplied with does.
     a = np.where(tensor_cores, a, 0)
     added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
+    # Two threads for each of the block's rows load 32 elements each, or more.
+    scarce = in_parts & np.where(swapped, problem.a_inner, problem.b_inner)
+    scarce &= tiles["BLOCK_N"] * tiles["BLOCK_K"] >= 64 * tiles["BLOCK_M"]
+    added += np.where(scarce & (second < 16), tiles["BLOCK_N"] * tiles["BLOCK_K"] * size / (32 * second), 0) * SCARCE
     return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
 
 
