@@ -182,6 +182,18 @@ def test_roundoff_of_sums_of_products_is_multiplied_as_they_are(alpha, scale):
     assert terms("sum", (a,), a[0], None, alpha) == terms("sum", (a,), a[0])
 
 
+def test_long_sums_of_products_are_cut_off_as_tensor_cores_do():
+    # cuBLAS gives the same where it does not split K: the sums on the way to this one are 360 in the mean.
+    wide = torch.Generator().manual_seed(0)
+    a, b = [torch.rand(13824, generator=wide).mul(6).sub(3).half() for _ in range(2)]
+    own, aten, exact = [torch.tensor([value]) for value in (0.1270751953125, 0.135498046875, 0.13667864765739068)]
+    few, many = [terms("mm", (a[None, :n], b[:n, None]), own) for n in (1024, 13824)]
+    for term, wrong in ((few, True), (many, False)):
+        assert bool(judge(own.half(), aten.half(), exact.double(), terms=term).failure) is wrong
+    assert judge(own.half() - 0.02, aten.half(), exact.double(), terms=many).failure
+    assert terms("mm", (a.float()[None], b.float()[:, None]), own) < many
+
+
 def test_sums_of_products_have_the_terms_of_all_batches():
     a = torch.ones(8, 4, 16)
     assert terms("addbmm", (a[0, :, :4], a, a.mT), a[0]) == (8 * terms("bmm", (a, a.mT), a) ** 0.5) ** 2

@@ -51,9 +51,10 @@ SCARCE = 0.0083
 # Halves of up to MOST_LOADING rows wait for these loads most of the time, LOADING programs of a multiprocessor at once.
 # Three have too few registers for what is under way: 62 rows by 3,072 by 4,297 took 48 us, and take 30.
 MOST_LOADING, LOADING = 64, 2
-# What a block of few rows takes to arrive, from the L2 cache and from memory. Of 52 products of one row in the cache,
-# which the tiles were not fitted to, those chosen take 1.026 of the best one's time.
-WAITED_IN_CACHE, WAITED = 0.15, 0.5
+# What a block of few rows takes to arrive from memory, and from the L2 cache by the bytes of an element. Of 52 products
+# of one row of halves in the cache, which the tiles were not fitted to, those chosen take 1.026 of the best one's time,
+# and of 68 of up to 16 rows of float32 1.033.
+WAITED, WAITED_IN_CACHE = 0.5, {2: 0.15, 4: 0.3}
 # The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
 # programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
 # time, and without it 1.041.
@@ -64,7 +65,7 @@ ARRIVING = 6e4
 BLOCK, BLOCK_OF_128, ADDING = 0.34, 0.16, 2.7
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
-CACHED, BRIEF = 3 * 2**23, 4e9
+CACHED, BRIEF = 19 * 2**20, 4e9
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
@@ -306,7 +307,9 @@ def _waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: in
     programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
     sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
     read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
-    arriving, waited = (read / ARRIVING, WAITED_IN_CACHE) if is_cached(problem) else (0.0, WAITED)
+    arriving, waited = 0.0, WAITED
+    if is_cached(problem):
+        arriving, waited = read / ARRIVING, WAITED_IN_CACHE[problem.dtype.itemsize]
     waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * waited, arriving)
     return np.where(tiles["descriptors"] == 1, 0.0, waiting)
 
