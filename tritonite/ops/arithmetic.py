@@ -346,12 +346,11 @@ def nextafter(self, other):
         integer: tl.constexpr = tl.int32
     else:
         integer: tl.constexpr = tl.int16
+    wide_y = y.to(tl.float32) if y.dtype == tl.bfloat16 else y
     # What is nan in either is nan in x. Being of both, x is where y is: of operands that lie across each other's grain
     # Triton would bring each value that x alone decides there by itself.
-    x = tl.where(y == y, x, y)
-    wide_x, wide_y = x, y
-    if x.dtype == tl.bfloat16:
-        wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+    x = tl.where(wide_y == wide_y, x, y)
+    wide_x = x.to(tl.float32) if x.dtype == tl.bfloat16 else x
     bits = x.to(integer, bitcast=True)
     one = tl.full(bits.shape, 1, integer)
     step = tl.where((wide_x < wide_y) != (bits < 0), bits + one, bits - one)
