@@ -54,7 +54,7 @@ MOST_LOADING, LOADING = 64, 2
 # What a block of few rows takes to arrive from memory, and from the L2 cache by the bytes of an element. Of 52 products
 # of one row of halves in the cache, which the tiles were not fitted to, those chosen take 1.026 of the best one's time,
 # and of 68 of up to 16 rows of float32 1.033.
-WAITED, WAITED_IN_CACHE = 0.5, {2: 0.15, 4: 0.3}
+WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
 # The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
 # programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
 # time, and without it 1.041.

@@ -32,7 +32,7 @@ from tritonite.launch import ASSERTING
 
 # The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
 INDEX = "index"
-# Above so many elements one that lies across the results' grain is copied first: fewer stay in a cache meanwhile.
+# Above so many elements one that lies across the results' grain is copied first: of fewer another launch takes as long.
 _COPIED = 2**17
 
 
