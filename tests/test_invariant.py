@@ -13,6 +13,7 @@ from tritonite.devices import nvidia
 from tritonite.dispatch import call
 from tritonite.engine import scan
 from tritonite.engine.gemm import choose
+from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import Traits
 from tritonite.engine.rows.space import Space
@@ -232,7 +233,7 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
                 multiply(count, transposed, full=False)
     if dtype is torch.bfloat16:
         # Its sums have the same bits by all tiles for tensor cores.
-        assert all(config.splits == 1 and config.BLOCK_M >= choose.FEW for config in found)
+        assert all(config.splits == 1 and config.BLOCK_M >= FEW for config in found)
     elif dtype is torch.float32:
         assert len({(config.splits, config.BLOCK_K, config.transposed, config.bf16x6) for config in found}) == 1
         assert all(config.bf16x6 for config in found)
@@ -253,7 +254,7 @@ def test_sums_have_the_same_bits_by_all_tiles_alike(dtype):
     M, N, K = 100, 264, 2056
     a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
     a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
-    problem = PRODUCT._problem(a, b, b.new_empty(1, M, N))._replace(invariant=True)
+    problem = Problem.of(a, b, b.new_empty(1, M, N))._replace(invariant=True)
     table = choose.table_for(problem, device, True)
     tiles = table.candidates[choose._alike(problem, table.candidates, device)]
     found, kinds = set(), set()

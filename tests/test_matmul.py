@@ -15,8 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.gemm import choose, product
-from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm import choose, pointers, product
+from tritonite.engine.gemm.problem import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
 from tritonite.testing.judge import assert_close, terms
@@ -100,7 +100,7 @@ def check(actual, function, *operands, **keywords):
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
     # Nothing is copied, so that elements apart from each other come to the kernel as they are.
-    monkeypatch.setattr(choose, "copying", lambda sizes: math.inf if sizes else 0.0)
+    monkeypatch.setattr(pointers, "copying", lambda sizes: math.inf if sizes else 0.0)
     descriptors = use(config)
     # Of four rows, a group of tiles and a part of one.
     rows = {1: 1, 4: 40}.get(config.BLOCK_M, 72)
@@ -162,7 +162,7 @@ def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
     """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
     a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
@@ -207,11 +207,11 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
         (product.hopper, "multiply_warp_specialized"),
     ):
         monkeypatch.setattr(module, kernel, Launched())
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
-    pointers = Config(32, 32, 32)
-    monkeypatch.setattr(choose, "choose", lambda problem, device, can, _: config if can else pointers)
+    other = Config(32, 32, 32)
+    monkeypatch.setattr(choose, "choose", lambda problem, device, can, _: config if can else other)
     monkeypatch.setattr(choose, "fitting", lambda config, *_: config)
     draw = random.Random(0)
     for _ in range(150):
@@ -600,7 +600,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -611,7 +611,7 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(product, "_copied", lambda tensor: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
@@ -623,7 +623,7 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
     copied, copy = [], product._copied
     monkeypatch.setattr(product, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
     # Of four rows at a time the interpreter takes a while for as many.
     rows = 66 if FULL or name != "four rows" else 10
@@ -643,7 +643,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, s
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(choose, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):

@@ -13,6 +13,7 @@ from warps import Pointer, number
 from tritonite import devices
 from tritonite.engine.gemm import choose, epilogue, hopper_parts
 from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.tune import model
 from tritonite.tune.tiles import Config
@@ -151,5 +152,5 @@ def test_any_tile_gives_the_same_bits():
 @on_sm_90
 @pytest.mark.parametrize("rows", [20, 300])
 def test_the_model_chooses_them(rows):
-    problem = choose.Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
+    problem = Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
     assert choose.choose(problem, torch.device("cuda"), False).in_parts

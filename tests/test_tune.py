@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import tritonite
 from tritonite import cli, devices
 from tritonite.dispatch import call
-from tritonite.engine.gemm import choose, product
-from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm import choose, pointers, product
+from tritonite.engine.gemm.problem import Problem
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.tune import model, store, sweep, tuner
 from tritonite.tune.tiles import Config
@@ -182,7 +182,7 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
         wanted = unaligned if dtype.itemsize == 2 else (*unaligned[:2], False)
         for cost in (0.1, 8.9, 9.1, 100.0):
             each = cost / max(1, sum(wanted))
-            monkeypatch.setattr(choose, "copying", lambda sizes, each=each: each * len(sizes))
+            monkeypatch.setattr(pointers, "copying", lambda sizes, each=each: each * len(sizes))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
             assert product._worth_copies(*operands) == expected
 
@@ -190,11 +190,11 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
     """By the device's own model, which some copies are worth to and some are not."""
-    copying, worth = choose.copying, set()
+    copying, worth = pointers.copying, set()
     for operands, unaligned in _products(dtype):
         found = []
         for factor in (0.0, 1.0, 1e9):
-            monkeypatch.setattr(choose, "copying", lambda sizes, factor=factor: factor * copying(sizes))
+            monkeypatch.setattr(pointers, "copying", lambda sizes, factor=factor: factor * copying(sizes))
             found.append(product._worth_copies(*operands))
         assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
         # What is worth its cost is worth less, and nothing is worth any cost.

@@ -461,7 +461,7 @@ def tune(
         _fit_model(seconds, seed, jobs)
         return
     from tritonite.bench import cases
-    from tritonite.engine.gemm.choose import Problem
+    from tritonite.engine.gemm.problem import Problem
     from tritonite.tune import tuner
 
     sizes = [_sizes(text) for text in shape] if shape else [(1, *each) for each in cases.PRODUCTS + cases.DECODING]

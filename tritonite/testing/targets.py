@@ -36,7 +36,7 @@ from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import float32_backward, float32_forward
 from tritonite.engine.attention.hopper import forward as hopper_forward
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.engine.gemm import choose
+from tritonite.engine.gemm import choose, pointers
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.engine.pointwise import declare as pointwise
@@ -239,7 +239,7 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     laid = {"rows": torch.empty, "columns": lambda batches, M, N, dtype: torch.empty(batches, N, M, dtype=dtype).mT}
     for (layout, make), dtype in itertools.product(laid.items(), (torch.bfloat16, torch.float32)):
         a, b = make(2, 77, 301, dtype=dtype), torch.empty(2, 301, 64, dtype=dtype)
-        with _noting() as found, mock.patch.object(choose, "copying", lambda sizes: -1e9 * len(sizes)):
+        with _noting() as found, mock.patch.object(pointers, "copying", lambda sizes: -1e9 * len(sizes)):
             product(a, b, torch.empty(2, 77, 64, dtype=dtype))
         for specialization in found[:2]:
             yield f"{dtype} in {layout}", specialization, ("sm_90", "sm_100") if full else ("sm_90",)

@@ -129,7 +129,7 @@ def _split(problem: Any, tiles: Any) -> Any:
 
 
 def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
-    """The work of a problem (`engine.gemm.choose.Problem`) with each of `tiles`, which are `records`."""
+    """The work of a problem (`engine.gemm.problem.Problem`) with each of `tiles`, which are `records`."""
     batches, M, N, K = problem.batches, problem.M, problem.N, problem.K
     size, a, b = problem.dtype.itemsize, not problem.a_inner, not problem.b_inner
     swapped = tiles["transposed"] == 1

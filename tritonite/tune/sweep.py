@@ -16,8 +16,8 @@ import torch
 
 from tritonite import devices
 from tritonite.bench import timing
-from tritonite.engine.gemm import choose
-from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm import choose, pointers
+from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.tune import model, tuner
 from tritonite.tune.tiles import Config
@@ -67,7 +67,7 @@ def sweep(
     Of those that are `cached` all operands are in the L2 cache, and of others none.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
-    problems = (problem for problem in drawn(dtype, seed) if not cached or choose.is_cached(problem))
+    problems = (problem for problem in drawn(dtype, seed) if not cached or problem.is_cached)
     for problem, _ in zip(problems, range(int(4 * seconds)), strict=False):
         tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
@@ -114,7 +114,7 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     for problem, _, found in timed:
         configs = model.records([config for config, _ in found])
         parts.append(model.work(problem, configs, multiprocessors))
-        loads.append(choose.loads(problem, configs))
+        loads.append(pointers.loads(problem, configs))
         tiles += [numbers[config._replace(splits=1)] for config, _ in found]
         times += [each for _, each in found]
         best = min([each for _, each in found])
@@ -205,7 +205,10 @@ def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> 
     for problem, _, found in timed:
         tiles = [numbers[config._replace(splits=1)] for config, _ in found]
         configs = model.records([config for config, _ in found])
-        work, block = model.work(problem, configs, multiprocessors), table.block[tiles] + choose.loads(problem, configs)
+        work, block = (
+            model.work(problem, configs, multiprocessors),
+            table.block[tiles] + pointers.loads(problem, configs),
+        )
         chosen = int(np.argmin(model.microseconds(work, block, table.tile[tiles], table.costs)))
         ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
     return math.exp(sum(ratios) / len(ratios))

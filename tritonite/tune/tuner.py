@@ -17,7 +17,7 @@ from triton.runtime import driver
 from tritonite import devices, launch
 from tritonite.bench import timing
 from tritonite.engine.gemm import choose
-from tritonite.engine.gemm.choose import Problem
+from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.iteration import power_of_2
 from tritonite.errors import WrongAnswer
@@ -42,7 +42,7 @@ class Tuned(NamedTuple):
 def candidates(problem: Problem) -> Iterator[Config]:
     """The tiles worth a try for a problem, whether or not they fit a device."""
     size = problem.dtype.itemsize
-    if problem.M <= choose.FEW:
+    if problem.M <= FEW:
         by_rows = problem.M == 1 or size == 8 or (size == 4 and problem.M <= 4)
         rows = min(8, power_of_2(problem.M)) if by_rows else 16
         every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from tritonite import devices
+from tritonite.engine.gemm import pointers
+from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.iteration import power_of_2
 from tritonite.tune import model, store
 from tritonite.tune.tiles import (
@@ -23,8 +23,6 @@ from tritonite.tune.tiles import (
     Config,
 )
 
-# Products of up to so many rows are bound by memory.
-FEW = 16
 # Products of a shorter inner dimension write as much as they read.
 SHORT = 512
 # Products with K up to OUTER are sums of outer products, in tiles of at most OUTER_ELEMENTS results and OUTER_COLUMNS.
@@ -38,101 +36,18 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
-# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread, and for such a store.
-# Of 60 products with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
-LOAD, STORE = 0.0018, 0.0043
-# And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
-# out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
-# read. It does so with the second operand of tensor cores.
-CONFLICTS = 0.032
-# What such a load along K takes besides where parts of float32 leave a thread registers for few of the second operand's
-# elements: 11 products of 2,405 rows by 64, with K of 2,405, took 356 us with 32 for a thread, and take 196 with 16.
-SCARCE = 0.0083
-# Halves of up to MOST_LOADING rows wait for these loads most of the time, LOADING programs of a multiprocessor at once.
-# Three have too few registers for what is under way: 62 rows by 3,072 by 4,297 took 48 us, and take 30.
+# Halves of up to MOST_LOADING rows wait for loads of less than 16 bytes most of the time, LOADING programs of a
+# multiprocessor at once. Three have too few registers for what is under way: 62 rows by 3,072 by 4,297 took 48 us, and
+# take 30.
 MOST_LOADING, LOADING = 64, 2
-# What a block of few rows takes to arrive from memory, and from the L2 cache by the bytes of an element. Of 52 products
-# of one row of halves in the cache, which the tiles were not fitted to, those chosen take 1.026 of the best one's time,
-# and of 68 of up to 16 rows of float32 1.033.
-WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
-# The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
-# programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
-# time, and without it 1.041.
-ARRIVING = 6e4
-# Microseconds that a block of K through pointers takes besides, for all programs of a multiprocessor at a time, and
-# each by itself for 128 by 128 results; and that the launch takes which adds up the parts of K. Of 28 products of odd
-# halves, with tiles of every size, those chosen by these take 1.02 of the best one's time.
-BLOCK, BLOCK_OF_128, ADDING = 0.34, 0.16, 2.7
-# Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
-# what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
-CACHED, BRIEF = 19 * 2**20, 4e9
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
-# Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
-COPY, COPIED = 1.3, 4e6
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 1.9 in a hundred of
 # 2,100 products drawn at random. With 0.89 it would be 3.2, and the tenth percentile of the others the same.
 LEFT_TO_ATEN = 0.87
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
-# So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
-# tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
-ANY_ROWS = 256
-
-
-class Problem(NamedTuple):
-    """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
-
-    `blockwise` where sums over blocks of K are added in float32. Through pointers `a_vector` and `b_vector` bytes are
-    loaded at a time, and `out_vector` stored. It is `invariant` where the bits of a sum are to be the same by all tiles
-    that may be chosen. `a_pitch` and `b_pitch` are how many elements rows, or columns, of the operands are apart where
-    that is known; otherwise they are as far apart as they are long.
-    """
-
-    batches: int
-    M: int
-    N: int
-    K: int
-    dtype: torch.dtype
-    result: torch.dtype
-    a_inner: bool
-    b_inner: bool
-    blockwise: bool = False
-    a_vector: int = 16
-    b_vector: int = 16
-    out_vector: int = 16
-    invariant: bool = False
-    a_pitch: int = 0
-    b_pitch: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """Of the operands and the result."""
-        return self.dtype.itemsize * self.batches * (self.M * self.K + self.K * self.N + self.M * self.N)
-
-    def grid(self, config: Config) -> tuple[int, int]:
-        """How many rows and columns of tiles a matrix of results is cut into, or its transpose."""
-        M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
-        return -(-M // config.BLOCK_M), -(-N // (config.BLOCK_N + config.MORE_N))
-
-    def tiles(self, config: Config) -> int:
-        """How many tiles its results are cut into."""
-        rows, columns = self.grid(config)
-        return self.batches * rows * columns
-
-    @property
-    def key(self) -> str:
-        """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
-        sizes = f"{self.batches}x{self.M}x{self.N}x{self.K}"
-        dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
-        layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
-        return f"{sizes} {dtypes} {layout}{' blockwise' if self.blockwise else ''}"
-
-
-def of_any_rows(problem: Problem) -> Problem:
-    """What stands for a problem where neither the rows, their batches nor how they lie may decide anything."""
-    return problem._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
 
 
 def has_tiles_alike(dtype: torch.dtype, device: torch.device) -> bool:
@@ -198,17 +113,11 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
     if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return None
     table = _tables(device).get(problem.dtype.itemsize)
-    return table.cached if table and table.cached and is_cached(problem) else table
+    return table.cached if table and table.cached and problem.is_cached else table
 
 
 def _tables(device: torch.device) -> dict[int, model.Table]:
     return model.tables(devices.name_of(device), devices.architecture(device))
-
-
-def is_cached(problem: Problem) -> bool:
-    """Whether a problem's costs are those of operands in the L2 cache."""
-    operations = 2 * problem.batches * problem.M * problem.N * problem.K
-    return problem.bytes <= CACHED and operations <= BRIEF
 
 
 @functools.lru_cache(maxsize=4096)
@@ -217,21 +126,9 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     table = table_for(problem, device, descriptors)
     if table is not None:
         return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
-    through_pointers = _microseconds_through_pointers(rule(problem, device, False), problem, device)
+    through_pointers = pointers.microseconds(rule(problem, device, False), problem, device)
     # With descriptors what nobody has measured is taken to need half of that.
     return through_pointers / 2 if descriptors else through_pointers
-
-
-def _microseconds_through_pointers(config: Config, problem: Problem, device: torch.device) -> float:
-    """What a problem takes with these tiles, and parts of K, by what its loads and stores cost."""
-    steps = -(-problem.K // (config.BLOCK_K * config.splits))
-    programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
-    rounds, each = -(-programs // (multiprocessors * config.programs)), -(-programs // multiprocessors)
-    results = config.BLOCK_M * config.BLOCK_N
-    loading = float(loads(problem, model.records([config._replace(programs=1)]))[0])
-    stores = results * problem.result.itemsize / (32 * problem.out_vector) if problem.out_vector < 16 else 0
-    block = loading + BLOCK_OF_128 * results / 128**2
-    return rounds * steps * BLOCK + each * (steps * block + stores * STORE) + (ADDING if config.splits > 1 else 0)
 
 
 def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
@@ -266,13 +163,6 @@ def long_enough(problem: Problem, tiles: Any) -> Any:
     return (splits == 1) | (splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K)
 
 
-def copying(sizes: Sequence[int]) -> float:
-    """The microseconds of copies of so many bytes each; to the interpreter it is all the same how elements lie."""
-    if devices.current.interpreted:
-        return math.inf if sizes else 0.0
-    return sum(COPY + 2 * size / COPIED for size in sizes)
-
-
 def fastest(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool = True
 ) -> Config:
@@ -286,32 +176,16 @@ def _fastest(
 ) -> tuple[Config, float]:
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
     work = model.work(problem, tiles, devices.multiprocessors(device))
-    block = table.block[tiles["number"]] + loads(problem, tiles)
+    block = table.block[tiles["number"]] + pointers.loads(problem, tiles)
     times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
     least = table.costs.launch + (work.splits > 1) * table.costs.split
-    times = np.maximum(times, least + _waiting(problem, tiles, work, devices.multiprocessors(device)))
+    times = np.maximum(times, least + pointers.waiting(problem, tiles, work, devices.multiprocessors(device)))
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     found = table.configs[tiles[best]["number"]]
     if found.BLOCK_M < FEW and own["BLOCK_N"] * own["BLOCK_K"] < found.BLOCK_N * found.BLOCK_K:
         own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _ELEMENTS_OF_A_WARP))
     return found._replace(**own), float(times[best])
-
-
-def _waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: int) -> Any:
-    """The microseconds for which a multiprocessor waits at least for operands through pointers.
-
-    Without stages a program waits for each of its blocks, however few others there are. Of more rows what all programs
-    read from the cache counts; how long memory takes, the table says.
-    """
-    programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
-    sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
-    read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
-    arriving, waited = 0.0, WAITED
-    if is_cached(problem):
-        arriving, waited = read / ARRIVING, WAITED_IN_CACHE[problem.dtype.itemsize]
-    waiting = np.where(tiles["BLOCK_M"] < FEW, work.steps * waited, arriving)
-    return np.where(tiles["descriptors"] == 1, 0.0, waiting)
 
 
 def _shortened(tiles: Any, problem: Problem) -> Any:
@@ -324,37 +198,6 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     wider = np.minimum(tiles["BLOCK_N"] * times, columns)
     tiles["BLOCK_N"] = np.where(tiles["BLOCK_M"] < FEW, wider, tiles["BLOCK_N"])
     return tiles
-
-
-def loads(problem: Problem, tiles: Any) -> Any:
-    """What loads of less than 16 bytes add to the microseconds of a block, for all programs of a multiprocessor.
-
-    `tiles` are `model.records`.
-    """
-    size, swapped = problem.dtype.itemsize, tiles["transposed"] == 1
-    first, second = [
-        np.where(swapped, other, own)
-        for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
-    ]
-    a, b = [
-        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0) * LOAD
-        for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
-    ]
-    tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
-    # There a thread loads 8 bytes of the first operand, or 4 where those do not lie along K, and the second is split
-    # before it is laid out.
-    along = np.where(swapped, problem.b_inner, problem.a_inner)
-    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * LOAD
-    a = np.where(in_parts, np.where(along & (first >= 8), 0, alone), a)
-    conflicts = tensor_cores & (size == 4) & (second == 4) & ~in_parts
-    # The few rows that are added up without tensor cores come while what they are multiplied with does.
-    a = np.where(tensor_cores, a, 0)
-    added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
-    # Two threads for each of the block's rows load 32 elements each, or more.
-    scarce = in_parts & np.where(swapped, problem.a_inner, problem.b_inner)
-    scarce &= tiles["BLOCK_N"] * tiles["BLOCK_K"] >= 64 * tiles["BLOCK_M"]
-    added += np.where(scarce & (second < 16), tiles["BLOCK_N"] * tiles["BLOCK_K"] * size / (32 * second), 0) * SCARCE
-    return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
 
 
 def possible(
@@ -532,7 +375,7 @@ def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Con
 
     def time(config: Config) -> float:
         parts = config._replace(splits=_parts_that_fill(config, problem, device))
-        return _microseconds_through_pointers(parts, problem, device)
+        return pointers.microseconds(parts, problem, device)
 
     return min(configs, key=time)
 

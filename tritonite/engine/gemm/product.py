@@ -13,8 +13,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import devices
 from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, fusion, settings, zero_or_one
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.gemm import choose, hopper
+from tritonite.engine.gemm import choose, hopper, pointers
 from tritonite.engine.gemm.hopper_parts import multiply_in_parts
+from tritonite.engine.gemm.problem import FEW, Problem, divisor, vector
 from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune.tiles import Config
@@ -63,7 +64,7 @@ class _Epilogue(NamedTuple):
 
         Of what is loaded an element at a time both subtiles are on their way before the first is written.
         """
-        one_by_one = any(_vector(tensor, tensor.stride(2) == 1) < 16 for tensor in self.tensors)
+        one_by_one = any(vector(tensor, tensor.stride(2) == 1) < 16 for tensor in self.tensors)
         return self.bytes * (2 if config.split_store and one_by_one else 1)
 
     @property
@@ -148,7 +149,7 @@ def product(
         a, b, written = _laid_alike(a, b, out)
     elif config is None and whole and not fixed:
         if compared and all(map(_has_descriptor, (a, b, out))):
-            decline_if_slower(choose.aten_is_faster(_problem(a, b, out), out.device, specialized))
+            decline_if_slower(choose.aten_is_faster(Problem.of(a, b, out), out.device, specialized))
         copied = _worth_copies(a, b, out)
         a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
         written = _padded(out) if copied[2] else out
@@ -157,7 +158,7 @@ def product(
     terms = a.shape[0] if summed else 1
     work = _Work(a, b, written, epilogue, terms, ends, precision, blockwise, copied[:2], alike)
     if config is None:
-        problem = choose.of_any_rows(work.problem) if fixed else work.problem._replace(invariant=alike)
+        problem = work.problem.of_any_rows() if fixed else work.problem._replace(invariant=alike)
         descriptors = described if fixed else whole and all(map(_has_descriptor, (a, b, written)))
         config = choose.choose(problem, out.device, descriptors, descriptors and specialized)
         config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
@@ -171,7 +172,7 @@ def product(
 def _is_transposed(out: torch.Tensor) -> bool:
     """Whether the transpose of a result is computed: few columns are few rows of it, and what lies in columns rows."""
     M, N = out.shape[1:]
-    few = min(M, N) <= choose.FEW
+    few = min(M, N) <= FEW
     return (few and N < M) or (not few and out.stride(2) != 1 == out.stride(1))
 
 
@@ -198,7 +199,7 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
     Halves are multiplied by descriptors where all three can have them, as those of odd sizes cannot, and float32 by
     pointers, which load what does not begin at 16 bytes an element at a time.
     """
-    problem, tensors, none = _problem(a, b, out), (a, b, out), (False, False, False)
+    problem, tensors, none = Problem.of(a, b, out), (a, b, out), (False, False, False)
     halves = problem.dtype.itemsize == 2
     if halves:
         can = not _has_descriptor(a), not _has_descriptor(b), not _has_descriptor(out)
@@ -219,7 +220,7 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
             a_vector=a_vector, b_vector=b_vector, out_vector=out_vector, a_pitch=a_pitch, b_pitch=b_pitch
         )
         sizes = [x.numel() * x.dtype.itemsize for x, copy in zip(tensors, copied, strict=True) if copy]
-        return choose.microseconds(laid, out.device, halves and copied == can) + choose.copying(sizes)
+        return choose.microseconds(laid, out.device, halves and copied == can) + pointers.copying(sizes)
 
     return min(choices, key=time)
 
@@ -269,29 +270,6 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return empty((*rows, _padded_width(columns, tensor.dtype)), tensor.dtype, tensor.device)[..., :columns]
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> choose.Problem:
-    """What decides on the tiles for a product."""
-    batches, M, N = out.shape
-    inner = a.stride(2) == 1, b.stride(1) == 1
-    vectors = _vector(a, inner[0]), _vector(b, not inner[1]), _vector(out, out.stride(2) == 1)
-    pitches = _pitch(a, inner[0]), _pitch(b, not inner[1])
-    return choose.Problem(batches, M, N, a.shape[2], a.dtype, out.dtype, *inner, False, *vectors, False, *pitches)
-
-
-def _pitch(tensor: torch.Tensor, rows: bool) -> int:
-    """How many elements the rows of a tensor, or the columns, are apart, or 0 where there is one."""
-    across = 1 if rows else 2
-    return tensor.stride(across) if tensor.shape[across] > 1 else 0
-
-
-def _vector(tensor: torch.Tensor, rows: bool) -> int:
-    """How many bytes of a tensor in rows, or in columns, one load may take: all addresses and lengths are multiples."""
-    size, inner = tensor.dtype.itemsize, 2 if rows else 1
-    if tensor.stride(inner) != 1:
-        return size
-    return math.gcd(16, tensor.data_ptr(), size * math.gcd(tensor.shape[inner], _every(16, tensor, rows)))
-
-
 def _padded_width(columns: int, dtype: torch.dtype) -> int:
     """The elements from one row to the next where each begins at 16 bytes."""
     every = 16 // dtype.itemsize
@@ -325,8 +303,8 @@ class _Work(NamedTuple):
         return fusion() if self.alike else {}
 
     @property
-    def problem(self) -> choose.Problem:
-        found = _problem(self.a, self.b, self.out)
+    def problem(self) -> Problem:
+        found = Problem.of(self.a, self.b, self.out)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
         return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b)
 
@@ -501,7 +479,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
         # few rows a thread has sums for every element of b's block besides.
         most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
         held = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // (32 * config.num_warps)
-        room = config.BLOCK_M >= choose.FEW or (held <= 3 * most // 4 and work.problem.b_vector < 16)
+        room = config.BLOCK_M >= FEW or (held <= 3 * most // 4 and work.problem.b_vector < 16)
         limited = most < 256 and room and devices.current.ptx
         registers = {"maxnreg": most} if limited else {}
         multiply[(tiles, splits)](
@@ -541,7 +519,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
-        usual = choose.of_any_rows(usual)
+        usual = usual.of_any_rows()
     config = choose.fitting(choose.for_groups(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
@@ -579,17 +557,11 @@ def _alignment(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int
     most, most_out = 16 // a.dtype.itemsize, 16 // out.dtype.itemsize
     M, N, K = a.shape[1], b.shape[2], a.shape[2]
     every = [
-        _every(most_of, x, lies) if along or across else 1
+        divisor(most_of, x, lies) if along or across else 1
         for x, most_of, lies, along, across in zip((a, b, out), (most, most, most_out), rows, inner, other, strict=True)
     ]
     known = [1 if size % 16 == 0 else math.gcd(most, size) for size in (N, K)]
     return (1 if inner[0] and inner[2] else math.gcd(most, M), *known, *every, *inner)
-
-
-def _every(most: int, tensor: torch.Tensor, rows: bool) -> int:
-    """What divides `most` and the strides between batches and rows, or columns, of a tensor."""
-    batch = tensor.stride(0) if tensor.shape[0] > 1 else 0
-    return math.gcd(most, batch, tensor.stride(1 if rows else 2))
 
 
 def _in_columns(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,106 @@
+"""What products take that load and store through pointers, in microseconds, and what copies for descriptors take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tritonite import devices
+from tritonite.engine.gemm.problem import FEW, Problem
+from tritonite.tune import model
+from tritonite.tune.tiles import Config
+
+# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread, and for such a store.
+# Of 60 products with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
+LOAD, STORE = 0.0018, 0.0043
+# And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
+# out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
+# read. It does so with the second operand of tensor cores.
+CONFLICTS = 0.032
+# What such a load along K takes besides where parts of float32 leave a thread registers for few of the second operand's
+# elements: 11 products of 2,405 rows by 64, with K of 2,405, took 356 us with 32 for a thread, and take 196 with 16.
+SCARCE = 0.0083
+# What a block of few rows takes to arrive from memory, and from the L2 cache by the bytes of an element. Of 52 products
+# of one row of halves in the cache, which the tiles were not fitted to, those chosen take 1.026 of the best one's time,
+# and of 68 of up to 16 rows of float32 1.033.
+WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
+# The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
+# programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
+# time, and without it 1.041.
+ARRIVING = 6e4
+# Microseconds that a block of K through pointers takes besides, for all programs of a multiprocessor at a time, and
+# each by itself for 128 by 128 results; and that the launch takes which adds up the parts of K. Of 28 products of odd
+# halves, with tiles of every size, those chosen by these take 1.02 of the best one's time.
+BLOCK, BLOCK_OF_128, ADDING = 0.34, 0.16, 2.7
+# Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
+COPY, COPIED = 1.3, 4e6
+
+
+def loads(problem: Problem, tiles: Any) -> Any:
+    """What loads of less than 16 bytes add to the microseconds of a block, for all programs of a multiprocessor.
+
+    `tiles` are `model.records`.
+    """
+    size, swapped = problem.dtype.itemsize, tiles["transposed"] == 1
+    first, second = [
+        np.where(swapped, other, own)
+        for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
+    ]
+    a, b = [
+        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0) * LOAD
+        for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
+    ]
+    tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
+    # There a thread loads 8 bytes of the first operand, or 4 where those do not lie along K, and the second is split
+    # before it is laid out.
+    along = np.where(swapped, problem.b_inner, problem.a_inner)
+    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * LOAD
+    a = np.where(in_parts, np.where(along & (first >= 8), 0, alone), a)
+    conflicts = tensor_cores & (size == 4) & (second == 4) & ~in_parts
+    # The few rows that are added up without tensor cores come while what they are multiplied with does.
+    a = np.where(tensor_cores, a, 0)
+    added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
+    # Two threads for each of the block's rows load 32 elements each, or more.
+    scarce = in_parts & np.where(swapped, problem.a_inner, problem.b_inner)
+    scarce &= tiles["BLOCK_N"] * tiles["BLOCK_K"] >= 64 * tiles["BLOCK_M"]
+    added += np.where(scarce & (second < 16), tiles["BLOCK_N"] * tiles["BLOCK_K"] * size / (32 * second), 0) * SCARCE
+    return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
+
+
+def waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: int) -> Any:
+    """The microseconds for which a multiprocessor waits at least for operands through pointers.
+
+    Without stages a program waits for each of its blocks, however few others there are. Of more rows what all programs
+    read from the cache counts; how long memory takes, the table says.
+    """
+    programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
+    sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
+    read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
+    arriving, waited = 0.0, WAITED
+    if problem.is_cached:
+        arriving, waited = read / ARRIVING, WAITED_IN_CACHE[problem.dtype.itemsize]
+    least = np.where(tiles["BLOCK_M"] < FEW, work.steps * waited, arriving)
+    return np.where(tiles["descriptors"] == 1, 0.0, least)
+
+
+def microseconds(config: Config, problem: Problem, device: torch.device) -> float:
+    """What a problem takes with these tiles, and parts of K, by what its loads and stores cost."""
+    steps = -(-problem.K // (config.BLOCK_K * config.splits))
+    programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
+    rounds, each = -(-programs // (multiprocessors * config.programs)), -(-programs // multiprocessors)
+    results = config.BLOCK_M * config.BLOCK_N
+    loading = float(loads(problem, model.records([config._replace(programs=1)]))[0])
+    stores = results * problem.result.itemsize / (32 * problem.out_vector) if problem.out_vector < 16 else 0
+    block = loading + BLOCK_OF_128 * results / 128**2
+    return rounds * steps * BLOCK + each * (steps * block + stores * STORE) + (ADDING if config.splits > 1 else 0)
+
+
+def copying(sizes: Sequence[int]) -> float:
+    """The microseconds of copies of so many bytes each; to the interpreter it is all the same how elements lie."""
+    if devices.current.interpreted:
+        return math.inf if sizes else 0.0
+    return sum(COPY + 2 * size / COPIED for size in sizes)
