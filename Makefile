@@ -52,13 +52,13 @@ test-gpu:
 		PYTHONPATH=. TRITONITE_NATIVE=0 $(PYTHON) -m pytest -q $$parallel -p no:cacheprovider $(CALL_PATH_TESTS) && \
 		PYTHONPATH=. $(PYTHON) -m tritonite verify --fuzz $(FUZZ) --seed $$(date +%s) --jobs $(WORKERS)
 
-# In an environment with a GPU: all of docs/benchmarks and the results in docs/performance.md.
+# In an environment with a GPU, or several of a kind: all of docs/benchmarks and the results in docs/performance.md.
 bench:
-	@PYTHONPATH=. $(PYTHON) -m tritonite bench --rounds 5 --measure device --measure host \
+	@PYTHONPATH=. $(PYTHON) tools/bench_on_gpus.py --rounds 5 --measure device --measure host \
 		--json docs/benchmarks/results.json --charts docs/benchmarks && \
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model llama --provider compile \
 		--provider compile+tritonite --json docs/benchmarks/models.json && \
-		PYTHONPATH=. $(PYTHON) -m tritonite bench --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
+		PYTHONPATH=. $(PYTHON) tools/bench_on_gpus.py --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 

@@ -11,11 +11,12 @@ import types
 
 import pytest
 import torch
+from test_tools import load
 from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.bench import attention, cases, console, indexing, models, random, run, timing, workers
+from tritonite.bench import attention, cases, console, drawn, indexing, models, random, run, timing, workers
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
 from tritonite.errors import InvalidProvider
@@ -304,6 +305,43 @@ def test_the_command(tmp_path, monkeypatch):
     found = Run.load(file)
     assert found.providers() == ["aten", "tritonite", "other"] and len(found.results) == 1
     assert found.machine.copy_bandwidth > 0 and found.machine.command == "tritonite bench --op 'a b'"
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+def test_parts_are_all_cases_once(at_random):
+    which = functools.partial(drawn.cases, 6, 3) if at_random else functools.partial(cases.chosen, True, ["device"])
+    parts = [cases.of_part(which, i, 3) for i in range(3)]
+    assert sorted(name(case) for part in parts for case in part) == sorted(map(name, which()))
+    assert all(parts) and max(map(len, parts)) < len(which())
+    if not at_random:
+        operators = [{case.op for case in part} for part in parts]
+        assert sum(map(len, operators)) == len(set.union(*operators))
+    times = {"aten": Timing(1.0, 1.0, 1.0)}
+    results = [
+        [Result(c.op, c.family, c.label, str(c.dtype), c.measure, 1, 1, times=times, number=c.number) for c in part]
+        for part in parts
+    ]
+    machine = Machine("", "", {}, "", "", "", 1e12)
+    whole = Run.of_parts([Run(machine, each) for each in results], "tritonite bench")
+    assert [(each.op, each.label, each.number) for each in whole.results] == [
+        (case.op, case.label, case.number) for case in which()
+    ]
+
+
+@pytest.mark.parametrize("part", ["2/2", "1", "a/b", "-1/2"])
+def test_a_part_is_one_of_so_many(part):
+    assert "is not I/N" in bench("--op", "neg", f"--part={part}", code=2)
+
+
+def test_every_gpu_measures_a_part(tmp_path, monkeypatch):
+    tool, file = load("bench_on_gpus"), tmp_path / "results.json"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    # Where there is a GPU both parts have the first.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    options = ["--op", "neg", "--op", "relu", "--dtype", "float16", "--measure", "device", "--rounds", "1", *SMALL]
+    monkeypatch.setattr(sys, "argv", ["bench_on_gpus.py", *options, "--json", str(file)])
+    assert tool.main() == 0
+    assert {result.op for result in Run.load(file).results} == {"neg", "relu"}
 
 
 def test_the_command_measures_models(tmp_path):

@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import platform
+import re
 import shlex
 import sys
 from collections import Counter
@@ -361,6 +362,7 @@ def bench(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="processes to check answers in, before; by default half of the cores")
     ] = None,
+    part: Annotated[str, typer.Option(help="of the cases, such as 0/4: the first of four parts")] = "0/1",
     json: Annotated[Path | None, typer.Option(help="write the results")] = None,
     html: Annotated[Path | None, typer.Option(help="write a report, one file")] = None,
     charts: Annotated[Path | None, typer.Option(help="write charts as PNG into a folder")] = None,
@@ -384,6 +386,7 @@ def bench(
     which = functools.partial(cases.chosen, quick, kinds, *named)
     if at_random:
         which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
+    which = functools.partial(cases.of_part, which, *_part(part))
     chosen = which()
     if not chosen and not model:
         raise typer.BadParameter("no case matches")
@@ -423,6 +426,14 @@ def bench(
         raise typer.Exit(130)
     if slower or any(result.failure for result in found.results):
         raise typer.Exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Which part of how many."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise typer.BadParameter(f"{text!r} is not I/N, from 0/N to N-1/N", param_hint="--part")
+    return int(match[1]), int(match[2])
 
 
 def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: int) -> list[Check | None]:

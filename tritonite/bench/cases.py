@@ -422,6 +422,20 @@ def chosen(
     ]
 
 
+def of_part(which: Callable[[], Sequence[Case]], index: int, parts: int) -> list[Case]:
+    """Of all cases that `which` finds those of one of so many parts, by operator, and drawn ones by number.
+
+    An operator's cases share kernels, which one process compiles once.
+    """
+    operators: dict[str, int] = {}
+    found = []
+    for case in which():
+        place = operators.setdefault(case.op, len(operators)) if case.number is None else case.number
+        if place % parts == index:
+            found.append(case)
+    return found
+
+
 def _attention_cases(op: Op, quick: bool, measures: Sequence[str]) -> Iterator[Case]:
     """Those of models, whose operands no common shape tells of."""
     interpreted = tritonite.backend.interpreted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -140,6 +141,20 @@ class Run:
         found = dict.fromkeys(name for times in every for name in times)
         return sorted(found, key=lambda name: (name != REFERENCE, name != "tritonite", list(found).index(name)))
 
+    @classmethod
+    def of_parts(cls, runs: Sequence[Run], command: str) -> Run:
+        """One run of the results of several, of a part of the cases each, and of the first one's machine."""
+        machine = dataclasses.replace(runs[0].machine, command=command)
+        # What parts are of in turns: operators, or drawn cases.
+        dealt = [[list(own) for _, own in itertools.groupby(run.results, _dealt)] for run in runs]
+        turns = itertools.zip_longest(*dealt, fillvalue=[])
+        return cls(
+            machine,
+            [result for turn in turns for own in turn for result in own],
+            [model for run in runs for model in run.models],
+            any(run.interrupted for run in runs),
+        )
+
     def roofline_share(self, result: Result, provider: str) -> float | None:
         """The least time the machine could take for a case's bytes and flops, over the provider's device time."""
         if result.measure == "host" or provider not in result.times or not self.machine.copy_bandwidth:
@@ -175,6 +190,10 @@ class Run:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidResults(path=path, reason=str(error)) from error
+
+
+def _dealt(result: Result) -> tuple[str, int | None]:
+    return (result.op, None) if result.number is None else (result.family, result.number)
 
 
 def _times(entries: dict[str, Any]) -> dict[str, Timing]:

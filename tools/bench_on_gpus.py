@@ -1,0 +1,60 @@
+"""Run `tritonite bench` with a part of the cases on each GPU of this machine, and write the results as one run.
+
+    python tools/bench_on_gpus.py --rounds 5 --json results.json
+
+takes the options of `tritonite bench`; --json is needed, and --charts are drawn of all parts. What a part prints is
+shown where it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tritonite.bench.results import Run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--charts", type=Path)
+    known, options = parser.parse_known_args()
+    count = max(1, torch.cuda.device_count())
+    if not any(option.startswith("--jobs") for option in options):
+        options = [*options, "--jobs", str(max(1, (os.cpu_count() or 1) // count))]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{i}.json" for i in range(count)]
+        started = [_start(i, count, options, file) for i, file in enumerate(files)]
+        for process, file in zip(started, files, strict=True):
+            if process.wait():
+                print(file.with_suffix(".txt").read_text())
+        runs = [Run.load(file) for file in files]
+    found = Run.of_parts(runs, shlex.join(["python", "tools/bench_on_gpus.py", *sys.argv[1:]]))
+    found.save(known.json)
+    if known.charts:
+        from tritonite.bench.charts import save
+
+        save(found, known.charts)
+    return max(process.returncode for process in started)
+
+
+def _start(index: int, count: int, options: list[str], file: Path) -> subprocess.Popen[bytes]:
+    """Measure a part on one of the GPUs that this process sees."""
+    part = ["--part", f"{index}/{count}", "--json", str(file)]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": seen.split(",")[index]}
+    # Through a pipe it would wait for this process to read what it prints.
+    with file.with_suffix(".txt").open("wb") as printed:
+        command = [sys.executable, "-m", "tritonite", "bench", *options, *part]
+        return subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
