@@ -58,6 +58,8 @@ bench:
 		--json docs/benchmarks/results.json --charts docs/benchmarks && \
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model llama --provider compile \
 		--provider compile+tritonite --json docs/benchmarks/models.json && \
+		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model t5 --model vit --model whisper --dtype float32 \
+		--batch 8 --tokens 128 --json docs/benchmarks/models_float32.json && \
 		PYTHONPATH=. $(PYTHON) tools/bench_on_gpus.py --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
 		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py

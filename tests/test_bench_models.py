@@ -54,6 +54,17 @@ def test_every_phase_is_timed(name, dtype, phases, operator, monkeypatch):
         assert {name: calls for name, calls, _, _ in result.operators}[operator] == 1
 
 
+@pytest.mark.parametrize(("name", "positions"), [("t5", TOKENS), ("vit", 5), ("whisper", TOKENS)])
+def test_a_forward_pass_is_timed(name, positions):
+    (result,) = measured(name)
+    assert (result.phase, result.batch, result.tokens) == ("forward", 2, positions)
+    assert set(result.times) == {"aten", "tritonite"} and result.operators
+    assert set(result.device_times) == ({"aten", "tritonite"} if tritonite.device == "cuda" else set())
+    with torch.inference_mode():
+        states = models.phases(name, torch.float32, 2, TOKENS, tiny=True)[0].forward()
+    assert states.shape == (2, positions, 32) and bool(states.isfinite().all())
+
+
 def test_a_model_runs_with_every_operator():
     (result,) = measured("bert", (ATEN, TRITONITE))
     assert {"add", "gelu"} <= {name for name, *_ in result.operators} and len(result.operators) <= 12

@@ -44,11 +44,13 @@ def results(run: Run) -> Iterator[str]:
         yield f"![{chart.stem.replace('-', ' ')}](benchmarks/{chart.name})"
 
 
-def models(run: Run) -> Iterator[str]:
+def models(file: Path) -> Iterator[str]:
+    run = Run.load(file)
     others = [name for name in run.models[0].times if name != "aten"]
     columns = ["model", "pass", "dtype", "ATen, tokens/s", "ATen, ms a pass", *(f"{name}, speedup" for name in others)]
+    columns.append(f"{PROVIDER}, speedup of device time")
     machine = run.machine
-    yield f"\nModels, at commit {machine.commit}, {machine.date}, into [models.json](benchmarks/models.json) with"
+    yield f"\nModels, at commit {machine.commit}, {machine.date}, into [{file.name}](benchmarks/{file.name}) with"
     yield f"\n    {machine.command}\n"
     yield f"| {' | '.join(columns)} |"
     yield f"|{' --- |' * len(columns)}"
@@ -60,7 +62,10 @@ def _model(model: ModelResult, others: list[str]) -> str:
     after = f" after {model.context}" if model.context else ""
     name = f"{model.model} | {model.phase}, {model.batch} x {model.tokens} tokens{after}"
     speedups = " | ".join(f"{aten / model.times[other].median:.2f}" for other in others)
-    return f"| {name} | {model.dtype} | {model.tokens_per_second('aten'):,.0f} | {aten / 1e3:.3f} | {speedups} |"
+    device = model.device_times
+    alone = f"{device['aten'] / device['tritonite']:.2f}" if device else ""
+    rate = f"{model.tokens_per_second('aten'):,.0f}"
+    return f"| {name} | {model.dtype} | {rate} | {aten / 1e3:.3f} | {speedups} | {alone} |"
 
 
 def drawn(run: Run) -> Iterator[str]:
@@ -88,7 +93,9 @@ def drawn(run: Run) -> Iterator[str]:
 
 def main() -> int:
     method = PAGE.read_text().partition(HEADING)[0]
-    lines = [*results(Run.load(FOLDER / "results.json")), *models(Run.load(FOLDER / "models.json"))]
+    lines = [*results(Run.load(FOLDER / "results.json"))]
+    for file in sorted(FOLDER.glob("models*.json")):
+        lines += models(file)
     if (FOLDER / "drawn.json").exists():
         lines += drawn(Run.load(FOLDER / "drawn.json"))
     new = method + HEADING + "\n" + "\n".join(lines) + "\n"

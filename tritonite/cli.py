@@ -288,7 +288,7 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
 
 @app.command()
 def report(
-    model: Annotated[list[str], typer.Option(help="bert or llama; several allowed")],
+    model: Annotated[list[str], typer.Option(help="such as bert or t5; several allowed")],
     dtype: Annotated[str, typer.Option(help="default bfloat16, and float32 in the interpreter")] = "",
     batch: Annotated[int, typer.Option(min=1)] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="of the prompt; default 512")] = None,
@@ -349,7 +349,9 @@ def bench(
     provider: Annotated[
         list[str] | None, typer.Option(help="compile, compile+tritonite, or name=module:context")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="a whole model instead of operators: bert, llama")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="a whole model instead of operators: bert, llama, t5, vit, whisper")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="of a model")] = 1,
     tokens: Annotated[int | None, typer.Option(min=1, help="of a model's prompt; default 512")] = None,
     quick: Annotated[

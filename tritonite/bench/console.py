@@ -158,11 +158,12 @@ def show_models(console: Console, models: Sequence[ModelResult]) -> None:
     for model in models:
         length = f"{model.tokens} tokens" + (f" after {model.context}" if model.context else "")
         console.print(f"{model.model} {model.phase}, {model.dtype}, batch {model.batch}, {length}", highlight=False)
-        shown = Table("provider", "tokens/s", "ms a pass", "host ms", box=None)
+        shown = Table("provider", "tokens/s", "ms a pass", "host ms", "device ms", box=None)
         for name, time in model.times.items():
             host = model.host_times[name]
             row = (f"{model.tokens_per_second(name):.0f}", f"{time.median / 1e3:.3f}", f"{host.median / 1e3:.3f}")
-            shown.add_row(name, *row)
+            device = model.device_times.get(name)
+            shown.add_row(name, *row, "" if device is None else f"{device / 1e3:.3f}")
         console.print(shown)
         operators = Table("operator", "calls", "ATen us", "Tritonite us", box=None)
         for name, calls, aten, ours in model.operators:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,9 +89,57 @@ def _llama(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     ]
 
 
+def _t5(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """The architecture of T5-small, with random weights; the decoder has as many tokens as the encoder."""
+    from transformers import T5Config
+
+    names = ("vocab_size", "d_model", "d_ff", "num_layers", "num_heads", "d_kv")
+    sizes = (128, 32, 64, 1, 2, 16) if tiny else (32_128, 512, 2048, 6, 8, 64)
+    model = _random_weights(T5Config(**dict(zip(names, sizes, strict=True)), dtype=dtype), "AutoModel", tiny)
+    words = tokens[:, :-1] % model.config.vocab_size
+    run = functools.partial(model, input_ids=words, decoder_input_ids=words)
+    return [Phase("forward", words.shape[1], lambda: run().last_hidden_state)]
+
+
+def _vit(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """The architecture of ViT-B/16, with random weights, for an image for each sequence of tokens."""
+    from transformers import ViTConfig
+
+    names = ("image_size", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    sizes = (32, 16, 32, 64, 1, 2) if tiny else (224, 16, 768, 3072, 12, 12)
+    model = _random_weights(ViTConfig(**dict(zip(names, sizes, strict=True)), dtype=dtype), "AutoModel", tiny)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(len(tokens), 3, sizes[0], sizes[0], generator=generator).to(tokens.device, dtype)
+    return [Phase("forward", (sizes[0] // 16) ** 2 + 1, lambda: model(pixel_values=images).last_hidden_state)]
+
+
+def _whisper(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
+    """The architecture of Whisper's base model, with random weights: half a minute of sound, and its first tokens."""
+    from transformers import WhisperConfig
+
+    layers = ("layers", "attention_heads", "ffn_dim")
+    names = ("vocab_size", "d_model", "num_mel_bins", "max_source_positions")
+    sizes, own = ((128, 32, 8, 20), (1, 2, 64)) if tiny else ((51_865, 512, 80, 1500), (6, 8, 2048))
+    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in zip(layers, own, strict=True)}
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+    config = WhisperConfig(**dict(zip(names, sizes, strict=True)), **sides, **special, dtype=dtype)
+    model = _random_weights(config, "AutoModel", tiny)
+    words = tokens[:, :-1][:, :32] % config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    sound = torch.randn(len(tokens), sizes[2], 2 * sizes[3], generator=generator).to(tokens.device, dtype)
+    run = functools.partial(model, input_features=sound, decoder_input_ids=words)
+    return [Phase("forward", words.shape[1], lambda: run().last_hidden_state)]
+
+
 # A phase as each provider runs it, ATen first.
 Ways = dict[Provider, Phase]
-MODELS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {"bert": _bert, "llama": _llama}
+MODELS: dict[str, Callable[[torch.dtype, torch.Tensor, bool], list[Phase]]] = {
+    "bert": _bert,
+    "llama": _llama,
+    "t5": _t5,
+    "vit": _vit,
+    "whisper": _whisper,
+}
 
 
 def _sized(sizes: Sequence[int]) -> dict[str, int]:
@@ -151,8 +200,20 @@ def measure(
     # A profiler that has run leaves hooks in the driver: all is timed before any of it.
     measured = [(ways, *_times(ways, rounds)) for ways in every]
     for ways, times, host_times in measured:
-        phase, operators = next(iter(ways.values())), _operators(ways)
-        yield ModelResult(name, phase.name, text, batch, phase.tokens, times, host_times, operators, phase.context)
+        phase, profiles = next(iter(ways.values())), _profiles(ways)
+        device_times = {name: sum(taken for _, taken in own.values()) for name, own in profiles.items()}
+        yield ModelResult(
+            model=name,
+            phase=phase.name,
+            dtype=text,
+            batch=batch,
+            tokens=phase.tokens,
+            times=times,
+            host_times=host_times,
+            operators=_differences(profiles),
+            context=phase.context,
+            device_times=device_times if tritonite.device == "cuda" else {},
+        )
 
 
 @torch.inference_mode()
@@ -202,12 +263,17 @@ def _times(ways: Ways, rounds: int) -> tuple[dict[str, Timing], dict[str, Timing
     return whole, {name: Timing.of(returned for _, returned in found) for name, found in passes.items()}
 
 
-def _operators(ways: Ways) -> list[tuple[str, int, float, float]]:
-    """Those whose time differs most between ATen and Tritonite, as ModelResult has them."""
-    compared = [(phase, provider) for provider, phase in ways.items() if provider.name in COMPARED]
-    if len(compared) < len(COMPARED):
+def _profiles(ways: Ways) -> dict[str, dict[str, tuple[int, float]]]:
+    """What ATen's operators take with ATen and with Tritonite, where both are compared."""
+    compared = {provider.name: (phase, provider) for provider, phase in ways.items() if provider.name in COMPARED}
+    return {name: _profile(*each) for name, each in compared.items()} if len(compared) == len(COMPARED) else {}
+
+
+def _differences(profiles: Mapping[str, dict[str, tuple[int, float]]]) -> list[tuple[str, int, float, float]]:
+    """The operators whose time differs most between ATen and Tritonite, as ModelResult has them."""
+    if not profiles:
         return []
-    aten, ours = (_profile(*each) for each in compared)
+    aten, ours = (profiles[name] for name in COMPARED)
     rows = []
     for name in {*aten, *ours}:
         (calls, before), (own_calls, after) = aten.get(name, (0, 0.0)), ours.get(name, (0, 0.0))

@@ -104,6 +104,7 @@ def _models(run: Run) -> str:
     if not run.models:
         return ""
     head = ["model", "phase", "dtype", "batch", "tokens", "provider", "tokens/s", "ms a pass", "speedup", "host ms"]
+    head.append("device ms")
     rows = [_model_row(model, provider) for model in run.models for provider in model.times]
     details = "".join(_model_operators(model) for model in run.models if model.operators)
     return f'<h2>Models</h2><div class="card scroll">{_plain_table(head, rows)}</div>{details}'
@@ -118,6 +119,7 @@ def _model_row(model: ModelResult, provider: str) -> list[str]:
         f"{time.median / 1e3:,.2f}",
         f"{reference.median / time.median:.2f}x" if reference and provider != REFERENCE else "",
         f"{host.median / 1e3:,.2f}" if host else "",
+        f"{model.device_times[provider] / 1e3:,.2f}" if provider in model.device_times else "",
     ]
 
 

@@ -87,7 +87,7 @@ class ModelResult:
 
     `phase` is "prefill" or "decode", of `tokens` tokens after `context` others. `operators` has, for those that cost
     the difference between ATen and Tritonite, (name, calls a pass, ATen's microseconds a pass, Tritonite's), the
-    largest difference first.
+    largest difference first; `device_times` what all kernels of a pass take on a GPU, in microseconds, of these two.
     """
 
     model: str
@@ -99,6 +99,7 @@ class ModelResult:
     host_times: dict[str, Timing]
     operators: list[tuple[str, int, float, float]] = field(default_factory=list)
     context: int = 0
+    device_times: dict[str, float] = field(default_factory=dict)
 
     def tokens_per_second(self, provider: str) -> float:
         return self.batch * self.tokens / self.times[provider].median * 1e6
