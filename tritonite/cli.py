@@ -8,7 +8,6 @@ import functools
 import itertools
 import os
 import platform
-import re
 import shlex
 import sys
 from collections import Counter
@@ -432,10 +431,12 @@ def bench(
 
 def _part(text: str) -> tuple[int, int]:
     """Which part of how many."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise typer.BadParameter(f"{text!r} is not I/N, from 0/N to N-1/N", param_hint="--part")
-    return int(match[1]), int(match[2])
+    from tritonite.testing.parts import part_of
+
+    try:
+        return part_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--part") from None
 
 
 def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: int) -> list[Check | None]:

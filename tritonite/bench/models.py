@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import os
 import time
@@ -93,42 +92,53 @@ def _t5(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """The architecture of T5-small, with random weights; the decoder has as many tokens as the encoder."""
     from transformers import T5Config
 
-    names = ("vocab_size", "d_model", "d_ff", "num_layers", "num_heads", "d_kv")
-    sizes = (128, 32, 64, 1, 2, 16) if tiny else (32_128, 512, 2048, 6, 8, 64)
-    model = _random_weights(T5Config(**dict(zip(names, sizes, strict=True)), dtype=dtype), "AutoModel", tiny)
+    # T5Config's own are those of T5-small.
+    sizes = {"vocab_size": 128, "d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16} if tiny else {}
+    model = _random_weights(T5Config(**sizes, dtype=dtype), "AutoModel", tiny)
     words = tokens[:, :-1] % model.config.vocab_size
-    run = functools.partial(model, input_ids=words, decoder_input_ids=words)
-    return [Phase("forward", words.shape[1], lambda: run().last_hidden_state)]
+    return [Phase("forward", words.shape[1], lambda: model(input_ids=words, decoder_input_ids=words).last_hidden_state)]
 
 
 def _vit(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """The architecture of ViT-B/16, with random weights, for an image for each sequence of tokens."""
     from transformers import ViTConfig
 
-    names = ("image_size", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    sizes = (32, 16, 32, 64, 1, 2) if tiny else (224, 16, 768, 3072, 12, 12)
-    model = _random_weights(ViTConfig(**dict(zip(names, sizes, strict=True)), dtype=dtype), "AutoModel", tiny)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(len(tokens), 3, sizes[0], sizes[0], generator=generator).to(tokens.device, dtype)
-    return [Phase("forward", (sizes[0] // 16) ** 2 + 1, lambda: model(pixel_values=images).last_hidden_state)]
+    # ViTConfig's own are those of ViT-B/16.
+    sizes = {}
+    if tiny:
+        sizes = {"image_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes |= {"hidden_size": 32, "intermediate_size": 64}
+    config = ViTConfig(**sizes, dtype=dtype)
+    model = _random_weights(config, "AutoModel", tiny)
+    images = _noise(dtype, tokens, 3, config.image_size, config.image_size)
+    patches = (config.image_size // config.patch_size) ** 2
+    return [Phase("forward", patches + 1, lambda: model(pixel_values=images).last_hidden_state)]
 
 
 def _whisper(dtype: torch.dtype, tokens: torch.Tensor, tiny: bool) -> list[Phase]:
     """The architecture of Whisper's base model, with random weights: half a minute of sound, and its first tokens."""
     from transformers import WhisperConfig
 
-    layers = ("layers", "attention_heads", "ffn_dim")
-    names = ("vocab_size", "d_model", "num_mel_bins", "max_source_positions")
-    sizes, own = ((128, 32, 8, 20), (1, 2, 64)) if tiny else ((51_865, 512, 80, 1500), (6, 8, 2048))
-    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in zip(layers, own, strict=True)}
-    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
-    config = WhisperConfig(**dict(zip(names, sizes, strict=True)), **sides, **special, dtype=dtype)
+    width, layers, heads, inner = (32, 1, 2, 64) if tiny else (512, 6, 8, 2048)
+    sizes = {"d_model": width}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": inner}
+    if tiny:
+        special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+        sizes |= {"vocab_size": 128, "num_mel_bins": 8, "max_source_positions": 20, **special}
+    config = WhisperConfig(**sizes, dtype=dtype)
     model = _random_weights(config, "AutoModel", tiny)
     words = tokens[:, :-1][:, :32] % config.vocab_size
+    sound = _noise(dtype, tokens, config.num_mel_bins, 2 * config.max_source_positions)
+    return [
+        Phase("forward", words.shape[1], lambda: model(input_features=sound, decoder_input_ids=words).last_hidden_state)
+    ]
+
+
+def _noise(dtype: torch.dtype, tokens: torch.Tensor, *shape: int) -> torch.Tensor:
+    """What stands for an image or a sound for each sequence of tokens, the same every time."""
     generator = torch.Generator().manual_seed(0)
-    sound = torch.randn(len(tokens), sizes[2], 2 * sizes[3], generator=generator).to(tokens.device, dtype)
-    run = functools.partial(model, input_features=sound, decoder_input_ids=words)
-    return [Phase("forward", words.shape[1], lambda: run().last_hidden_state)]
+    return torch.randn(len(tokens), *shape, generator=generator).to(tokens.device, dtype)
 
 
 # A phase as each provider runs it, ATen first.

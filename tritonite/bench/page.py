@@ -103,8 +103,8 @@ def _charts(run: Run) -> str:
 def _models(run: Run) -> str:
     if not run.models:
         return ""
-    head = ["model", "phase", "dtype", "batch", "tokens", "provider", "tokens/s", "ms a pass", "speedup", "host ms"]
-    head.append("device ms")
+    head = ["model", "phase", "dtype", "batch", "tokens", "provider"]
+    head += ["tokens/s", "ms a pass", "speedup", "host ms", "device ms"]
     rows = [_model_row(model, provider) for model in run.models for provider in model.times]
     details = "".join(_model_operators(model) for model in run.models if model.operators)
     return f'<h2>Models</h2><div class="card scroll">{_plain_table(head, rows)}</div>{details}'

@@ -132,11 +132,12 @@ def terms(
         if packet == "addbmm":
             # Products of all batches are added up.
             longest *= max((len(x) for x in tensors if x.dim() == 3), default=1)
-        # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021): of
-        # halves every 16 terms, by half a unit in the last place in the mean, of what has grown with the terms so far.
+        # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021). Of
+        # halves a step adds 16 terms and loses half a unit in the last place in the mean, of a sum that has grown with
+        # the root of the number of terms.
         cut_off = longest * math.prod(usual[-2:]) / 2
         if any(x.dtype.itemsize == 2 for x in tensors):
-            squares = sorted(float(x.square().mean()) for x in floats)
+            squares = sorted(float(torch.linalg.vector_norm(x)) ** 2 / x.numel() for x in floats)
             grown = (longest * math.prod(squares[-2:])) ** 0.5
             cut_off = max(cut_off, longest / 16 * grown * 2**-24.5 / ATOL[torch.float16])
         scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0

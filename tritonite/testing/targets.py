@@ -44,6 +44,7 @@ from tritonite.engine.sorting import dense, search, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.launch import LibEntry, Specialization
+from tritonite.testing.parts import part_of
 from tritonite.testing.samples import samples
 from tritonite.tune import model
 from tritonite.tune import tiles as tables
@@ -683,12 +684,12 @@ def main() -> int:
     for name in options.names:
         if name not in known:
             parser.error(f"no operator is called {name!r}{did_you_mean(name, known)}")
-    match = re.fullmatch(r"(\d+)/(\d+)", options.part)
-    if match is None or int(match[1]) >= int(match[2]):
-        parser.error(f"--part {options.part} is not I/N, from 0/N to N-1/N")
-    index, parts = int(match[1]), int(match[2])
+    try:
+        part = part_of(options.part)
+    except ValueError as error:
+        parser.error(f"--part {error}")
     found = 0
-    for line in failures(options.names, options.full, (index, parts), options.quick):
+    for line in failures(options.names, options.full, part, options.quick):
         print(line)
         found += 1
     return 1 if found else 0

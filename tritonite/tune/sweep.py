@@ -205,10 +205,8 @@ def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> 
     for problem, _, found in timed:
         tiles = [numbers[config._replace(splits=1)] for config, _ in found]
         configs = model.records([config for config, _ in found])
-        work, block = (
-            model.work(problem, configs, multiprocessors),
-            table.block[tiles] + pointers.loads(problem, configs),
-        )
+        work = model.work(problem, configs, multiprocessors)
+        block = table.block[tiles] + pointers.loads(problem, configs)
         chosen = int(np.argmin(model.microseconds(work, block, table.tile[tiles], table.costs)))
         ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
     return math.exp(sum(ratios) / len(ratios))

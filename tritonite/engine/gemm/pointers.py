@@ -50,24 +50,25 @@ def loads(problem: Problem, tiles: Any) -> Any:
         np.where(swapped, other, own)
         for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
     ]
+    # How many of them a warp would have to do, of either operand's block.
     a, b = [
-        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0) * LOAD
+        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0)
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
     tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
     # There a thread loads 8 bytes of the first operand, or 4 where those do not lie along K, and the second is split
     # before it is laid out.
     along = np.where(swapped, problem.b_inner, problem.a_inner)
-    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32 * LOAD
+    alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 32
     a = np.where(in_parts, np.where(along & (first >= 8), 0, alone), a)
     conflicts = tensor_cores & (size == 4) & (second == 4) & ~in_parts
     # The few rows that are added up without tensor cores come while what they are multiplied with does.
     a = np.where(tensor_cores, a, 0)
-    added = a + b + np.where(conflicts, tiles["BLOCK_N"] * tiles["BLOCK_K"] / 32 * CONFLICTS, 0)
-    # Two threads for each of the block's rows load 32 elements each, or more.
+    # Two threads for each of the block's rows load 32 elements each of the second operand, or more.
     scarce = in_parts & np.where(swapped, problem.a_inner, problem.b_inner)
     scarce &= tiles["BLOCK_N"] * tiles["BLOCK_K"] >= 64 * tiles["BLOCK_M"]
-    added += np.where(scarce & (second < 16), tiles["BLOCK_N"] * tiles["BLOCK_K"] * size / (32 * second), 0) * SCARCE
+    # Conflicts are of single elements, of 4 bytes each.
+    added = LOAD * (a + b) + np.where(conflicts, CONFLICTS * b, 0) + np.where(scarce, SCARCE * b, 0)
     return np.where(tiles["descriptors"] == 1, 0, tiles["programs"] * added)
 
 

@@ -10,7 +10,7 @@ from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.pointwise.layout import VARIANTS
 
-# Up to so many elements a program takes rather than that there are more than half of the programs that fill a device.
+# So many elements programs have before there are more than half of those that fill a device.
 _ENOUGH = 1024
 # How many elements a matrix may have to be read flat, and how many of them a tile has at least where it is not.
 _MOST_IN_CACHE, _LEAST_OF_A_TILE = 4096, 512
@@ -90,8 +90,8 @@ def block_size(n: int, most: int) -> int:
 
     Programs that take few are many, each soon done, and of small spaces all run at a time; those that take many have
     less to do for each element, which matters where they come one after another. So with four times the elements there
-    are twice as many programs, of twice as many. Where half of those that fill a device would have few, programs have
-    up to `_ENOUGH`: 10^6 halves in the cache took 2.2 us by 512 (H200), and take 1.6 by 1,024.
+    are twice as many programs, of twice as many. But a space is cut into more than half of the programs that fill a
+    device only where they have `_ENOUGH`: 10^6 halves in the cache took 2.2 us by 512 (H200), and take 1.6 by 1,024.
     """
     device = devices.current
     least = device.small_block or most
