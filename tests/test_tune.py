@@ -212,6 +212,14 @@ def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
     assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
 
 
+@pytest.mark.parametrize("operand", ["a_vector", "b_vector"])
+def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
+    for problem in itertools.islice(sweep.drawn(torch.float16, 5), 20):
+        if problem.M > 16:
+            times = [choose.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
+            assert times == sorted(times) and times[0] < times[-1]
+
+
 def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
     found = model.without_wgmma(_table()[4])
     for table in (found, found.cached):
@@ -242,7 +250,9 @@ def test_what_aten_takes_is_fitted(tmp_path):
     ):
         assert found.aten == pytest.approx(seen.aten, rel=0.1)
     model.save(tmp_path / "table.json", {2: fitted})
-    assert model.load(tmp_path / "table.json")[2].aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
+    loaded = model.load(tmp_path / "table.json")[2]
+    assert loaded.aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
+    assert loaded.pointers.configs == table.pointers.configs
 
 
 def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
@@ -264,7 +274,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
 
 
 def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):
-    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, device, _: problem.M == 64)
+    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, *_: problem.M == 64)
     a, b = torch.randn(64, 32, device=DEVICE).bfloat16(), torch.randn(32, 48, device=DEVICE).bfloat16()
     mm = tritonite.overloads()["mm"]
     with call.under(call.Settings(faster_only=True, invariant=False)):
@@ -275,6 +285,29 @@ def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(mo
         assert mm(torch.randn(64, 33, device=DEVICE).bfloat16()[:, 1:], b).shape == (64, 48)
     with call.under(call.Settings(faster_only=False, invariant=False)):
         assert mm(a, b).shape == (64, 48)
+
+
+def test_what_aten_copies_first_counts_against_it(monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
+    monkeypatch.setattr(choose, "least_microseconds", lambda *_: 0.0)
+    monkeypatch.setattr(pointers, "copying", lambda sizes: 1e6 * sum(sizes))
+    assert choose.aten_is_faster(PROBLEM, DEVICE) and not choose.aten_is_faster(PROBLEM, DEVICE, copied=(32,))
+    choose._aten_is_faster.cache_clear()
+
+
+def test_aten_copies_what_is_no_bias(monkeypatch):
+    copied = []
+    monkeypatch.setattr(choose, "aten_is_faster", lambda *given: copied.append(given[3]))
+    a, b, added = (torch.randn(16, 16, device=DEVICE).bfloat16() for _ in range(3))
+    addmm = tritonite.overloads()["addmm"]
+    with call.under(call.Settings(faster_only=True, invariant=False)):
+        tritonite.overloads()["mm"](a, b)
+        addmm(added[0], a, b)
+        addmm(added, a, b, beta=0)
+        addmm(added[0], a, b, beta=0.5)
+        addmm(added, a, b)
+    assert copied == [(), (), (), (512,), (512,)]
 
 
 def test_a_sweep_is_fitted(tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ from tritonite.tune.tiles import Config
 FOLDER = Path(__file__).parent / "models"
 # The bytes of a line of the L2 cache.
 LINE = 128
+# The tables that belong to another.
+BESIDE = ("aten", "cached", "pointers")
 # In how many parts K may be taken.
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
@@ -75,7 +77,8 @@ class Table:
 
     `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1. `aten` is
     what ATen's products cost there, as if they were cut into its tiles, where that has been fitted, and `cached` what
-    all cost where operands are in the L2 cache, as those are that were written or read right before.
+    all cost where operands are in the L2 cache, as those are that were written or read right before. `pointers` is of
+    tiles for more than a few rows of operands that cannot have tensor descriptors.
     """
 
     configs: tuple[Config, ...]
@@ -85,6 +88,7 @@ class Table:
     costs: Costs
     aten: Table | None = None
     cached: Table | None = None
+    pointers: Table | None = None
 
     @functools.cached_property
     def candidates(self) -> Any:
@@ -97,7 +101,7 @@ class Table:
 
 
 _FIELDS = (
-    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "num_stages", "splits", "programs"),
+    *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "num_warps", "num_stages", "splits", "programs"),
     *("transposed", "descriptors", "warp_specialize", "bf16x6", "in_parts"),
 )
 _RECORD = np.dtype([(name, np.int64) for name in (*_FIELDS, "number", "b_inner")])
@@ -180,8 +184,8 @@ def _table(kept: Mapping[str, Any]) -> Table:
     configs = tuple([Config(**each["config"]) for each in tiles])
     block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
     b_inner = tuple([each.get("b_inner", -1) for each in tiles])
-    aten, cached = (_table(kept[name]) if name in kept else None for name in ("aten", "cached"))
-    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), aten, cached)
+    beside = {name: _table(kept[name]) for name in BESIDE if name in kept}
+    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), **beside)
 
 
 def own(name: str) -> Path:
@@ -216,6 +220,5 @@ def _text(table: Table) -> str:
         given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
         line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
         lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
-    beside = {"aten": table.aten, "cached": table.cached}
-    more = "".join([f',\n"{name}": {_text(each)}' for name, each in beside.items() if each])
+    more = "".join([f',\n"{name}": {_text(each)}' for name in BESIDE if (each := getattr(table, name))])
     return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{more}}}"

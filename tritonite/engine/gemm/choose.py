@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,11 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
-# Halves of up to MOST_LOADING rows wait for loads of less than 16 bytes most of the time, LOADING programs of a
-# multiprocessor at once. Three have too few registers for what is under way: 62 rows by 3,072 by 4,297 took 48 us, and
-# take 30.
-MOST_LOADING, LOADING = 64, 2
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
-# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 1.9 in a hundred of
-# 2,100 products drawn at random. With 0.89 it would be 3.2, and the tenth percentile of the others the same.
+# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 2.4 in a hundred of
+# 2,400 products drawn at random, of which it takes 0.98 of the kernels' time in the mean. With 0.91 it would be 5.2.
 LEFT_TO_ATEN = 0.87
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
@@ -107,12 +104,12 @@ def _of_outer_products(problem: Problem, device: torch.device) -> Config:
 
 
 def table_for(problem: Problem, device: torch.device, descriptors: bool) -> model.Table | None:
-    """What a sweep found of the device for such problems: of float32, and of halves with descriptors or of few rows."""
+    """What a sweep found of the device for such problems, which are of halves or float32."""
     if problem.blockwise or problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
-    if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
-        return None
     table = _tables(device).get(problem.dtype.itemsize)
+    if table and problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
+        return table.pointers
     return table.cached if table and table.cached and problem.is_cached else table
 
 
@@ -122,31 +119,31 @@ def _tables(device: torch.device) -> dict[int, model.Table]:
 
 @functools.lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> float:
-    """What a problem takes with the tiles for it once it is launched, as far as is known of the device."""
+    """What a problem takes with the tiles for it once it is launched, or 0 where nothing is known of the device."""
     table = table_for(problem, device, descriptors)
-    if table is not None:
-        return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
-    through_pointers = pointers.microseconds(rule(problem, device, False), problem, device)
-    # With descriptors what nobody has measured is taken to need half of that.
-    return through_pointers / 2 if descriptors else through_pointers
+    if table is None:
+        return 0.0
+    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
 
 
-def aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool = True) -> bool:
+def aten_is_faster(
+    problem: Problem, device: torch.device, warp_specialized: bool = True, copied: Sequence[int] = ()
+) -> bool:
     """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both.
 
-    Tiles that tuning stored are taken whatever the model says.
+    It copies tensors of `copied` bytes first. Tiles that tuning stored are taken whatever the model says.
     """
     tuned = problem.key in store.known(devices.name_of(device))
     known = not tuned and problem.K > OUTER and problem.result is problem.dtype
-    return known and _aten_is_faster(problem, device, warp_specialized)
+    return known and _aten_is_faster(problem, device, warp_specialized, pointers.copying(copied))
 
 
 @functools.lru_cache(maxsize=4096)
-def _aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool) -> bool:
+def _aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool, copying: float) -> bool:
     table = table_for(problem, device, True)
     if table is None or table.aten is None:
         return False
-    aten = least_microseconds(problem, table.aten, devices.multiprocessors(device))
+    aten = least_microseconds(problem, table.aten, devices.multiprocessors(device)) + copying
     return aten < LEFT_TO_ATEN * _fastest(problem, device, table, warp_specialized, True)[1]
 
 
@@ -203,12 +200,19 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
 def possible(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool = True
 ) -> Any:
-    """Which of a table's candidates are worth a thought."""
+    """Which of a table's candidates are worth a thought.
+
+    Through pointers programs of halves start for one round only: each waits for its first blocks, which those of
+    another kernel copy meanwhile. 192 matrices of 158 by 40, K = 96, took 9.1 us in five rounds, and take 6.1 (H200).
+    """
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
-    few = units <= ROUNDS_OF_PARTS * devices.multiprocessors(device) * tiles["programs"]
+    places = devices.multiprocessors(device) * tiles["programs"]
+    few = units <= ROUNDS_OF_PARTS * places
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
+    if problem.dtype.itemsize == 2 and descriptors:
+        allowed &= (units <= places) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1)
     if problem.invariant:
         allowed &= _alike(problem, tiles, device)
     can = (
@@ -217,7 +221,7 @@ def possible(
         & ((splits == 1) | few | problem.invariant)
         & _fits(problem, table, device)
     )
-    suited = can & _suits(problem, tiles, _leaves_idle(problem, device))
+    suited = can & _suits(problem, tiles, _leaves_idle(problem, device)) & pointers.can_be_held(problem, tiles)
     # Of few columns no tile is filled by half.
     return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
 
@@ -299,7 +303,7 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     elif descriptors and devices.has_tma(device) and size in THROUGH_DESCRIPTORS[kind]:
         config = choose_with_descriptors(problem, device, warp_specialized)
     else:
-        config = _through_pointers(problem, device, THROUGH_POINTERS[kind][size])
+        config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     if problem.invariant:
         return config
     splits = _parts_that_fill(config, problem, device)
@@ -358,26 +362,6 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
             config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
         config = config._replace(num_stages=config.num_stages - 1)
     return config
-
-
-def _through_pointers(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The cheapest tiles; of halves whose rows 16 bytes do not divide, those that take the least time for them.
-
-    Tiles wait for such loads most of the time. Of few rows the smallest that hold them all are taken: the more programs
-    there are, the better, and LOADING of them have room for registers. Of more rows larger tiles load less.
-    """
-    vector = min(problem.a_vector, problem.b_vector)
-    if problem.dtype.itemsize != 2 or min(vector, problem.out_vector) >= 16:
-        return _cheapest(problem, device, configs)
-    enough = [config for config in configs if problem.M <= config.BLOCK_M <= MOST_LOADING]
-    if enough and vector < 16:
-        return min(enough, key=lambda config: config.BLOCK_M * config.BLOCK_N)._replace(programs=LOADING)
-
-    def time(config: Config) -> float:
-        parts = config._replace(splits=_parts_that_fill(config, problem, device))
-        return pointers.microseconds(parts, problem, device)
-
-    return min(configs, key=time)
 
 
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:

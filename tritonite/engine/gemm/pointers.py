@@ -1,4 +1,4 @@
-"""What products take that load and store through pointers, in microseconds, and what copies for descriptors take."""
+"""What a product takes that loads through pointers, in microseconds, and what copies for descriptors take."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from tritonite import devices
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.tune import model
-from tritonite.tune.tiles import Config
 
-# Microseconds that a warp takes of a multiprocessor for a load of less than 16 bytes a thread, and for such a store.
-# Of 60 products with such stores alone the choice by these takes 1.03 of the best one's time, tiles and copies.
-LOAD, STORE = 0.0018, 0.0043
+# Microseconds that a warp takes of a multiprocessor for a load of one element a thread, where 16 bytes cannot be loaded
+# at a time; loads of twice as many take 1.3 times as long.
+LOAD, LONGER = 0.0018, 1.3
 # And what a load takes besides where Triton (3.6) lays single elements of 4 bytes, which are to be split into bfloat16,
 # out in shared memory across the order they come in: all 32 are in one bank when they are written and when they are
 # read. It does so with the second operand of tensor cores.
@@ -32,10 +30,10 @@ WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
 # programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
 # time, and without it 1.041.
 ARRIVING = 6e4
-# Microseconds that a block of K through pointers takes besides, for all programs of a multiprocessor at a time, and
-# each by itself for 128 by 128 results; and that the launch takes which adds up the parts of K. Of 28 products of odd
-# halves, with tiles of every size, those chosen by these take 1.02 of the best one's time.
-BLOCK, BLOCK_OF_128, ADDING = 0.34, 0.16, 2.7
+# What part of its registers a thread may load an operand's block to, in elements of less than 4 bytes, which nothing
+# copies asynchronously. Of more the assembler waits for each by itself: 62 rows by 3,072 by 4,297 take 29 us in tiles
+# of 64 by 64, two of them at a time, 48 with three of them, and 105 in tiles of 64 by 128.
+HELD = 1 / 8
 # Of a copy, besides what memory takes; and the bytes that a copy reads and writes in a microsecond.
 COPY, COPIED = 1.3, 4e6
 
@@ -50,9 +48,9 @@ def loads(problem: Problem, tiles: Any) -> Any:
         np.where(swapped, other, own)
         for own, other in ((problem.a_vector, problem.b_vector), (problem.b_vector, problem.a_vector))
     ]
-    # How many of them a warp would have to do, of either operand's block.
+    # What a warp would have to do, of either operand's block, in loads of one element.
     a, b = [
-        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] * size / (32 * vector), 0)
+        np.where(vector < 16, tiles[name] * tiles["BLOCK_K"] / 32 * (LONGER / 2) ** np.log2(vector / size), 0)
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
     tensor_cores, in_parts = tiles["BLOCK_M"] >= FEW, tiles["in_parts"] == 1
@@ -88,16 +86,15 @@ def waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: int
     return np.where(tiles["descriptors"] == 1, 0.0, least)
 
 
-def microseconds(config: Config, problem: Problem, device: torch.device) -> float:
-    """What a problem takes with these tiles, and parts of K, by what its loads and stores cost."""
-    steps = -(-problem.K // (config.BLOCK_K * config.splits))
-    programs, multiprocessors = problem.tiles(config) * config.splits, devices.multiprocessors(device)
-    rounds, each = -(-programs // (multiprocessors * config.programs)), -(-programs // multiprocessors)
-    results = config.BLOCK_M * config.BLOCK_N
-    loading = float(loads(problem, model.records([config._replace(programs=1)]))[0])
-    stores = results * problem.result.itemsize / (32 * problem.out_vector) if problem.out_vector < 16 else 0
-    block = loading + BLOCK_OF_128 * results / 128**2
-    return rounds * steps * BLOCK + each * (steps * block + stores * STORE) + (ADDING if config.splits > 1 else 0)
+def can_be_held(problem: Problem, tiles: Any) -> Any:
+    """For which of `tiles`, which are `model.records`, a thread's elements of a block on their way have registers."""
+    a, b = [
+        tiles[name] * (vector < 4) for name, vector in (("BLOCK_M", problem.a_vector), ("BLOCK_N", problem.b_vector))
+    ]
+    threads = 32 * tiles["num_warps"]
+    registers = np.minimum(256, devices.current.registers // (threads * tiles["programs"]))
+    held = np.maximum(a, b) * tiles["BLOCK_K"] <= HELD * registers * threads
+    return held | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1)
 
 
 def copying(sizes: Sequence[int]) -> float:

@@ -149,7 +149,10 @@ def product(
         a, b, written = _laid_alike(a, b, out)
     elif config is None and whole and not fixed:
         if compared and all(map(_has_descriptor, (a, b, out))):
-            decline_if_slower(choose.aten_is_faster(Problem.of(a, b, out), out.device, specialized))
+            # To a bias BLAS adds the product; any other addend ATen copies to the result, which BLAS then adds to.
+            bias = added is None or (added.stride(1) == 0 and zero_or_one(beta) == 1)
+            first = () if bias else (out.numel() * out.dtype.itemsize,)
+            decline_if_slower(choose.aten_is_faster(Problem.of(a, b, out), out.device, specialized, first))
         copied = _worth_copies(a, b, out)
         a, b = [_copied(x) if copy else x for x, copy in zip((a, b), copied[:2], strict=True)]
         written = _padded(out) if copied[2] else out
