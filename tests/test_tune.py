@@ -36,7 +36,7 @@ def test_what_is_stored_is_chosen():
     assert choose.choose(PROBLEM, DEVICE, True) != config
     store.save(devices.name_of(DEVICE), PROBLEM.key, config, 12.5)
     assert choose.choose(PROBLEM, DEVICE, True) == config
-    assert choose.choose(PROBLEM, DEVICE, False) == choose.rule(PROBLEM, DEVICE, False)
+    assert choose.choose(PROBLEM, DEVICE, False) == choose.unstored(PROBLEM, DEVICE, False)
     assert choose.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
     faster = config._replace(BLOCK_K=64)
     store.save(devices.name_of(DEVICE), PROBLEM.key, faster, 11.0)
@@ -218,6 +218,13 @@ def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
         if problem.M > 16:
             times = [choose.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
             assert times == sorted(times) and times[0] < times[-1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_products_without_terms_have_tiles(dtype, of_hopper):
+    empty = Problem(1, 64, 256, 0, dtype, dtype, True, True)
+    assert all(choose.unstored(empty, DEVICE, descriptors).splits == 1 for descriptors in (False, True))
 
 
 def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():

@@ -139,7 +139,7 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     swapped = tiles["transposed"] == 1
     found = count(problem, tiles)
     blocks = -(-K // tiles["BLOCK_K"])
-    steps = -(-blocks // tiles["splits"])
+    steps = np.maximum(1, -(-blocks // tiles["splits"]))
     splits = -(-blocks // steps)
     rounds = -(-found * splits // (multiprocessors * tiles["programs"]))
     beside = -(-found * splits // multiprocessors) - (rounds - 1) * tiles["programs"]
