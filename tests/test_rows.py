@@ -743,6 +743,36 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, dev
 
 
 @pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((96, 33), torch.bfloat16), ((97, 17), torch.float16)]
+    + ([((96, 33), torch.float16), ((97, 33), torch.bfloat16), ((3, 64, 15), torch.bfloat16)] if FULL else []),
+    ids=str,
+)
+def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
+    """By several blocks of a program, of which the next is on its way, and all whole or the last in part."""
+    tiny = dataclasses.replace(devices.current, row_elements=64, row_columns=16, programs=4)
+    monkeypatch.setattr(devices, "current", tiny)
+    x = torch.randn(shape, device=device).to(dtype)
+    x[..., 5, :] = 0
+    assert Space.of((x,), (x.dim() - 2,), (), (), False).one_by_one
+    assert not Space.of((x[..., :-1].contiguous(),), (x.dim() - 2,), (), (), False).one_by_one
+    functions = {
+        "sum.dim_IntList": lambda: x.sum(-2),
+        "amax": lambda: x.amax(-2),
+        "argmax": lambda: x.argmax(-2),
+        "count_nonzero": lambda: x.count_nonzero(-2),
+        "var.correction": lambda: x.var(-2),
+        "logsumexp": lambda: x.logsumexp(-2),
+    }
+    for name, function in functions.items():
+        expected = function()
+        with tritonite.use_gems():
+            found = function()
+            assert served(name)
+        torch.testing.assert_close(found, expected, rtol=1.6e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
     ("count", "length", "beside", "programs"),
     [(*space, programs) for space in ((9, 33, 8), (9, 100, 2), (9, 100, 7)) for programs in (1, 8, 512)]
     if FULL

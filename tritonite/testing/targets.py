@@ -263,7 +263,8 @@ def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
 def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Row operators on rows for which no sample is long enough.
 
-    Cooperative ones, those of unrolled loops, and those that begin in the middle of words.
+    Cooperative ones, those of unrolled loops, those that begin in the middle of words, and columns of halves that come
+    one by one.
     """
     x, weight = torch.empty(2, 2**17), torch.empty(2**17)
     arguments: list[tuple[str, tuple[Any, ...]]] = [
@@ -279,6 +280,9 @@ def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]
     for dtype, (rows, length) in itertools.product((torch.float32, torch.bfloat16), ((64, 20_003), (2, 2**17 + 1))):
         x = torch.empty(rows, length, dtype=dtype)
         arguments += [("_log_softmax", (x, 1, False)), ("_softmax_backward_data", (x, x, 1, x.dtype))]
+    for rows in (4096, 4097):
+        x = torch.empty(rows, 129, dtype=torch.bfloat16)
+        arguments += [("sum.dim_IntList", (x, [0])), ("argmax", (x, 0)), ("count_nonzero.dim_IntList", (x, [0]))]
     for name, given in arguments:
         record = dataclasses.replace(devices.current, programs=1)
         with _noting() as found, mock.patch.object(devices, "current", record):

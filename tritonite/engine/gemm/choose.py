@@ -37,6 +37,10 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
+# By tensor cores tiles of less results than MANY have fewer warps where K is one block: 704 matrices of 30 by 25 by 96
+# took 12.7 us in tiles of 32 by 32 by four warps each, and take 8.5 by one (float32, H200). Of K up to 16 they have so
+# many columns at most.
+_MANY_RESULTS, _MOST_COLUMNS = 4096, 128
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
@@ -179,21 +183,43 @@ def _fastest(
     times = np.maximum(times, least + pointers.waiting(problem, tiles, work, devices.multiprocessors(device)))
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
-    found = table.configs[tiles[best]["number"]]
-    if found.BLOCK_M < FEW and own["BLOCK_N"] * own["BLOCK_K"] < found.BLOCK_N * found.BLOCK_K:
-        own["num_warps"] = min(found.num_warps, max(1, own["BLOCK_N"] * own["BLOCK_K"] // _ELEMENTS_OF_A_WARP))
-    return found._replace(**own), float(times[best])
+    whole = table.configs[tiles[best]["number"]]
+    return _by_fewer_warps(whole._replace(**own), whole, problem), float(times[best])
+
+
+def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
+    """The tiles by as many warps as have enough to do, where a block is not `whole` or, through pointers, the only one.
+
+    What is loaded once has no stages, so that more programs have room.
+    """
+    if config.BLOCK_M < FEW:
+        elements = config.BLOCK_N * config.BLOCK_K
+        if elements >= whole.BLOCK_N * whole.BLOCK_K:
+            return config
+    else:
+        elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K)
+        several = problem.K > config.BLOCK_K or config.descriptors or config.in_parts
+        if several or config.BLOCK_M * config.BLOCK_N >= _MANY_RESULTS:
+            return config
+        config = config._replace(num_stages=1)
+    return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
 
 
 def _shortened(tiles: Any, problem: Problem) -> Any:
-    """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores."""
-    inner, columns = power_of_2(problem.K), power_of_2(problem.N)
-    least = np.where(tiles["BLOCK_M"] < FEW, inner, max(32, inner))
-    times = np.where(tiles["BLOCK_M"] <= FEW, np.maximum(1, tiles["BLOCK_K"] // least), 1)
-    times = np.where(tiles["descriptors"] == 1, 1, times)
+    """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores.
+
+    Of K up to 16 those of tensor cores have up to 128 columns: 896 matrices of 13 by 13 by 80 took 10.9 us in blocks of
+    64 columns by 32, by four warps each, and take 5.9 by two (float32, H200).
+    """
+    inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
+    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(FEW, inner)))
+    times = np.where((tiles["BLOCK_M"] <= FEW) & (tiles["descriptors"] == 0), times, 1)
     tiles["BLOCK_K"] //= times
     wider = np.minimum(tiles["BLOCK_N"] * times, columns)
-    tiles["BLOCK_N"] = np.where(tiles["BLOCK_M"] < FEW, wider, tiles["BLOCK_N"])
+    if inner <= FEW:
+        wider = np.where(few, wider, np.maximum(tiles["BLOCK_N"], np.minimum(wider, _MOST_COLUMNS)))
+        few = tiles["BLOCK_M"] <= FEW
+    tiles["BLOCK_N"] = np.where(few, wider, tiles["BLOCK_N"])
     return tiles
 
 

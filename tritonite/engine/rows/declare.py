@@ -204,6 +204,7 @@ class Reduction:
             part=space.part,
             shifted=space.shifted,
             beside=space.beside if blocks.rows > 1 else 1,
+            one_by_one=space.one_by_one and devices.current.ptx,
             upright=not space.inner and not invariant,
             group=group,
             consecutive=consecutive,

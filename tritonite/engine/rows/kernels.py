@@ -14,13 +14,14 @@ import triton
 import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
-from tritonite.engine.rows.facts import KEPT, PARTS, REDUCED
+from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
 from tritonite.language.folds import fold, fold_all, fold_in_order
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to, strided_offset
+from tritonite.language.registers import from_registers, in_own_registers
 from tritonite.launch import libentry
 
-_KEPT, _REDUCED, _PARTS = tl.constexpr(KEPT), tl.constexpr(REDUCED), tl.constexpr(PARTS)
+_KEPT, _REDUCED, _PARTS, _BOTH = (tl.constexpr(kind) for kind in (KEPT, REDUCED, PARTS, BOTH))
 
 
 @triton.jit
@@ -68,11 +69,13 @@ def load(
     END: tl.constexpr,
     EVICTION: tl.constexpr,
     COMMON: tl.constexpr,
+    CONVERTED: tl.constexpr = True,
 ):
     """The values in a block of the operands from BEGIN to END; COMMON is the cache modifier of what rows share.
 
-    Where rows do not start at 16 bytes, elements are loaded one by one, or by words of a few. What rows have in common
-    is loaded so, too: with two layouts the compiler would pass elements from thread to thread.
+    They are CONVERTED to what the reduction reads, or as they are in memory. Where rows do not start at 16 bytes,
+    elements are loaded one by one, or by words of a few. What rows have in common is loaded so, too: with two layouts
+    the compiler would pass elements from thread to thread.
     """
     kept, kept_mask, shapes, strides = rows
     # Which part an element is of is found by a product where there is nothing to hint at.
@@ -105,7 +108,7 @@ def load(
                 value = tl.load(pointers, mask=mask, other=0)
             else:
                 value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
-        values = values + (value.to(FACTS.dtypes[i]),)
+        values = values + (value.to(FACTS.dtypes[i]) if CONVERTED else value,)
     return values
 
 
@@ -349,6 +352,30 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
 
 
 @triton.jit
+def _load_ahead(inputs, rows, reduced, mask, FACTS: tl.constexpr, EVICTION: tl.constexpr):
+    """A block for the next turn of a loop, for `_as_loaded` to read then."""
+    values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "", not FACTS.one_by_one)
+    ahead = ()
+    for i in tl.static_range(len(values)):
+        if FACTS.one_by_one and FACTS.kinds[i] == _BOTH:
+            ahead = ahead + (in_own_registers(values[i]),)
+        else:
+            ahead = ahead + (values[i],)
+    return ahead
+
+
+@triton.jit
+def _as_loaded(ahead, inputs, FACTS: tl.constexpr):
+    values = ()
+    for i in tl.static_range(len(ahead)):
+        if FACTS.one_by_one:
+            values = values + (from_registers(ahead[i], inputs[i].dtype.element_ty).to(FACTS.dtypes[i]),)
+        else:
+            values = values + (ahead[i],)
+    return values
+
+
+@triton.jit
 def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """`fold_blocks` of rows that stand upright: what a thread has of each is combined place by place, at no barrier.
 
@@ -369,15 +396,15 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     if AHEAD:
         reduced = start + COLUMNS + places
         coming_mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-        coming = load(inputs, rows, reduced, coming_mask, FACTS, 0, FOLDED, EVICTION, "")
+        coming = _load_ahead(inputs, rows, reduced, coming_mask, FACTS, EVICTION)
     states = _states_of_block(values, every, span, numbers, FACTS, WHOLE)
     for step in range(1, whole):
         begin = start + step * COLUMNS
         if AHEAD:
-            values = coming
+            values = _as_loaded(coming, inputs, FACTS)
             later = begin + places + COLUMNS
             later_mask = inside(later, n_reduced, WHOLE) & (step + 1 < steps)
-            coming = load(inputs, rows, later, later_mask, FACTS, 0, FOLDED, EVICTION, "")
+            coming = _load_ahead(inputs, rows, later, later_mask, FACTS, EVICTION)
         else:
             all_places = inside(begin + places, n_reduced, True)
             values = load(inputs, rows, begin + places, all_places, FACTS, 0, FOLDED, EVICTION, "")
@@ -388,7 +415,7 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
         for step in range(whole, steps):
             begin = start + step * COLUMNS
             if AHEAD:
-                values = coming
+                values = _as_loaded(coming, inputs, FACTS)
             else:
                 mask = begin + places < n_reduced
                 values = load(inputs, rows, begin + places, mask, FACTS, 0, FOLDED, EVICTION, "")

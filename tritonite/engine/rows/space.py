@@ -25,7 +25,8 @@ class Space(NamedTuple):
     `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
     input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
     they are read but for what is before the first and behind the last that is theirs alone. Of upright rows that are
-    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint.
+    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint; elements of
+    16 bits come `one_by_one` where nothing does.
     """
 
     n_kept: int
@@ -41,6 +42,7 @@ class Space(NamedTuple):
     part: int
     shifted: bool = False
     beside: int = 1
+    one_by_one: bool = False
 
     @property
     def inner(self) -> bool:
@@ -149,9 +151,9 @@ class Space(NamedTuple):
         if not space.inner:
             both = [i for i, kind in enumerate(kinds) if kind == BOTH]
             steps = [step for i in both for step in (*kept_strides[i][1:], *reduced_strides[i])]
-            if kept_sizes and all(kept_strides[i][0] == 1 for i in both):
-                space = space._replace(beside=math.gcd(16, kept_sizes[0], *steps) % 16 or 1)
-            return space
+            are_neighbours = kept_sizes and all(kept_strides[i][0] == 1 for i in both)
+            divisor = math.gcd(16, kept_sizes[0], *steps) if are_neighbours else 1
+            return space._replace(beside=divisor % 16 or 1, one_by_one=space.itemsize == 2 and divisor == 1)
         if space.n_kept == 1 and not space.aligned:
             # With a step to the next row its loads are laid out as those of several rows, whose starts nobody knows.
             space = space._replace(kept=(tuple([(1,)] * n), tuple([(1,)] * (every - n)), space.kept[2]))
