@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def in_own_registers(value):
-    """What is loaded element by element a turn of a loop before it is wanted, for `from_registers` to read then.
+    """Elements that a loop loads one by one, a turn before it wants them; `from_registers` gives them back.
 
-    The compiler has two elements of 16 bits in a register that a loop carries along, and so waits for each pair as soon
-    as it is on its way. In 32 bits, to which the load extends it, each has one of its own.
+    The compiler would carry two elements of 16 bits along in one register, and packs them as soon as they are loaded,
+    so that the loop waits for each pair. Extended to 32 bits by the load itself, each has a register of its own.
     """
     if value.dtype.primitive_bitwidth == 16:
         bits = value.to(tl.int16, bitcast=True)
@@ -21,7 +21,7 @@ def in_own_registers(value):
 
 @triton.jit
 def from_registers(value, DTYPE: tl.constexpr):
-    """The same elements, of DTYPE."""
+    """The elements, of DTYPE again."""
     if DTYPE.primitive_bitwidth == 16 and value.dtype == tl.uint32:
         value = value.to(tl.uint16).to(DTYPE, bitcast=True)
     return value

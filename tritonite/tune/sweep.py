@@ -203,10 +203,8 @@ def regret(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> 
     """The geometric mean of the time with the tiles that the model chooses over that with the best of those timed."""
     numbers, ratios = {config: i for i, config in enumerate(table.configs)}, []
     for problem, _, found in timed:
-        tiles = [numbers[config._replace(splits=1)] for config, _ in found]
-        configs = model.records([config for config, _ in found])
-        work = model.work(problem, configs, multiprocessors)
-        block = table.block[tiles] + pointers.loads(problem, configs)
-        chosen = int(np.argmin(model.microseconds(work, block, table.tile[tiles], table.costs)))
+        tiles = model.records([config for config, _ in found])
+        tiles["number"] = [numbers[config._replace(splits=1)] for config, _ in found]
+        chosen = int(np.argmin(choose.estimates(problem, tiles, table, multiprocessors)))
         ratios.append(math.log(found[chosen][1] / min([each for _, each in found])))
     return math.exp(sum(ratios) / len(ratios))

@@ -37,15 +37,16 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
-# By tensor cores tiles of less results than MANY have fewer warps where K is one block: 704 matrices of 30 by 25 by 96
-# took 12.7 us in tiles of 32 by 32 by four warps each, and take 8.5 by one (float32, H200). Of K up to 16 they have so
-# many columns at most.
-_MANY_RESULTS, _MOST_COLUMNS = 4096, 128
+# By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
+# by four warps each, and take 8.5 by one (float32, H200).
+_SHORT_BLOCK = 32
+# What they take of K at a time. Of a K up to that a tile of few rows has MOST columns, if there are so many.
+_LEAST_OF_K, _MOST_COLUMNS = 16, 128
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
 # ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 2.4 in a hundred of
-# 2,400 products drawn at random, of which it takes 0.98 of the kernels' time in the mean. With 0.91 it would be 5.2.
+# 2,400 products drawn at random, for which it takes 0.98 of the kernels' time in the mean. With 0.91 it would be 5.2.
 LEFT_TO_ATEN = 0.87
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
@@ -135,7 +136,8 @@ def aten_is_faster(
 ) -> bool:
     """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both.
 
-    It copies tensors of `copied` bytes first. Tiles that tuning stored are taken whatever the model says.
+    `copied` are the bytes of tensors that ATen copies first. Tiles that tuning stored are taken whatever the model
+    says.
     """
     tuned = problem.key in store.known(devices.name_of(device))
     known = not tuned and problem.K > OUTER and problem.result is problem.dtype
@@ -164,6 +166,15 @@ def long_enough(problem: Problem, tiles: Any) -> Any:
     return (splits == 1) | (splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K)
 
 
+def estimates(problem: Problem, tiles: Any, table: model.Table, multiprocessors: int) -> Any:
+    """The microseconds that a problem takes with each of a table's `tiles`, which are `model.records`."""
+    work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
+    block = table.block[number] + pointers.loads(problem, tiles)
+    times = model.microseconds(work, block, table.tile[number], table.costs)
+    least = table.costs.launch + (work.splits > 1) * table.costs.split
+    return np.maximum(times, least + pointers.waiting(problem, tiles, work, multiprocessors))
+
+
 def fastest(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool = True
 ) -> Config:
@@ -176,11 +187,7 @@ def _fastest(
     problem: Problem, device: torch.device, table: model.Table, warp_specialized: bool, descriptors: bool
 ) -> tuple[Config, float]:
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
-    work = model.work(problem, tiles, devices.multiprocessors(device))
-    block = table.block[tiles["number"]] + pointers.loads(problem, tiles)
-    times = model.microseconds(work, block, table.tile[tiles["number"]], table.costs)
-    least = table.costs.launch + (work.splits > 1) * table.costs.split
-    times = np.maximum(times, least + pointers.waiting(problem, tiles, work, devices.multiprocessors(device)))
+    times = estimates(problem, tiles, table, devices.multiprocessors(device))
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     whole = table.configs[tiles[best]["number"]]
@@ -188,9 +195,10 @@ def _fastest(
 
 
 def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
-    """The tiles by as many warps as have enough to do, where a block is not `whole` or, through pointers, the only one.
+    """The tiles by as many warps as have enough to do, where a block is not `whole` or K is short.
 
-    What is loaded once has no stages, so that more programs have room.
+    By tensor cores that is so through pointers, of tiles with fewer rows than four warps multiply together. A block
+    that is loaded once has no stages, so that more programs have room.
     """
     if config.BLOCK_M < FEW:
         elements = config.BLOCK_N * config.BLOCK_K
@@ -198,8 +206,8 @@ def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
             return config
     else:
         elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K)
-        several = problem.K > config.BLOCK_K or config.descriptors or config.in_parts
-        if several or config.BLOCK_M * config.BLOCK_N >= _MANY_RESULTS:
+        several = problem.K > config.BLOCK_K or problem.K > _SHORT_BLOCK
+        if several or config.descriptors or config.BLOCK_M >= 64:
             return config
         config = config._replace(num_stages=1)
     return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
@@ -212,14 +220,11 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     64 columns by 32, by four warps each, and take 5.9 by two (float32, H200).
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
-    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(FEW, inner)))
+    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(_LEAST_OF_K, inner)))
     times = np.where((tiles["BLOCK_M"] <= FEW) & (tiles["descriptors"] == 0), times, 1)
     tiles["BLOCK_K"] //= times
-    wider = np.minimum(tiles["BLOCK_N"] * times, columns)
-    if inner <= FEW:
-        wider = np.where(few, wider, np.maximum(tiles["BLOCK_N"], np.minimum(wider, _MOST_COLUMNS)))
-        few = tiles["BLOCK_M"] <= FEW
-    tiles["BLOCK_N"] = np.where(few, wider, tiles["BLOCK_N"])
+    wider = np.maximum(tiles["BLOCK_N"], min(_MOST_COLUMNS, columns) if inner <= _LEAST_OF_K else 0)
+    tiles["BLOCK_N"] = np.minimum(tiles["BLOCK_N"] * times, np.where(few, columns, wider))
     return tiles
 
 
@@ -228,8 +233,9 @@ def possible(
 ) -> Any:
     """Which of a table's candidates are worth a thought.
 
-    Through pointers programs of halves start for one round only: each waits for its first blocks, which those of
-    another kernel copy meanwhile. 192 matrices of 158 by 40, K = 96, took 9.1 us in five rounds, and take 6.1 (H200).
+    Where halves have descriptors, tiles through pointers are for one round of programs only. Each program waits for its
+    first blocks, and persistent ones copy the next tile's while they multiply: 192 matrices of 158 by 40, K = 96, took
+    9.1 us in five rounds through pointers, and take 6.1 (H200).
     """
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]

@@ -51,7 +51,7 @@ class Facts:
     # Whether a row begins in the middle of a word of so many elements; and the facts of what is in no whole word.
     shifted: bool = False
     edges: Any = None
-    # `Space.beside`; and whether elements of 16 bits come one by one, and so are to be in registers of their own.
+    # `Space.beside`; and `Space.one_by_one`, where a loop is to have such elements in registers of their own.
     beside: int = 1
     one_by_one: bool = False
     # Whether rows stand upright, and their elements may be combined in the order of a block's layout; and whether the

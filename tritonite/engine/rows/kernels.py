@@ -353,26 +353,25 @@ def _combine_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: 
 
 @triton.jit
 def _load_ahead(inputs, rows, reduced, mask, FACTS: tl.constexpr, EVICTION: tl.constexpr):
-    """A block for the next turn of a loop, for `_as_loaded` to read then."""
-    values = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "", not FACTS.one_by_one)
-    ahead = ()
-    for i in tl.static_range(len(values)):
-        if FACTS.one_by_one and FACTS.kinds[i] == _BOTH:
-            ahead = ahead + (in_own_registers(values[i]),)
-        else:
-            ahead = ahead + (values[i],)
+    """A block for the next turn of a loop, of which `_loaded_ahead` has the values then."""
+    ahead = load(inputs, rows, reduced, mask, FACTS, 0, FACTS.folded, EVICTION, "", not FACTS.one_by_one)
+    if FACTS.one_by_one:
+        registers = ()
+        for i in tl.static_range(len(ahead)):
+            registers = registers + (in_own_registers(ahead[i]) if FACTS.kinds[i] == _BOTH else ahead[i],)
+        ahead = registers
     return ahead
 
 
 @triton.jit
-def _as_loaded(ahead, inputs, FACTS: tl.constexpr):
-    values = ()
-    for i in tl.static_range(len(ahead)):
-        if FACTS.one_by_one:
+def _loaded_ahead(ahead, inputs, FACTS: tl.constexpr):
+    """The values of a block that `_load_ahead` has begun to load."""
+    if FACTS.one_by_one:
+        values = ()
+        for i in tl.static_range(len(ahead)):
             values = values + (from_registers(ahead[i], inputs[i].dtype.element_ty).to(FACTS.dtypes[i]),)
-        else:
-            values = values + (ahead[i],)
-    return values
+        ahead = values
+    return ahead
 
 
 @triton.jit
@@ -401,7 +400,7 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
     for step in range(1, whole):
         begin = start + step * COLUMNS
         if AHEAD:
-            values = _as_loaded(coming, inputs, FACTS)
+            values = _loaded_ahead(coming, inputs, FACTS)
             later = begin + places + COLUMNS
             later_mask = inside(later, n_reduced, WHOLE) & (step + 1 < steps)
             coming = _load_ahead(inputs, rows, later, later_mask, FACTS, EVICTION)
@@ -415,7 +414,7 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
         for step in range(whole, steps):
             begin = start + step * COLUMNS
             if AHEAD:
-                values = _as_loaded(coming, inputs, FACTS)
+                values = _loaded_ahead(coming, inputs, FACTS)
             else:
                 mask = begin + places < n_reduced
                 values = load(inputs, rows, begin + places, mask, FACTS, 0, FOLDED, EVICTION, "")

@@ -25,8 +25,8 @@ class Space(NamedTuple):
     `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
     input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
     they are read but for what is before the first and behind the last that is theirs alone. Of upright rows that are
-    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint; elements of
-    16 bits come `one_by_one` where nothing does.
+    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint. Elements of
+    16 bits are loaded `one_by_one` where not even 2 divides those.
     """
 
     n_kept: int
