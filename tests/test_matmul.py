@@ -20,6 +20,7 @@ from tritonite.engine.gemm.problem import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
 from tritonite.testing.judge import assert_close, terms
+from tritonite.tune import model
 from tritonite.tune.tiles import Config
 
 CONFIGS = {
@@ -132,6 +133,29 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
     ):
         a, b = laid_out(rows, inner, layouts[0], dtype), laid_out(inner, columns, layouts[1], dtype)
         check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize(("offset", "beyond"), [(0, 0), (1, 0), (3, 5), (6, 2)])
+@pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
+def test_columns_that_begin_alike(name, offset, beyond, batches, use, monkeypatch):
+    """Of a matrix that begins anywhere, whose columns are odd and end at others' or at what is not a number."""
+    for constant in ("LEAST_ALIKE", "LEAST_LENGTH"):
+        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", 10)
+    config = CONFIGS[name]
+    use(config)
+    M, N, K = 5, 299, 65
+    length = K + beyond
+    b = torch.full((offset + batches * N * length + 8,), math.nan, dtype=torch.float16, device=tritonite.device)
+    b = b[offset:].as_strided((batches, K, N), (N * length, 1, length)).copy_(normal(batches, K, N))
+    a, bias, out = (normal(batches, M, size, dtype=torch.float16) for size in (K, N, N))
+    problem = Problem.of(a, b, out).with_columns_apart()
+    assert problem.columns_apart == 16 // math.gcd(16, 2 * length) and problem.b_vector == 16
+    tiles = model.records([config])
+    assert problem.tiles(config) == model.count(problem, tiles)[0] >= problem.columns_apart
+    check(matmul.baddbmm(bias, a, b, beta=0.5, alpha=2.0)[0], torch.baddbmm, bias, a, b, beta=0.5, alpha=2.0)
+    few_columns = b.mT, a.mT
+    check(matmul.bmm(*few_columns)[0], torch.bmm, *few_columns)
 
 
 @pytest.mark.parametrize(

@@ -317,15 +317,19 @@ def test_aten_copies_what_is_no_bias(monkeypatch):
     assert copied == [(), (), (), (512,), (512,)]
 
 
-def test_a_sweep_is_fitted(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, sweep.Kind.MEMORY), (torch.bfloat16, sweep.Kind.POINTERS)], ids=str
+)
+def test_a_sweep_is_fitted(dtype, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    table = _table()[4]
+    shipped, descriptors = _table()[dtype.itemsize], kind is sweep.Kind.MEMORY
+    table = shipped if descriptors else shipped.pointers
     true = dataclasses.replace(table, block=table.block * 1.5, costs=table.costs._replace(launch=9.0))
     timed = []
-    for problem in itertools.islice(sweep.drawn(torch.float32, 2), 60):
-        tiles = true.candidates[choose.possible(problem, DEVICE, true, True)][::5]
-        work = model.work(problem, tiles, 132)
-        times = model.microseconds(work, true.block[tiles["number"]], true.tile[tiles["number"]], true.costs)
+    for problem in itertools.islice(sweep.problems_of(kind, dtype, 2), 60):
+        tiles = true.candidates[choose.possible(problem, DEVICE, true, descriptors, descriptors)]
+        tiles = tiles[::5] if descriptors else tiles
+        times = choose.estimates(problem, tiles, true, 132)
         configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times.tolist(), strict=True))))
     monkeypatch.setattr(sweep, "STEPS", 300)
@@ -333,12 +337,20 @@ def test_a_sweep_is_fitted(tmp_path, monkeypatch):
     assert fitted.costs.launch == pytest.approx(9, rel=0.1)
     assert sweep.regret(timed, fitted, 132) < 1.01
     monkeypatch.setattr(model.cache, "folder", lambda: tmp_path)
-    model.save(model.own("A GPU"), {4: dataclasses.replace(fitted, cached=table)})
-    loaded = model.tables("A GPU", "sm_90")[4]
+    model.save(model.own("A GPU"), {dtype.itemsize: dataclasses.replace(fitted, cached=table, pointers=fitted)})
+    loaded = model.tables("A GPU", "sm_90")[dtype.itemsize]
     assert loaded.cached.block == pytest.approx(table.block, rel=1e-3)
-    assert loaded.configs == fitted.configs and loaded.b_inner == fitted.b_inner
-    assert loaded.block == pytest.approx(fitted.block, rel=1e-3)
+    for found in (loaded, loaded.pointers):
+        assert found.configs == fitted.configs and found.b_inner == fitted.b_inner
+        assert found.block == pytest.approx(fitted.block, rel=1e-3)
     model.tables.cache_clear()
+
+
+def test_what_is_timed_through_pointers_has_no_descriptors():
+    for problem in itertools.islice(sweep.problems_of(sweep.Kind.POINTERS, torch.float16, 3), 50):
+        operands = tuner.operands(problem, "meta", empty=True)
+        assert 16 < problem.M <= sweep.MOST_ROWS and not all(map(product._has_descriptor, operands))
+        assert problem == Problem.of(*operands)
 
 
 def test_rows_that_begin_within_lines_count_for_more():

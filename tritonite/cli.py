@@ -502,7 +502,7 @@ def tune(
 
 
 def _fit_model(seconds: float, seed: int, jobs: int) -> None:
-    """Sweep drawn products of bfloat16 and float32, fit the model to two thirds of them, and look at the others."""
+    """Sweep drawn products of bfloat16 and float32, fit the model to them, and say how well it fits a third unseen."""
     from tritonite import devices
     from tritonite.tune import model, sweep
 
@@ -512,21 +512,30 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
     if not devices.has_wgmma(device):
         tables = {size: model.without_wgmma(table) for size, table in tables.items()}
     for dtype in (torch.bfloat16, torch.float32):
-        size = dtype.itemsize
-        fitted = []
-        for cached, table in ((False, tables[size]), (True, tables[size].cached or tables[size])):
-            where = "in the cache" if cached else "in memory"
-            with console.status(f"timing drawn products of {dtype} {where}"):
-                timed = list(sweep.sweep(dtype, seconds / 2, seed, jobs, table, cached))
-            with console.status(f"fitting {len(timed)} products of {dtype} {where}"):
+        whole = tables[dtype.itemsize]
+        kinds = {sweep.Kind.MEMORY: whole, sweep.Kind.CACHE: whole.cached or whole}
+        # A table that was fitted here before there were others has none for these.
+        through_pointers = whole.pointers or model.tables("", "sm_90")[dtype.itemsize].pointers
+        if through_pointers:
+            kinds[sweep.Kind.POINTERS] = through_pointers
+        fitted = {}
+        for kind, table in kinds.items():
+            with console.status(f"timing drawn products of {dtype} {kind.value}"):
+                timed = list(sweep.sweep(dtype, seconds / len(kinds), seed, jobs, table, kind))
+            with console.status(f"fitting {len(timed)} products of {dtype} {kind.value}"):
                 seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
                 regret = sweep.regret(unseen, sweep.fit(seen, table, count), count)
-                table = sweep.fit(timed, table, count)
+                fitted[kind] = sweep.fit(timed, table, count)
                 # In float32 the times of ATen's library differ by a fifth from any such estimate.
-                fitted.append(sweep.fit_aten(timed, table, count) if dtype is torch.bfloat16 else table)
-            found = f"{dtype} {where}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen"
+                if dtype is torch.bfloat16 and kind is not sweep.Kind.POINTERS:
+                    fitted[kind] = sweep.fit_aten(timed, fitted[kind], count)
+            found = f"{dtype} {kind.value}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen"
             console.print(found, highlight=False)
-        tables[size] = dataclasses.replace(fitted[0], cached=fitted[1])
+        tables[dtype.itemsize] = dataclasses.replace(
+            fitted[sweep.Kind.MEMORY],
+            cached=fitted[sweep.Kind.CACHE],
+            pointers=fitted.get(sweep.Kind.POINTERS),
+        )
     model.save(model.own(name), tables)
     console.print(f"kept in {model.own(name)}", highlight=False, soft_wrap=True)
 

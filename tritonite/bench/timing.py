@@ -21,6 +21,8 @@ SECONDS = 2.0
 _DEVICE_CALLS = 4
 _HOST_CALLS = 200
 _GRAPH_CALLS = 20
+# For so many cycles, some 200 us, the device is busy while the host queues a graph.
+_CYCLES = 400_000
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def graph_samples(call: Call, samples: int) -> list[float]:
 
 def _graph_samples(replay: Call) -> list[float]:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # An idle device would wait for the host in between, which takes 10 us for a graph, or 200 where it is interrupted.
+    torch.cuda._sleep(_CYCLES)
     begin.record()
     replay()
     end.record()

@@ -198,7 +198,7 @@ _RESULTS = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """A product by every entry of the tables of tiles, and the targets it is for; without `full` one of them.
 
-    And products whose inner dimension is too short for tiles.
+    And products of few rows by columns that begin within 16 bytes, and whose inner dimension is too short for tiles.
     """
     for kind, names in _KINDS.items():
         for size, config in tables.every(kind):
@@ -227,6 +227,12 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                 a, b = a.mT if a_columns else a, b.mT if b_columns else b
                 product(a, b, torch.empty(1, size, size), config=config._replace(splits=splits), addend=a)
             yield f"{config} of {size} {a_columns} {b_columns} in {splits}", found[0], ("sm_90",)
+    few = [(kind, each) for kind in ("nvidia", "amd") for each in tables.FEW_ROWS[kind][True][2]]
+    for (kind, config), splits in itertools.product(few, (1, 2)[: 1 + full]):
+        a, b = torch.empty(2, 5, 1021, dtype=torch.bfloat16), torch.empty(2, 1021, 1021, dtype=torch.bfloat16).mT
+        with _noting() as found:
+            product(a, b, a.new_empty(2, 5, 1021), config=config._replace(splits=splits))
+        yield f"{config} of columns apart in {splits}", found[0], _KINDS[kind] if full else _KINDS[kind][:1]
     for dtype, K in itertools.product(_SIZED.values(), (3, choose.OUTER)[: 1 + full]):
         a, b = torch.empty(2, 100, K, dtype=dtype), torch.empty(2, K, 100, dtype=dtype)
         with _noting() as found:

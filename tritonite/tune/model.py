@@ -117,7 +117,9 @@ def count(problem: Any, tiles: Any) -> Any:
     """How many tiles the results of a problem are cut into, with each of `tiles`, which are `records`."""
     swapped = tiles["transposed"] == 1
     rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
-    return problem.batches * -(-rows // tiles["BLOCK_M"]) * -(-columns // (tiles["BLOCK_N"] + tiles["MORE_N"]))
+    apart = np.where(swapped | (tiles["descriptors"] == 1), 1, max(1, problem.columns_apart))
+    columns = -(-columns // apart)
+    return problem.batches * -(-rows // tiles["BLOCK_M"]) * apart * -(-columns // (tiles["BLOCK_N"] + tiles["MORE_N"]))
 
 
 def _split(problem: Any, tiles: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import math
 import random
@@ -17,7 +18,7 @@ import torch
 from tritonite import devices
 from tritonite.bench import timing
 from tritonite.engine.gemm import choose, pointers
-from tritonite.engine.gemm.problem import Problem
+from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.gemm.product import product
 from tritonite.tune import model, tuner
 from tritonite.tune.tiles import Config
@@ -33,6 +34,16 @@ _SHARPNESS = 100
 # Candidates that a problem is timed with, and calls of each.
 _CANDIDATES, _CALLS = 30, 4
 STEPS, _RATE = 2500, 0.03
+# Through pointers products of so many rows are timed.
+MOST_ROWS = 600
+
+
+class Kind(enum.Enum):
+    """The problems that a table of a device is for (`model.Table`)."""
+
+    MEMORY = "in memory"
+    CACHE = "in the cache"
+    POINTERS = "through pointers"
 
 
 class Timed(NamedTuple):
@@ -59,17 +70,40 @@ def drawn(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
         yield Problem(*sizes, dtype, dtype, *inner)
 
 
-def sweep(
-    dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table, cached: bool = False
-) -> Iterator[Timed]:
+def drawn_through_pointers(dtype: torch.dtype, seed: int) -> Iterator[Problem]:
+    """Of those, the ones of more than a few rows, with K or N a little shorter, so that no descriptor can tell of them.
+
+    Operands of more than MOST_ROWS rows are rather copied.
+    """
+    draw = random.Random(seed)
+    for problem in drawn(dtype, seed):
+        less = draw.randrange(1, 8)
+        if FEW < problem.M <= MOST_ROWS:
+            along_K = draw.random() < 0.6
+            N, K = problem.N - less * (not along_K), problem.K - less * along_K
+            found = Problem.of(*tuner.operands(problem._replace(N=N, K=K), "meta", empty=True))
+            if min(found.a_vector, found.b_vector, found.out_vector) < 16:
+                yield found
+
+
+def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
+    """Problems without end that a table of a kind is for."""
+    if kind is Kind.POINTERS:
+        return drawn_through_pointers(dtype, seed)
+    return (problem for problem in drawn(dtype, seed) if kind is Kind.MEMORY or problem.is_cached)
+
+
+def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table, kind: Kind) -> Iterator[Timed]:
     """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`.
 
-    Of those that are `cached` all operands are in the L2 cache, and of others none.
+    Of those in memory no operand is in the L2 cache, and of those in the cache all are; through pointers a problem is
+    taken to be where it fits.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
-    problems = (problem for problem in drawn(dtype, seed) if not cached or problem.is_cached)
-    for problem, _ in zip(problems, range(int(4 * seconds)), strict=False):
-        tiles = table.candidates[choose.possible(problem, device, table, devices.has_wgmma(device))]
+    descriptors = kind is not Kind.POINTERS
+    specialized = descriptors and devices.has_wgmma(device)
+    for problem, _ in zip(problems_of(kind, dtype, seed), range(int(4 * seconds)), strict=False):
+        tiles = table.candidates[choose.possible(problem, device, table, specialized, descriptors)]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         work.append((problem, draw.sample(every, min(_CANDIDATES, len(every)))))
     fitted = [(problem, _run_as(config, problem, device)) for problem, configs in work for config in configs]
@@ -80,6 +114,7 @@ def sweep(
         if time.monotonic() > end:
             return
         a, b, out = tuner.operands(problem, "cuda")
+        cached = problem.is_cached if kind is Kind.POINTERS else kind is Kind.CACHE
         found = []
         for config in configs:
             call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
@@ -95,7 +130,8 @@ def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
     """What problems have in common that the same kernel computes."""
     alike = config._replace(splits=min(2, config.splits)), problem.a_inner, problem.b_inner
-    sizes = (problem.N % 16, problem.K % 16, problem.K % config.BLOCK_K == 0, problem.M == 1, problem.batches == 1)
+    divisors = math.gcd(16, problem.N), math.gcd(16, problem.K)
+    sizes = (*divisors, problem.K % config.BLOCK_K == 0, problem.M == 1, problem.batches == 1)
     return alike if config.warp_specialize else (*alike, *sizes)
 
 
@@ -110,11 +146,12 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
     """
     numbers = {config: i for i, config in enumerate(table.configs)}
-    parts, tiles, times, shares, loads = [], [], [], [], []
+    parts, tiles, times, shares, loads, waits = [], [], [], [], [], []
     for problem, _, found in timed:
         configs = model.records([config for config, _ in found])
         parts.append(model.work(problem, configs, multiprocessors))
         loads.append(pointers.loads(problem, configs))
+        waits.append(pointers.waiting(problem, configs, parts[-1], multiprocessors))
         tiles += [numbers[config._replace(splits=1)] for config, _ in found]
         times += [each for _, each in found]
         best = min([each for _, each in found])
@@ -129,11 +166,13 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
         ]
     )
     tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
-    added = torch.tensor(np.concatenate(loads))
+    added, waited = torch.tensor(np.concatenate(loads)), torch.tensor(np.concatenate(waits))
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
 
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs)).log()
+        found = model.Costs(*costs)
+        times = model.microseconds(work, block[tile_of] + added, tile[tile_of], found)
+        return torch.maximum(times, found.launch + (work.splits > 1) * found.split + waited).log()
 
     block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 2)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))

@@ -216,6 +216,8 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
         return none
 
     def time(copied: tuple[bool, bool, bool]) -> float:
+        if copied == none:
+            return choose.microseconds(_with_columns_apart(problem), out.device, False)
         vectors = problem.a_vector, problem.b_vector, problem.out_vector
         a_vector, b_vector, out_vector = [16 if copy else own for copy, own in zip(copied, vectors, strict=True)]
         a_pitch, b_pitch = (0 if copied[0] else problem.a_pitch), (0 if copied[1] else problem.b_pitch)
@@ -226,6 +228,11 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
         return choose.microseconds(laid, out.device, halves and copied == can) + pointers.copying(sizes)
 
     return min(choices, key=time)
+
+
+def _with_columns_apart(problem: Problem) -> Problem:
+    """Of few rows alone, which must decide nothing where sums are to have the same bits beside any rows."""
+    return problem if settings().invariant else problem.with_columns_apart()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -308,6 +315,8 @@ class _Work(NamedTuple):
     @property
     def problem(self) -> Problem:
         found = Problem.of(self.a, self.b, self.out)
+        if not any(self.copied) and self.ends is None and self.terms == 1:
+            found = _with_columns_apart(found)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
         return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b)
 
@@ -494,6 +503,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             ALIGNED=_alignment(a, b, out),
             PADDED=tuple([16 // x.dtype.itemsize if copy else 1 for x, copy in zip((a, b), work.copied, strict=True)]),
             AHEAD=(work.problem.a_vector < 4, work.problem.b_vector < 4),
+            APART=0 if config.transposed else work.problem.columns_apart,
             **registers,
             **work.options,
             **sizes,

@@ -79,6 +79,7 @@ def multiply(
     ALIGNED: tl.constexpr,
     PADDED: tl.constexpr,
     AHEAD: tl.constexpr,
+    APART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -98,6 +99,10 @@ def multiply(
     loaded by less than 4 bytes. Nothing copies so few asynchronously, so tensor cores' next block of them is loaded to
     registers while one is multiplied. The assembler would wait for each load by itself where registers are scarce.
 
+    Columns of b whose length is no multiple of 16 bytes begin anywhere within them, and only those APART columns from
+    each other begin alike. A tile takes such, so that its blocks of K can be where 16 bytes of all of its columns are.
+    What is before the first of these blocks and behind the last is loaded element by element, as one block or two.
+
     float32 is multiplied as three bfloat16 each, by six products (bf16x6; Henry, Tang and Heinecke 2019): 1.25 to 1.33
     of cuBLAS's speed with a fifth of its error at 4096 cubed. Operands of tf32x3 must lie along K in shared memory, and
     it took 1.5 to 2.6 times as long; plain FMA is at 0.85.
@@ -115,11 +120,13 @@ def multiply(
     b_column = aligned_to(strides[1][2], EVERY_B if B_INNER else 1)
     out_row = aligned_to(strides[2][1], EVERY_OUT if ALIGNED[8] else 1)
     out_column = aligned_to(strides[2][2], 1 if ALIGNED[8] else EVERY_OUT)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    COLUMNS_APART: tl.constexpr = APART if APART > 0 else 1
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), COLUMNS_APART * tl.cdiv(tl.cdiv(N, COLUMNS_APART), BLOCK_N)
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    of_alike = (column // COLUMNS_APART).to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = of_alike * COLUMNS_APART + column % COLUMNS_APART
     if not B_INNER and EVERY_B == 1:
         # As many neighbours as a thread stores at once it would load one by one, each from another sector. Told of one
         # alone, Triton 3.6 does not see that columns are next to each other, and each thread loads from another row.
@@ -130,6 +137,14 @@ def multiply(
     if ends is not None:
         begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
         end = tl.load(ends + batch).to(INDEX)
+    a_first, b_first, column_apart = a, b, b_column * COLUMNS_APART
+    if APART > 0:
+        # How much of K is before 16 bytes of the columns, and how much is in blocks behind that.
+        b_first += batch * strides[1][0] + (column % COLUMNS_APART).to(INDEX) * b_column
+        before = (-b_first.to(tl.int64) & 15).to(tl.int32) // (b.dtype.element_ty.primitive_bitwidth // 8)
+        in_blocks = tl.maximum(K - before, 0) // BLOCK_K * BLOCK_K
+        end = tl.minimum(begin + steps * BLOCK_K, in_blocks)
+        a_first += before * a_inner_stride
     a_end, b_end, a_row_mask, b_column_mask = end, end, row_mask, column_mask
     if PADDED[0] > 1:
         if A_INNER:
@@ -145,13 +160,17 @@ def multiply(
     BY_ROWS: tl.constexpr = BLOCK_M < LEAST and not OUTER
     AHEAD_A: tl.constexpr = AHEAD[0] and not BY_ROWS
     AHEAD_B: tl.constexpr = AHEAD[1] and not BY_ROWS
+    EVERY_K: tl.constexpr = EVEN_K or APART > 0
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     sums = ()
     for _ in tl.static_range(BLOCK_M if BY_ROWS else 0):
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_N), ACCUMULATOR),)  # type: ignore[assignment]
     for term in range(summed):
-        a_batch = a + (batch + term) * aligned_to(strides[0][0], EVERY_A)
-        b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
+        a_batch = a_first + (batch + term) * aligned_to(strides[0][0], EVERY_A)
+        if APART > 0:
+            b_columns = tl.multiple_of(b_first + before, 16) + (of_alike * column_apart)[None, :]
+        else:
+            b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
         if OUTER:
             # By pointers in two dimensions a thread would load a row's element once for each of its columns.
             a_rows = a_batch + rows * a_row
@@ -171,21 +190,35 @@ def multiply(
                 if AHEAD_B:
                     y = y_coming
                 else:
-                    y = _block_of_b(b_columns, b_column_mask, inner, b_inner_stride, b_end, EVEN_K)
+                    y = _block_of_b(b_columns, b_column_mask, inner, b_inner_stride, b_end, EVERY_K)
                 if BY_ROWS:
                     a_inner, first_row = a_batch + inner * a_inner_stride, row.to(INDEX) * BLOCK_M
-                    sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < end, y.to(ACCUMULATOR), EVEN_K)
+                    sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < end, y.to(ACCUMULATOR), EVERY_K)
                 else:
                     if AHEAD_A:
                         x = x_coming
                     else:
-                        x = _block_of_a(a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVEN_K)
+                        x = _block_of_a(a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVERY_K)
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
                     later = inner + BLOCK_K
                     if AHEAD_A:
                         x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, later, a_inner_stride, a_end, False)
                     if AHEAD_B:
                         y_coming = _block_of_b(b_columns, b_column_mask, later, b_inner_stride, b_end, False)
+    if APART > 0:
+        a_batch = a + batch * strides[0][0]
+        b_columns = b_first + (of_alike * column_apart)[None, :]
+        last = tl.program_id(1) == tl.num_programs(1) - 1
+        for k in tl.range(0, tl.where(last, K - in_blocks, 0), BLOCK_K, num_stages=1):
+            inner = (k + tl.arange(0, BLOCK_K)).to(INDEX)
+            inner += tl.where(inner < before, 0, in_blocks)
+            y = _block_of_b(b_columns, column_mask, inner, b_inner_stride, K, False)
+            if BY_ROWS:
+                a_inner, first_row = a_batch + inner * a_inner_stride, row.to(INDEX) * BLOCK_M
+                sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < K, y.to(ACCUMULATOR), False)
+            else:
+                x = _block_of_a(a_batch, rows, a_row, row_mask, inner, a_inner_stride, K, False)
+                total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
             own = (tl.arange(0, BLOCK_M) == i)[:, None]
