@@ -489,9 +489,11 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
     else:
         # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs. Of
         # few rows a thread has sums for every element of b's block besides.
+        problem = work.problem
+        columns_apart = 0 if config.transposed else problem.columns_apart
         most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
         held = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // (32 * config.num_warps)
-        room = config.BLOCK_M >= FEW or (held <= 3 * most // 4 and work.problem.b_vector < 16)
+        room = config.BLOCK_M >= FEW or (held <= 3 * most // 4 and problem.b_vector < 16)
         limited = most < 256 and room and devices.current.ptx
         registers = {"maxnreg": most} if limited else {}
         multiply[(tiles, splits)](
@@ -502,8 +504,8 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             EVEN_K=a.shape[2] % config.BLOCK_K == 0 and work.ends is None,
             ALIGNED=_alignment(a, b, out),
             PADDED=tuple([16 // x.dtype.itemsize if copy else 1 for x, copy in zip((a, b), work.copied, strict=True)]),
-            AHEAD=(work.problem.a_vector < 4, work.problem.b_vector < 4),
-            APART=0 if config.transposed else work.problem.columns_apart,
+            AHEAD=(problem.a_vector < 4 or (columns_apart > 0 and problem.a_inner), problem.b_vector < 4),
+            APART=columns_apart,
             **registers,
             **work.options,
             **sizes,
