@@ -136,12 +136,14 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-@pytest.mark.parametrize(("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3)])
+@pytest.mark.parametrize(
+    ("K", "offset", "beyond"), [(65, 0, 0), (65, 1, 0), (65, 3, 5), (64, 6, 3), (66, 0, 0), (68, 4, 0)]
+)
 @pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
 def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeypatch):
     """Of a matrix that begins anywhere, whose columns are odd and end at others' or at what is not a number."""
-    for constant in ("LEAST_ALIKE", "LEAST_LENGTH"):
-        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", 10)
+    for constant, value in {"LEAST_ALIKE": 10, "LEAST_LENGTH": 10, "LONG": 10, "CACHED": 0}.items():
+        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
     config = CONFIGS[name]
     use(config)
     M, N = 5, 299

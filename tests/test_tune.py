@@ -4,6 +4,9 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -344,6 +347,28 @@ def test_a_sweep_is_fitted(dtype, kind, tmp_path, monkeypatch):
         assert found.configs == fitted.configs and found.b_inner == fitted.b_inner
         assert found.block == pytest.approx(fitted.block, rel=1e-3)
     model.tables.cache_clear()
+
+
+_FIT = """
+from tritonite import cli
+from tritonite.tune import sweep
+sweep.CANDIDATES, sweep.STEPS = 2, 5
+cli.app(["tune", "--model", "--seconds", "1", "--jobs", "8"])
+"""
+
+
+@pytest.mark.skipif(tritonite.device == "cpu", reason="there is no GPU to fit the model to")
+def test_the_model_is_fitted_to_this_gpu(tmp_path):
+    """By a process that has not called cuBLAS before."""
+    own = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", _FIT], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:5]] == [
+        *(f"torch.bfloat16 {kind.value}" for kind in sweep.Kind),
+        *(f"torch.float32 {kind.value}" for kind in (sweep.Kind.MEMORY, sweep.Kind.CACHE)),
+    ]
+    (table,) = (tmp_path / "tritonite").glob("*.json")
+    assert model.load(table)[2].pointers.configs == _table()[2].pointers.configs
 
 
 def test_what_is_timed_through_pointers_has_no_descriptors():

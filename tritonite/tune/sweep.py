@@ -32,8 +32,10 @@ HEADS = (64, 80, 96, 128)
 _ATEN = tuple([Config(rows, columns, 64) for rows in (64, 128, 192, 256) for columns in (64, 128, 192, 256)])
 _SHARPNESS = 100
 # Candidates that a problem is timed with, and calls of each.
-_CANDIDATES, _CALLS = 30, 4
+CANDIDATES, _CALLS = 30, 4
 STEPS, _RATE = 2500, 0.03
+# As many are timed at least, of which a fit sees two thirds.
+LEAST_PROBLEMS = 3
 # Through pointers products of so many rows are timed.
 MOST_ROWS = 600
 
@@ -96,29 +98,29 @@ def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
 def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table, kind: Kind) -> Iterator[Timed]:
     """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`.
 
+    Of LEAST_PROBLEMS however long they take.
     Of those in memory no operand is in the L2 cache, and of those in the cache all are; through pointers a problem is
     taken to be where it fits.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
     descriptors = kind is not Kind.POINTERS
     specialized = descriptors and devices.has_wgmma(device)
-    for problem, _ in zip(problems_of(kind, dtype, seed), range(int(4 * seconds)), strict=False):
+    for problem, _ in zip(problems_of(kind, dtype, seed), range(max(LEAST_PROBLEMS, int(4 * seconds))), strict=False):
         tiles = table.candidates[choose.possible(problem, device, table, specialized, descriptors)]
         every = [table.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
-        work.append((problem, draw.sample(every, min(_CANDIDATES, len(every)))))
+        work.append((problem, draw.sample(every, min(CANDIDATES, len(every)))))
     fitted = [(problem, _run_as(config, problem, device)) for problem, configs in work for config in configs]
     kernels = {_kernel(problem, config): (problem, config) for problem, config in fitted}
     tuner.compile_all(list(kernels.values()), jobs)
     end = time.monotonic() + seconds
-    for problem, configs in work:
-        if time.monotonic() > end:
+    for number, (problem, configs) in enumerate(work):
+        if number >= LEAST_PROBLEMS and time.monotonic() > end:
             return
         a, b, out = tuner.operands(problem, "cuda")
         cached = problem.is_cached if kind is Kind.POINTERS else kind is Kind.CACHE
         found = []
         for config in configs:
             call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
-            call()
             found.append((config, _time(call, cached)))
         yield Timed(problem, _time(functools.partial(torch.matmul, a, b, out=out), cached), tuple(found))
 
@@ -136,6 +138,8 @@ def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
 
 
 def _time(call: timing.Call, cached: bool) -> float:
+    # What a library makes when it is first called, such as a handle, cannot be made while a graph is captured.
+    call()
     samples = timing.graph_samples(call, _CALLS) if cached else timing.device_samples(timing.captured(call, 1), _CALLS)
     return statistics.median(samples)
 

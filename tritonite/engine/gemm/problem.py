@@ -17,8 +17,9 @@ CACHED, BRIEF = 19 * 2**20, 4e9
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
-# Tiles have columns apart where so many of these are alike, and of so long a K at least.
-LEAST_ALIKE, LEAST_LENGTH = 64, 768
+# Tiles have columns apart where so many of these are alike, and of so long a K at least: where elements are loaded one
+# by one otherwise, and where several are.
+LEAST_ALIKE, LEAST_LENGTH, LONG = 64, 768, 3000
 
 
 class Problem(NamedTuple):
@@ -81,15 +82,20 @@ class Problem(NamedTuple):
         return self.batches * rows * columns
 
     def with_columns_apart(self) -> Problem:
-        """The same in tiles of columns apart, where b's elements are loaded one by one otherwise, for a few rows.
+        """The same in tiles of columns apart, where 16 bytes of b can only be loaded so and it is worth it.
 
-        2 rows by 13,824 by 3,067 took 79 us element by element, and take 32 (cuBLAS 50); 6 such products in memory take
-        0.51 of their time, and 8 in the cache 0.83. Of one row there is nothing to gain, where loads take 4 bytes it is
-        as often slower, and of more rows the results, which are written apart, take too long (halves, H200).
+        That is so of a few rows of halves. 2 rows by 13,824 by 3,067 took 79 us element by element, and take 32 (cuBLAS
+        50); 6 such products in memory take 0.51 of their time, and 8 in the cache 0.83. Where loads take 4 or 8 bytes 7
+        products in memory take 0.83, and those in the cache or with K of less than LONG mostly longer. Of one row there
+        is nothing to gain, and of more than a few the results, which are written apart, take too long (H200).
         """
         size, apart = self.dtype.itemsize, 16 // math.gcd(16, (self.b_pitch or self.K) * self.dtype.itemsize)
-        one_by_one = size == self.b_vector == 2 and self.b_inner
-        if one_by_one and 1 < self.M <= FEW and self.K >= LEAST_LENGTH and LEAST_ALIKE * apart <= self.N:
+        possible = size == 2 and self.b_vector < 16 and self.b_inner
+        if self.b_vector == size:
+            long_enough = self.K >= LEAST_LENGTH
+        else:
+            long_enough = self.K >= LONG and not self.is_cached
+        if possible and long_enough and 1 < self.M <= FEW and LEAST_ALIKE * apart <= self.N:
             return self._replace(columns_apart=apart, b_vector=16)
         return self
 

@@ -71,10 +71,11 @@ def _placed(layout, i, k):
 
 @triton.constexpr_function
 def _apart(layout):
-    # Whether along the fastest dimension elements of some operand are apart, and none are next to each other elsewhere.
+    # Whether along the fastest dimension elements of some operand are apart, or come one by one for another reason, and
+    # none are next to each other elsewhere.
     every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
     across = not layout.flat and any([kinds[1] == 1 for kinds in every])
-    return not across and any([kinds[0] == 2 for kinds in every])
+    return not across and (layout.one_by_one or any([kinds[0] == 2 for kinds in every]))
 
 
 @triton.constexpr_function

@@ -34,10 +34,14 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything of an iteration space that a kernel is compiled for."""
+    """Everything of an iteration space that a kernel is compiled for.
+
+    `one_by_one` is whether some operand or result whose elements are next to each other is not at 16 bytes everywhere.
+    """
 
     parameters: tuple[Operand, ...]
     results: tuple[Operand, ...]
     column_mask: bool = True
     row_mask: bool = False
     flat: bool = True
+    one_by_one: bool = False

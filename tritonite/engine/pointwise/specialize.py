@@ -96,9 +96,19 @@ def specialize(
             for i, own in enumerate(owners):
                 if all(stride % 16 == 0 for stride in own if stride > 1):
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
+    # A mask along a tile's columns would cut what 16 bytes hold, and division leaves none of the fastest of several.
+    whole = len(sizes) == 1 if tile is None else sizes[0] % 16 == 0
+    neighbours = [
+        holds and whole and all(stride % 16 == 0 for stride in own if stride > 1)
+        for owners, all_aligned in zip((strides, out_strides), aligned, strict=True)
+        for own, holds in zip(owners, all_aligned, strict=True)
+        if own and own[0] == 1
+    ]
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, tuple(paths), units)
+    variant = _variant(
+        types, kinds, out_kinds, wide, len(inverses), blocks, masks, not all(neighbours), tuple(paths), units
+    )
     return variant.over((strides, out_strides, *sized), grid)
 
 
@@ -111,6 +121,7 @@ def _variant(
     inverses: int,
     blocks: tuple[tuple[str, int], ...],
     masks: tuple[bool, bool],
+    one_by_one: bool,
     divisible: tuple[tuple[int, ...], ...],
     units: tuple[tuple[int, tuple[bool, ...]], ...],
 ) -> Specialization:
@@ -138,6 +149,7 @@ def _variant(
         column_mask=masks[0],
         row_mask=masks[1],
         flat=flat,
+        one_by_one=one_by_one,
     )
     constants: dict[str, Any] = {"LAYOUT": layout, "INDEX": index, **dict(blocks)}
     signature |= dict.fromkeys(constants, "constexpr")
