@@ -353,7 +353,7 @@ _FIT = """
 from tritonite import cli
 from tritonite.tune import sweep
 sweep.CANDIDATES, sweep.STEPS = 2, 5
-cli.app(["tune", "--model", "--seconds", "1", "--jobs", "8"])
+cli.app(["tune", "--model", "--seconds", "1", "--jobs", "6"])
 """
 
 

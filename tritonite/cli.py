@@ -530,7 +530,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
                 if dtype is torch.bfloat16 and kind is not sweep.Kind.POINTERS:
                     fitted[kind] = sweep.fit_aten(timed, fitted[kind], count)
             found = f"{dtype} {kind.value}: {len(timed)} products, chosen over best tiles {regret:.3f} where unseen"
-            console.print(found, highlight=False)
+            console.print(found, highlight=False, soft_wrap=True)
         tables[dtype.itemsize] = dataclasses.replace(
             fitted[sweep.Kind.MEMORY],
             cached=fitted[sweep.Kind.CACHE],

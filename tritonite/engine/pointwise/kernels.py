@@ -71,8 +71,8 @@ def _placed(layout, i, k):
 
 @triton.constexpr_function
 def _apart(layout):
-    # Whether along the fastest dimension elements of some operand are apart, or come one by one for another reason, and
-    # none are next to each other elsewhere.
+    # Whether elements of some operand are apart along the fastest dimension, or come one by one besides, and none are
+    # next to each other along another.
     every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
     across = not layout.flat and any([kinds[1] == 1 for kinds in every])
     return not across and (layout.one_by_one or any([kinds[0] == 2 for kinds in every]))

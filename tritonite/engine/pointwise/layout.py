@@ -36,7 +36,7 @@ class Operand(NamedTuple):
 class Layout:
     """Everything of an iteration space that a kernel is compiled for.
 
-    `one_by_one` is whether some operand or result whose elements are next to each other is not at 16 bytes everywhere.
+    `one_by_one` is whether neighbouring threads are to have neighbouring elements, one at a time.
     """
 
     parameters: tuple[Operand, ...]

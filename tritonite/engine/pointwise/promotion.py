@@ -99,13 +99,14 @@ def promoted(
 
 @dataclass(frozen=True, eq=False)
 class KernelTypes:
-    """All but a layout that a kernel is compiled for, one for each content; `itemsize` is of the widest tensor."""
+    """All but a layout that a kernel is compiled for, one for each content; `itemsize` is the widest tensor's."""
 
     formula: Any
     parameters: tuple[Operand, ...]
     results: tuple[Operand, ...]
     pointers: tuple[tuple[str, ...], tuple[str, ...]]
     itemsize: int
+    narrowest: int
     asserting: bool
 
 
@@ -117,9 +118,10 @@ def _kernel_types(
     results: tuple[Operand, ...],
     pointers: tuple[tuple[str, ...], tuple[str, ...]],
     itemsize: int,
+    narrowest: int,
     asserting: bool,
 ) -> KernelTypes:
-    return KernelTypes(formula, parameters, results, pointers, itemsize, asserting)
+    return KernelTypes(formula, parameters, results, pointers, itemsize, narrowest, asserting)
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ def types_of(
         tuple([Operand(j, (), TRITON_DTYPES[dtype]) for j, dtype in enumerate(results)]),
         (tuple(types), tuple(["*" + dtypes.TRITON_NAMES[dtype] for dtype in out_dtypes or results])),
         max(itemsizes),
+        min(itemsizes),
         formula.asserting,
     )
     in_memory = sum(how == "tensor" for _, how, _ in operands)

@@ -96,19 +96,17 @@ def specialize(
             for i, own in enumerate(owners):
                 if all(stride % 16 == 0 for stride in own if stride > 1):
                     paths += [(which, i, d) for d, stride in enumerate(own) if stride > 1]
-    # A mask along a tile's columns would cut what 16 bytes hold, and division leaves none of the fastest of several.
-    whole = len(sizes) == 1 if tile is None else sizes[0] % 16 == 0
-    neighbours = [
-        holds and whole and all(stride % 16 == 0 for stride in own if stride > 1)
+    at_16_bytes = [
+        holds
         for owners, all_aligned in zip((strides, out_strides), aligned, strict=True)
         for own, holds in zip(owners, all_aligned, strict=True)
         if own and own[0] == 1
     ]
+    # A thread has 16 bytes of the narrowest: of what is wider each load would be from cache lines of its own.
+    one_by_one = len(sizes) == 1 and types.narrowest < types.itemsize and not all(at_16_bytes)
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(
-        types, kinds, out_kinds, wide, len(inverses), blocks, masks, not all(neighbours), tuple(paths), units
-    )
+    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, one_by_one, tuple(paths), units)
     return variant.over((strides, out_strides, *sized), grid)
 
 
