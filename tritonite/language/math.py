@@ -317,7 +317,9 @@ def real_power(x, y):
     """x to the y, with the special cases of C's pow."""
     x, y = tl.broadcast(x, y)
     if x.dtype == tl.float32:
-        result = _power_float32(x, y)
+        # Where y is nan, x is too, unless it is 1. Being of both, x is where y is: of operands that lie across each
+        # other's grain Triton would bring each value there by itself that x alone decides.
+        result = _power_float32(tl.where((y == y) | (x == 1.0), x, y), y)
     else:
         result = libdevice.pow(x, y)
     return result
