@@ -352,8 +352,8 @@ def test_a_sweep_is_fitted(dtype, kind, tmp_path, monkeypatch):
 _FIT = """
 from tritonite import cli
 from tritonite.tune import sweep
-sweep.CANDIDATES, sweep.STEPS = 2, 5
-cli.app(["tune", "--model", "--seconds", "1", "--jobs", "6"])
+sweep.CANDIDATES, sweep.STEPS = 1, 5
+cli.app(["tune", "--model", "--seconds", "1", "--jobs", "3"])
 """
 
 
