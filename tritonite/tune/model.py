@@ -159,15 +159,16 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     )
 
 
-def microseconds(work: Work, block: Any, tile: Any, costs: Costs) -> Any:
-    """What each tile takes; of arrays, or of tensors that record gradients."""
+def microseconds(work: Work, block: Any, tile: Any, costs: Costs, waited: Any = 0.0) -> Any:
+    """What each tile takes, besides launches no less than is `waited`; of arrays, or tensors that record gradients."""
     slower = 1 + costs.a_transposed * work.a_transposed + costs.b_transposed * work.b_transposed
     rounds = work.rounds - 1 + (1 + costs.shared * work.last) / (1 + costs.shared)
     busy = rounds * work.steps * block * slower + work.rounds * tile
     power, l2_bytes = costs.sharpness, work.l2_bytes + costs.lines * work.split_bytes
     longest = (busy**power + (work.bytes / costs.memory) ** power + (l2_bytes / costs.l2) ** power) ** (1 / power)
     parts = (work.splits > 1) * (costs.split + costs.part * work.splits) + work.partial_bytes / costs.partials
-    return costs.launch + longest + parts
+    times, least = costs.launch + longest + parts, costs.launch + (work.splits > 1) * costs.split + waited
+    return times + (least - times).clip(min=0)
 
 
 def without_wgmma(table: Table) -> Table:

@@ -98,9 +98,8 @@ def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
 def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model.Table, kind: Kind) -> Iterator[Timed]:
     """Times of drawn problems with some of the table's tiles each, for so many seconds after compiling in `jobs`.
 
-    Of LEAST_PROBLEMS however long they take.
-    Of those in memory no operand is in the L2 cache, and of those in the cache all are; through pointers a problem is
-    taken to be where it fits.
+    LEAST_PROBLEMS are timed however long that takes. Of those in memory no operand is in the L2 cache, and of those in
+    the cache all are; through pointers a problem is taken to be where it fits.
     """
     device, draw, work = torch.device("cuda", torch.cuda.current_device()), random.Random(seed), []
     descriptors = kind is not Kind.POINTERS
@@ -174,9 +173,7 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
 
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        found = model.Costs(*costs)
-        times = model.microseconds(work, block[tile_of] + added, tile[tile_of], found)
-        return torch.maximum(times, found.launch + (work.splits > 1) * found.split + waited).log()
+        return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs), waited).log()
 
     block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 2)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))

@@ -40,7 +40,7 @@ _ELEMENTS_OF_A_WARP = 1024
 # By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
 # by four warps each, and take 8.5 by one (float32, H200).
 _SHORT_BLOCK = 32
-# What they take of K at a time. Of a K up to that a tile of few rows has MOST columns, if there are so many.
+# What they take of K at a time, and how many columns a tile of few rows has where K is no longer, if there are so many.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
@@ -170,9 +170,8 @@ def estimates(problem: Problem, tiles: Any, table: model.Table, multiprocessors:
     """The microseconds that a problem takes with each of a table's `tiles`, which are `model.records`."""
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
     block = table.block[number] + pointers.loads(problem, tiles)
-    times = model.microseconds(work, block, table.tile[number], table.costs)
-    least = table.costs.launch + (work.splits > 1) * table.costs.split
-    return np.maximum(times, least + pointers.waiting(problem, tiles, work, multiprocessors))
+    waited = pointers.waiting(problem, tiles, work, multiprocessors)
+    return model.microseconds(work, block, table.tile[number], table.costs, waited)
 
 
 def fastest(

@@ -86,18 +86,17 @@ class Problem(NamedTuple):
 
         That is so of a few rows of halves. 2 rows by 13,824 by 3,067 took 79 us element by element, and take 32 (cuBLAS
         50); 6 such products in memory take 0.51 of their time, and 8 in the cache 0.83. Where loads take 4 or 8 bytes 7
-        products in memory take 0.83, and those in the cache or with K of less than LONG mostly longer. Of one row there
+        products in memory take 0.82, and those in the cache or with K of less than LONG mostly longer. Of one row there
         is nothing to gain, and of more than a few the results, which are written apart, take too long (H200).
         """
-        size, apart = self.dtype.itemsize, 16 // math.gcd(16, (self.b_pitch or self.K) * self.dtype.itemsize)
-        possible = size == 2 and self.b_vector < 16 and self.b_inner
-        if self.b_vector == size:
-            long_enough = self.K >= LEAST_LENGTH
-        else:
-            long_enough = self.K >= LONG and not self.is_cached
-        if possible and long_enough and 1 < self.M <= FEW and LEAST_ALIKE * apart <= self.N:
-            return self._replace(columns_apart=apart, b_vector=16)
-        return self
+        size, length = self.dtype.itemsize, self.b_pitch or self.K
+        apart = 16 // math.gcd(16, length * size)
+        if size != 2 or self.b_vector == 16 or not self.b_inner or not 1 < self.M <= FEW:
+            return self
+        one_by_one = self.b_vector == size
+        least = LEAST_LENGTH if one_by_one else LONG
+        worth = least <= self.K and LEAST_ALIKE * apart <= self.N and (one_by_one or not self.is_cached)
+        return self._replace(columns_apart=apart, b_vector=16) if worth else self
 
     def of_any_rows(self) -> Problem:
         """What stands for it where neither the rows, their batches nor how they lie may decide anything."""

@@ -125,8 +125,10 @@ def multiply(
     batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
     row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
-    of_alike = (column // COLUMNS_APART).to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
-    columns = of_alike * COLUMNS_APART + column % COLUMNS_APART
+    # A tile's columns are multiples of COLUMNS_APART from the first one.
+    multiples = (column // COLUMNS_APART).to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first_column = (column % COLUMNS_APART).to(INDEX)
+    columns = multiples * COLUMNS_APART + first_column
     if not B_INNER and EVERY_B == 1:
         # As many neighbours as a thread stores at once it would load one by one, each from another sector. Told of one
         # alone, Triton 3.6 does not see that columns are next to each other, and each thread loads from another row.
@@ -140,7 +142,7 @@ def multiply(
     a_first, b_first, column_apart = a, b, b_column * COLUMNS_APART
     if APART > 0:
         # How much of K is before 16 bytes of the columns, and how much is in blocks behind that.
-        b_first += batch * strides[1][0] + (column % COLUMNS_APART).to(INDEX) * b_column
+        b_first += batch * strides[1][0] + first_column * b_column
         before = (-b_first.to(tl.int64) & 15).to(tl.int32) // (b.dtype.element_ty.primitive_bitwidth // 8)
         in_blocks = tl.maximum(K - before, 0) // BLOCK_K * BLOCK_K
         end = tl.minimum(begin + steps * BLOCK_K, in_blocks)
@@ -168,7 +170,7 @@ def multiply(
     for term in range(summed):
         a_batch = a_first + (batch + term) * aligned_to(strides[0][0], EVERY_A)
         if APART > 0:
-            b_columns = tl.multiple_of(b_first + before, 16) + (of_alike * column_apart)[None, :]
+            b_columns = tl.multiple_of(b_first + before, 16) + (multiples * column_apart)[None, :]
         else:
             b_columns = b + (batch + term) * aligned_to(strides[1][0], EVERY_B) + (columns * b_column)[None, :]
         if OUTER:
@@ -207,7 +209,7 @@ def multiply(
                         y_coming = _block_of_b(b_columns, b_column_mask, later, b_inner_stride, b_end, False)
     if APART > 0:
         a_batch = a + batch * strides[0][0]
-        b_columns = b_first + (of_alike * column_apart)[None, :]
+        b_columns = b_first + (multiples * column_apart)[None, :]
         last = tl.program_id(1) == tl.num_programs(1) - 1
         for k in tl.range(0, tl.where(last, K - in_blocks, 0), BLOCK_K, num_stages=1):
             inner = (k + tl.arange(0, BLOCK_K)).to(INDEX)

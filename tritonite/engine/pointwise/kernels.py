@@ -71,11 +71,11 @@ def _placed(layout, i, k):
 
 @triton.constexpr_function
 def _apart(layout):
-    # Whether elements of some operand are apart along the fastest dimension, or come one by one besides, and none are
-    # next to each other along another.
+    # Whether a thread has one element at a time along the fastest dimension, because those of some operand are apart
+    # there or accesses are to be coalesced; unless some are next to each other along the other dimension.
     every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
     across = not layout.flat and any([kinds[1] == 1 for kinds in every])
-    return not across and (layout.one_by_one or any([kinds[0] == 2 for kinds in every]))
+    return not across and (layout.coalesced or any([kinds[0] == 2 for kinds in every]))
 
 
 @triton.constexpr_function

@@ -36,7 +36,7 @@ class Operand(NamedTuple):
 class Layout:
     """Everything of an iteration space that a kernel is compiled for.
 
-    `one_by_one` is whether neighbouring threads are to have neighbouring elements, one at a time.
+    `coalesced` is whether neighbouring threads are to have neighbouring elements, though a thread could have several.
     """
 
     parameters: tuple[Operand, ...]
@@ -44,4 +44,4 @@ class Layout:
     column_mask: bool = True
     row_mask: bool = False
     flat: bool = True
-    one_by_one: bool = False
+    coalesced: bool = False

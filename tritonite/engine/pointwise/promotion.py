@@ -99,7 +99,10 @@ def promoted(
 
 @dataclass(frozen=True, eq=False)
 class KernelTypes:
-    """All but a layout that a kernel is compiled for, one for each content; `itemsize` is the widest tensor's."""
+    """All but a layout that a kernel is compiled for, one for each content.
+
+    `itemsize` is of the widest tensor, and `narrowest` of the narrowest.
+    """
 
     formula: Any
     parameters: tuple[Operand, ...]

@@ -102,11 +102,12 @@ def specialize(
         for own, holds in zip(owners, all_aligned, strict=True)
         if own and own[0] == 1
     ]
-    # A thread has 16 bytes of the narrowest: of what is wider each load would be from cache lines of its own.
-    one_by_one = len(sizes) == 1 and types.narrowest < types.itemsize and not all(at_16_bytes)
+    # A thread would have as many elements as 16 bytes hold of the narrowest tensor. Where those of a wider tensor come
+    # one by one, neighbouring threads would read from different cache lines.
+    coalesced = len(sizes) == 1 and types.narrowest < types.itemsize and not all(at_16_bytes)
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, one_by_one, tuple(paths), units)
+    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, coalesced, tuple(paths), units)
     return variant.over((strides, out_strides, *sized), grid)
 
 
@@ -119,7 +120,7 @@ def _variant(
     inverses: int,
     blocks: tuple[tuple[str, int], ...],
     masks: tuple[bool, bool],
-    one_by_one: bool,
+    coalesced: bool,
     divisible: tuple[tuple[int, ...], ...],
     units: tuple[tuple[int, tuple[bool, ...]], ...],
 ) -> Specialization:
@@ -147,7 +148,7 @@ def _variant(
         column_mask=masks[0],
         row_mask=masks[1],
         flat=flat,
-        one_by_one=one_by_one,
+        coalesced=coalesced,
     )
     constants: dict[str, Any] = {"LAYOUT": layout, "INDEX": index, **dict(blocks)}
     signature |= dict.fromkeys(constants, "constexpr")
