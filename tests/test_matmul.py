@@ -285,6 +285,8 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
     check(matmul.mm(a[0], b[0])[0], torch.mm, a[0], b[0])
     x = normal(1032, dtype=dtype)
     check(matmul.addmm(x, a[0], b[0], 0.5, 2)[0], torch.addmm, x, a[0], b[0], beta=0.5, alpha=2)
+    x = normal(1504, 1033, dtype=dtype)[:, 1:]
+    check(matmul.addmm(x, a[0], b[0], 0.5, 2)[0], torch.addmm, x, a[0], b[0], beta=0.5, alpha=2)
     a, b = a[0], b[0]
     expected = torch.mm(a, b, out_dtype=torch.float32)
     actual = matmul.mm(a, b, torch.float32)[0]
@@ -292,6 +294,28 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
     for M, K, N in ((40, 8, 24), (264, 4104, 520), (1160, 1032, 1496), (16, 8192, 336)):
         a, b = laid_out(M, K, layouts[0], dtype), laid_out(K, N, layouts[1], dtype)
         check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
+@pytest.mark.parametrize("result", [torch.float16, torch.float32])
+def test_warps_that_divide_the_work_have_two_stages(result, use, monkeypatch):
+    """A block is done with when the next is being multiplied: with one stage a product would never end."""
+    stages = []
+
+    class Launched:
+        def __getitem__(self, grid):
+            return lambda *_, STAGES, **__: stages.append(STAGES)
+
+    monkeypatch.setattr(product.hopper, "multiply_warp_specialized", Launched())
+    monkeypatch.setattr(devices, "shared_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(devices, "has_tma", lambda device: True)
+    a, b = (torch.empty(1, 512, 512, dtype=torch.float16)[..., :n] for n in (448, 512))
+    out, added = torch.empty(1, 512, 512, dtype=result), torch.empty(512, 513, dtype=result)[:, 1:]
+    swept = model.load(model.FOLDER / "sm_90.json")[2].configs
+    configs = [each for each in (*swept, *SPECIALIZED.values()) if each.warp_specialize and each.splits == 1]
+    for config in configs:
+        use(config)
+        product.product(a, b[:, :448], out, addend=added, beta=0.5)
+    assert len(stages) == len(configs) and min(stages) > 1
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ def multiply_warp_specialized(
     Triton's own warp specialisation refuses descriptors that the host made. In Gluon a name bound to a loop variable is
     not carried along, and what a partition is given in a tuple is no constant.
     """
+    gl.static_assert(STAGES > 1, "a block is done with when the next is multiplied, and with one stage both would wait")
     A_TRANSPOSED: gl.constexpr = ORDER[0]
     B_TRANSPOSED: gl.constexpr = ORDER[1]
     CONSUMERS: gl.constexpr = ORDER[3]

@@ -62,8 +62,11 @@ class _Epilogue(NamedTuple):
     def beside(self, config: Config) -> int:
         """The bytes of shared memory for each element of what is written at a time, besides the element's own.
 
-        Of what is loaded an element at a time both subtiles are on their way before the first is written.
+        Of what is loaded an element at a time both subtiles are on their way before the first is written. Where warps
+        divide the work, what is added is loaded as tensor cores leave results, and goes by way of registers alone.
         """
+        if config.warp_specialize:
+            return 0
         one_by_one = any(vector(tensor, tensor.stride(2) == 1) < 16 for tensor in self.tensors)
         return self.bytes * (2 if config.split_store and one_by_one else 1)
 
@@ -359,11 +362,12 @@ class _Work(NamedTuple):
 
 def _run_in_room(work: _Work, config: Config) -> None:
     """Run with fewer stages than estimated to have room where a compiler wants more besides than is known here."""
+    least = 2 if config.warp_specialize else 1
     while True:
         try:
             _run(work, config)
         except OutOfResources:
-            if config.num_stages == 1:
+            if config.num_stages == least:
                 raise
             config = config._replace(num_stages=config.num_stages - 1)
         else:
