@@ -51,6 +51,9 @@ SPECIALIZED = {
     "transposed, split": _SPECIALIZED._replace(BLOCK_N=32, transposed=True, splits=2),
     "more columns": _SPECIALIZED._replace(MORE_N=64, split_store=True),
     "more columns, transposed": _SPECIALIZED._replace(BLOCK_N=64, MORE_N=16, transposed=True, splits=2),
+    "ping-pong": _SPECIALIZED._replace(split_store=True, num_stages=6, pingpong=True),
+    "ping-pong, transposed": _SPECIALIZED._replace(BLOCK_M=64, num_stages=3, pingpong=True, transposed=True),
+    "ping-pong, more columns": _SPECIALIZED._replace(MORE_N=64, split_store=True, pingpong=True),
 }
 LAYOUTS = ("plain", "transposed", "strided")
 
@@ -291,7 +294,7 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
     expected = torch.mm(a, b, out_dtype=torch.float32)
     actual = matmul.mm(a, b, torch.float32)[0]
     assert_close(actual, expected, a.double() @ b.double(), terms=terms("mm", (a, b), expected))
-    for M, K, N in ((40, 8, 24), (264, 4104, 520), (1160, 1032, 1496), (16, 8192, 336)):
+    for M, K, N in ((40, 8, 24), (264, 4104, 520), (2360, 1032, 2296), (16, 8192, 336)):
         a, b = laid_out(M, K, layouts[0], dtype), laid_out(K, N, layouts[1], dtype)
         check(matmul.mm(a, b)[0], torch.mm, a, b)
 

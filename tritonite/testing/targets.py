@@ -218,9 +218,18 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                 # Which of float32's tiles a compiler takes differs from one of NVIDIA's targets to another.
                 all_of_them = full or (config.bf16x6 and layout == "rows")
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if all_of_them else chosen[:1]
+    swept = model.load(model.FOLDER / "sm_90.json")
+    pingpong = [tile for tile in swept[2].configs if tile.pingpong]
+    for config, (a_columns, b_columns) in itertools.product(pingpong, itertools.product((False, True), repeat=2)):
+        a, b = torch.empty(1, 512, 512, dtype=torch.float16), torch.empty(1, 512, 512, dtype=torch.float16)
+        with _noting() as found:
+            fitted = config._replace(num_stages=3)
+            product(a.mT if a_columns else a, b.mT if b_columns else b, torch.empty_like(a), config=fitted)
+        if full or not (a_columns or config.transposed):
+            yield f"{config} {a_columns} {b_columns}", found[0], ("sm_90",)
     # Rows at 16 bytes and within words, in both orders of either operand, by one part of K and by two.
     laid = list(itertools.product((128, 129), (False, True), (False, True), (1, 2)))
-    for i, config in enumerate([tile for tile in model.load(model.FOLDER / "sm_90.json")[4].configs if tile.in_parts]):
+    for i, config in enumerate([tile for tile in swept[4].configs if tile.in_parts]):
         for size, a_columns, b_columns, splits in laid if full else (laid[i % 8], laid[15 - i % 8]):
             a, b = torch.empty(1, size, size), torch.empty(1, size, size)
             with _noting() as found:

@@ -102,7 +102,7 @@ class Table:
 
 _FIELDS = (
     *("BLOCK_M", "BLOCK_N", "BLOCK_K", "MORE_N", "num_warps", "num_stages", "splits", "programs"),
-    *("transposed", "descriptors", "warp_specialize", "bf16x6", "in_parts"),
+    *("transposed", "descriptors", "warp_specialize", "pingpong", "bf16x6", "in_parts"),
 )
 _RECORD = np.dtype([(name, np.int64) for name in (*_FIELDS, "number", "b_inner")])
 

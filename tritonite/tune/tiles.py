@@ -13,6 +13,8 @@ class Config(NamedTuple):
     multiplies float32 as three of bfloat16 each, where tensor cores are fast, and `in_parts` does so by Hopper's kernel
     (`engine.gemm.hopper_parts`), whose tiles have 64 rows for every four warps. With `split_store` a tile is written in
     two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
+    With `pingpong` besides, each group of four warps has whole tiles of its own, one group's after the other's, so that
+    one multiplies while the other writes (CUTLASS calls it so); K is in one part then.
     With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor
     cores take of rows. A tile has MORE_N columns besides.
     """
@@ -33,6 +35,7 @@ class Config(NamedTuple):
     transposed: bool = False
     MORE_N: int = 0
     in_parts: bool = False
+    pingpong: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -43,7 +46,7 @@ class Config(NamedTuple):
         """The bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
         columns = self.BLOCK_N // (2 if self.split_store else 1) + self.MORE_N
         operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N + self.MORE_N) * self.BLOCK_K * size
-        return operands + self.BLOCK_M * columns * result_size
+        return operands + (2 if self.pingpong else 1) * self.BLOCK_M * columns * result_size
 
 
 _DESCRIBED = (

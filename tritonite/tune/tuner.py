@@ -74,6 +74,10 @@ def candidates(problem: Problem) -> Iterator[Config]:
             )
             if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
                 yield config._replace(warp_specialize=True)
+        for rows, more, group in itertools.product((64, 128), (0, 64), (1, 8)):
+            stages = 4 if more and rows == 128 else 6
+            config = Config(rows, 128, 64, 8, stages, descriptors=True, split_store=True, GROUP_M=group, MORE_N=more)
+            yield config._replace(warp_specialize=True, pingpong=True)
 
 
 def _split(problem: Problem, config: Config) -> Iterator[Config]:

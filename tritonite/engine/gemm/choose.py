@@ -242,6 +242,7 @@ def possible(
     few = units <= ROUNDS_OF_PARTS * places
     allowed = warp_specialized | (tiles["warp_specialize"] == 0)
     allowed &= descriptors | (tiles["descriptors"] == 0)
+    allowed &= (splits == 1) | (tiles["pingpong"] == 0)
     if problem.dtype.itemsize == 2 and descriptors:
         allowed &= (units <= places) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1)
     if problem.invariant:

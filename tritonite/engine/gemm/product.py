@@ -430,7 +430,8 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
         }
     if config.descriptors and config.warp_specialize:
         groups = config.num_warps // 4
-        rows, whole = config.BLOCK_M // groups, not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
+        rows = config.BLOCK_M // (1 if config.pingpong else groups)
+        whole = not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
         more, transposed = config.MORE_N, _in_columns(out)
         threads = 128 * (groups + 1)
         hopper.multiply_warp_specialized[(programs,)](
@@ -442,7 +443,10 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
             splits=splits,
             programs=programs,
             INDEX=work.index,
-            ORDER=(_in_columns(a), _in_columns(b), config.GROUP_M, groups, work.blockwise, transposed, more),
+            ORDER=(
+                *(_in_columns(a), _in_columns(b), config.GROUP_M, groups, work.blockwise),
+                *(transposed, more, config.pingpong),
+            ),
             BUFFERS=1 if config.split_store else 2,
             STAGES=config.num_stages,
             num_warps=4,
