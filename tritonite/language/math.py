@@ -313,13 +313,22 @@ def _power_float32(x, y):
 
 
 @triton.jit
+def _in_the_layout_of_both(x, y):
+    """x of float32, laid out as what is computed from x and y.
+
+    Of operands that lie across each other's grain Triton would otherwise bring every value to the other's layout by
+    itself that x alone decides. That the last term is zero is found by LLVM, when layouts are settled.
+    """
+    zero = (y.to(tl.uint32, bitcast=True) >> 16) >> 16
+    return (x.to(tl.uint32, bitcast=True) | zero).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def real_power(x, y):
     """x to the y, with the special cases of C's pow."""
     x, y = tl.broadcast(x, y)
     if x.dtype == tl.float32:
-        # Where y is nan, x is too, unless it is 1. Being of both, x is where y is: of operands that lie across each
-        # other's grain Triton would bring each value there by itself that x alone decides.
-        result = _power_float32(tl.where((y == y) | (x == 1.0), x, y), y)
+        result = _power_float32(_in_the_layout_of_both(x, y), y)
     else:
         result = libdevice.pow(x, y)
     return result
