@@ -266,6 +266,32 @@ def test_what_aten_takes_is_fitted(tmp_path):
     assert loaded.pointers.configs == table.pointers.configs
 
 
+def test_problems_of_one_block_of_rows_have_costs_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(sweep, "STEPS", 1500)
+    table = dataclasses.replace(_table()[2], one_block=None)
+    monkeypatch.setattr(sweep, "fit", lambda timed, table, multiprocessors: table)
+    true = dataclasses.replace(table, one_block=table.costs._replace(launch=9.0, l2=table.costs.l2 / 4))
+    problems = [problem for problem in itertools.islice(sweep.drawn(torch.bfloat16, 6), 300) if problem.batches == 1]
+    few = [problem for problem in problems if 16 < problem.M <= 64]
+    many = [problem for problem in problems if problem.M > 64]
+    assert all(true.costs_of(problem) == true.one_block for problem in few)
+    for problem in (*many, few[0]._replace(batches=2), few[0]._replace(M=16)):
+        assert true.costs_of(problem) == true.costs == table.costs_of(problem)
+    timed = []
+    for problem in (*few[:25], *many[:5]):
+        tiles = true.candidates[choose.possible(problem, DEVICE, true, True)][::3]
+        configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
+        times = choose.estimates(problem, tiles, true, 132).tolist()
+        timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times, strict=True))))
+    assert sweep.fit_with_one_block(timed[10:], table, 132).one_block is None
+    fitted = sweep.fit_with_one_block(timed, table, 132)
+    assert fitted.costs == table.costs and fitted.one_block.launch == pytest.approx(9, rel=0.05)
+    assert sweep.regret(timed, fitted, 132) < 1.002 < sweep.regret(timed, table, 132)
+    model.save(tmp_path / "table.json", {2: fitted})
+    assert model.load(tmp_path / "table.json")[2].one_block == pytest.approx(fitted.one_block, rel=1e-4)
+
+
 def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ CANDIDATES, _CALLS = 30, 4
 STEPS, _RATE = 2500, 0.03
 # As many are timed at least, of which a fit sees two thirds.
 LEAST_PROBLEMS = 3
+# So many with rows that one block holds have costs of their own.
+LEAST_OF_ONE_BLOCK = 20
 # Through pointers products of so many rows are timed.
 MOST_ROWS = 600
 
@@ -143,11 +145,21 @@ def _time(call: timing.Call, cached: bool) -> float:
     return statistics.median(samples)
 
 
-def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
-    """The table with numbers for which the model is closest to the times, by their ratios.
+class _Found(NamedTuple):
+    """Of all tiles that some problems have been timed with: their work, numbers in a table, times and more.
 
-    What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
+    `shares` are what the best of a problem's tiles takes of each time, `added` and `waited` what `pointers` knows.
     """
+
+    work: model.Work
+    tiles: torch.Tensor
+    logarithms: torch.Tensor
+    shares: torch.Tensor
+    added: torch.Tensor
+    waited: torch.Tensor
+
+
+def _found(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> _Found:
     numbers = {config: i for i, config in enumerate(table.configs)}
     parts, tiles, times, shares, loads, waits = [], [], [], [], [], []
     for problem, _, found in timed:
@@ -168,15 +180,42 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
             for i in range(len(model.Work._fields))
         ]
     )
-    tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
+    logarithms = torch.tensor(times, dtype=torch.float64).log()
     added, waited = torch.tensor(np.concatenate(loads)), torch.tensor(np.concatenate(waits))
-    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
+    return _Found(work, torch.tensor(tiles), logarithms, torch.tensor(shares), added, waited)
+
+
+def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
+    """The table with numbers for which the model is closest to the times, by their ratios.
+
+    What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
+    """
+    found = _found(timed, table, multiprocessors)
+    parameters = [_logarithms(each) for each in (table.block, table.tile, table.costs)]
 
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs), waited).log()
+        blocks, each = block[found.tiles] + found.added, tile[found.tiles]
+        return model.microseconds(found.work, blocks, each, model.Costs(*costs), found.waited).log()
 
-    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 2)
-    return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
+    block, tile, costs = _descend(estimate, parameters, found.logarithms, STEPS, found.shares**2)
+    fitted = model.Costs(*costs.tolist())
+    return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=fitted, one_block=None)
+
+
+def fit_with_one_block(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
+    """As `fit`, and the costs of problems whose rows one block holds, if LEAST_OF_ONE_BLOCK of them have been timed."""
+    table = fit(timed, table, multiprocessors)
+    own = [each for each in timed if model.is_of_one_block(each.problem)]
+    if len(own) < LEAST_OF_ONE_BLOCK:
+        return table
+    found = _found(own, table, multiprocessors)
+    block, tile = (torch.tensor(each)[found.tiles] for each in (table.block, table.tile))
+
+    def estimate(costs: torch.Tensor) -> torch.Tensor:
+        return model.microseconds(found.work, block + found.added, tile, model.Costs(*costs), found.waited).log()
+
+    (costs,) = _descend(estimate, [_logarithms(table.costs)], found.logarithms, STEPS // 5, found.shares**2)
+    return dataclasses.replace(table, one_block=model.Costs(*costs.tolist()))
 
 
 def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
@@ -209,12 +248,16 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
         return -torch.logsumexp(torch.where(possible, -_SHARPNESS * times, -torch.inf), 1) / _SHARPNESS
 
     start = np.array([0.3, 0.2, 0.8, 0.5])
-    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (start, table.costs)]
+    parameters = [_logarithms(each) for each in (start, table.costs)]
     logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
     shares, costs = _descend(estimate, parameters, logarithms, STEPS // 5)
     block, tile = tile_costs(shares)
     aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
     return dataclasses.replace(table, aten=aten)
+
+
+def _logarithms(values: Any) -> torch.Tensor:
+    return torch.tensor(np.log(np.maximum(values, 1e-4)))
 
 
 def _descend(

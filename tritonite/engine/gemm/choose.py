@@ -128,7 +128,7 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     table = table_for(problem, device, descriptors)
     if table is None:
         return 0.0
-    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
+    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs_of(problem).launch
 
 
 def aten_is_faster(
@@ -157,7 +157,7 @@ def least_microseconds(problem: Problem, table: model.Table, multiprocessors: in
     """What the fastest of a table's tiles takes, whatever kernels would need of operands."""
     tiles = table.candidates[long_enough(problem, table.candidates)]
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
-    return float(model.microseconds(work, table.block[number], table.tile[number], table.costs).min())
+    return float(model.microseconds(work, table.block[number], table.tile[number], table.costs_of(problem)).min())
 
 
 def long_enough(problem: Problem, tiles: Any) -> Any:
@@ -171,7 +171,7 @@ def estimates(problem: Problem, tiles: Any, table: model.Table, multiprocessors:
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
     block = table.block[number] + pointers.loads(problem, tiles)
     waited = pointers.waiting(problem, tiles, work, multiprocessors)
-    return model.microseconds(work, block, table.tile[number], table.costs, waited)
+    return model.microseconds(work, block, table.tile[number], table.costs_of(problem), waited)
 
 
 def fastest(
