@@ -317,7 +317,7 @@ def _in_the_layout_of_both(x, y):
     """x of float32, laid out as what is computed from x and y.
 
     Of operands that lie across each other's grain Triton would otherwise bring every value to the other's layout by
-    itself that x alone decides. That the last term is zero is found by LLVM, when layouts are settled.
+    itself that x alone decides. LLVM, which comes when layouts are settled, finds that `zero` is one, and drops it.
     """
     zero = (y.to(tl.uint32, bitcast=True) >> 16) >> 16
     return (x.to(tl.uint32, bitcast=True) | zero).to(tl.float32, bitcast=True)

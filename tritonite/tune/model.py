@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent / "models"
 LINE = 128
 # The tables that belong to another.
 BESIDE = ("aten", "cached", "pointers")
-# How many rows of halves are too many for kernels of few rows, and not too many for one block of tensor cores.
+# Numbers of rows that are too many for kernels of few rows, and that one block of 64 rows holds.
 ONE_BLOCK = range(17, 65)
 # In how many parts K may be taken.
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -82,9 +82,9 @@ class Table:
     all cost where operands are in the L2 cache, as those are that were written or read right before. `pointers` is of
     tiles for more than a few rows of operands that cannot have tensor descriptors.
 
-    `one_block` are the costs of single products with as many rows, where they have been fitted. Those wait for what is
-    read and have little to multiply: of 55 that no fit had seen, in memory, the tiles chosen by costs of their own take
-    1.026 of the best one's time, and 1.050 by those of all problems; of 19 with up to 32 rows 1.016, and 1.077.
+    `one_block` are the costs of single products with ONE_BLOCK of rows, where they have been fitted. Those wait for
+    what is read and have little to multiply: of 55 that no fit had seen, in memory, the tiles chosen by costs of their
+    own take 1.026 of the best one's time, and 1.050 by those of all problems; of 19 with up to 32 rows 1.016 and 1.077.
     """
 
     configs: tuple[Config, ...]
@@ -98,7 +98,7 @@ class Table:
     one_block: Costs | None = None
 
     def costs_of(self, problem: Any) -> Costs:
-        """What a problem (`engine.gemm.problem.Problem`) costs of the device."""
+        """The costs that count for a problem (`engine.gemm.problem.Problem`)."""
         if self.one_block is not None and is_of_one_block(problem):
             return self.one_block
         return self.costs

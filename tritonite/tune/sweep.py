@@ -145,21 +145,27 @@ def _time(call: timing.Call, cached: bool) -> float:
     return statistics.median(samples)
 
 
-class _Found(NamedTuple):
-    """Of all tiles that some problems have been timed with: their work, numbers in a table, times and more.
+class _Candidates(NamedTuple):
+    """All tiles that some problems have been timed with: their work, their numbers in a table, and times.
 
-    `shares` are what the best of a problem's tiles takes of each time, `added` and `waited` what `pointers` knows.
+    `weights` are squares of what the best of a problem's tiles takes of each time: the model is to tell the best ones
+    apart. `added` and `waited` are what `pointers` knows of loads.
     """
 
     work: model.Work
     tiles: torch.Tensor
     logarithms: torch.Tensor
-    shares: torch.Tensor
+    weights: torch.Tensor
     added: torch.Tensor
     waited: torch.Tensor
 
+    def estimate(self, block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """Logarithms of what the model says of each, by what a block and a tile of the table's take."""
+        blocks = block[self.tiles] + self.added
+        return model.microseconds(self.work, blocks, tile[self.tiles], model.Costs(*costs), self.waited).log()
 
-def _found(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> _Found:
+
+def _candidates(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> _Candidates:
     numbers = {config: i for i, config in enumerate(table.configs)}
     parts, tiles, times, shares, loads, waits = [], [], [], [], [], []
     for problem, _, found in timed:
@@ -182,22 +188,14 @@ def _found(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> 
     )
     logarithms = torch.tensor(times, dtype=torch.float64).log()
     added, waited = torch.tensor(np.concatenate(loads)), torch.tensor(np.concatenate(waits))
-    return _Found(work, torch.tensor(tiles), logarithms, torch.tensor(shares), added, waited)
+    return _Candidates(work, torch.tensor(tiles), logarithms, torch.tensor(shares) ** 2, added, waited)
 
 
 def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
-    """The table with numbers for which the model is closest to the times, by their ratios.
-
-    What the model is to tell apart are a problem's best tiles: a time counts by the square of its share of the best.
-    """
-    found = _found(timed, table, multiprocessors)
+    """The table with numbers for which the model is closest to the times, by their ratios."""
+    candidates = _candidates(timed, table, multiprocessors)
     parameters = [_logarithms(each) for each in (table.block, table.tile, table.costs)]
-
-    def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        blocks, each = block[found.tiles] + found.added, tile[found.tiles]
-        return model.microseconds(found.work, blocks, each, model.Costs(*costs), found.waited).log()
-
-    block, tile, costs = _descend(estimate, parameters, found.logarithms, STEPS, found.shares**2)
+    block, tile, costs = _descend(candidates.estimate, parameters, candidates.logarithms, STEPS, candidates.weights)
     fitted = model.Costs(*costs.tolist())
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=fitted, one_block=None)
 
@@ -208,13 +206,10 @@ def fit_with_one_block(timed: Sequence[Timed], table: model.Table, multiprocesso
     own = [each for each in timed if model.is_of_one_block(each.problem)]
     if len(own) < LEAST_OF_ONE_BLOCK:
         return table
-    found = _found(own, table, multiprocessors)
-    block, tile = (torch.tensor(each)[found.tiles] for each in (table.block, table.tile))
-
-    def estimate(costs: torch.Tensor) -> torch.Tensor:
-        return model.microseconds(found.work, block + found.added, tile, model.Costs(*costs), found.waited).log()
-
-    (costs,) = _descend(estimate, [_logarithms(table.costs)], found.logarithms, STEPS // 5, found.shares**2)
+    candidates = _candidates(own, table, multiprocessors)
+    estimate = functools.partial(candidates.estimate, torch.tensor(table.block), torch.tensor(table.tile))
+    start = [_logarithms(table.costs)]
+    (costs,) = _descend(estimate, start, candidates.logarithms, STEPS // 5, candidates.weights)
     return dataclasses.replace(table, one_block=model.Costs(*costs.tolist()))
 
 
