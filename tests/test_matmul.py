@@ -662,10 +662,23 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
     assert descriptors == [True, True]
 
 
+@pytest.mark.parametrize(("rows", "by_rows"), [(9, True), (70, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
+    copies, copy = [], product._copied
+    monkeypatch.setattr(product, "_copied", lambda *given: copies.append(copy(*given)) or copies[-1])
+    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    a, b = normal(77, rows, dtype=dtype).mT, normal(77, 51, dtype=dtype)
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+    (found,) = [each for each in copies if each.shape == (1, rows, 77)]
+    assert (found.stride(2) == 1, found.stride(1) == 1) == (by_rows, not by_rows)
+    assert torch.equal(found, a[None])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
     monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
-    monkeypatch.setattr(product, "_copied", lambda tensor: pytest.fail("a copy"))
+    monkeypatch.setattr(product, "_copied", lambda *_: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
 
@@ -675,7 +688,7 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
 )
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
     copied, copy = [], product._copied
-    monkeypatch.setattr(product, "_copied", lambda tensor: copied.append(tensor.data_ptr()) or copy(tensor))
+    monkeypatch.setattr(product, "_copied", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows))
     monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
     # Of four rows at a time the interpreter takes a while for as many.

@@ -31,12 +31,23 @@ def _add_rows(sums, a, stride, first, M, mask, y, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def _block_of_a(a, rows, row_stride, row_mask, inner, inner_stride, end, EVERY: tl.constexpr):
-    """Rows of a at the indices `inner` along K, with zeros from the end on, or of EVERY index."""
-    mask = row_mask[:, None]
-    if not EVERY:
-        mask &= (inner < end)[None, :]
-    return tl.load((a + inner * inner_stride)[None, :] + (rows * row_stride)[:, None], mask=mask, other=0.0)
+def _block_of_a(a, rows, row_stride, row_mask, inner, inner_stride, end, EVERY: tl.constexpr, STRIDED: tl.constexpr):
+    """Rows of a at the indices `inner` along K, with zeros from the end on, or of EVERY index.
+
+    Where a is STRIDED along both, Triton (3.6) would have the threads of a warp load from different rows.
+    """
+    if STRIDED:
+        mask = row_mask[None, :]
+        if not EVERY:
+            mask &= (inner < end)[:, None]
+        pointers = (a + inner * inner_stride)[:, None] + (rows * row_stride)[None, :]
+        block = tl.trans(tl.load(pointers, mask=mask, other=0.0))
+    else:
+        mask = row_mask[:, None]
+        if not EVERY:
+            mask &= (inner < end)[None, :]
+        block = tl.load((a + inner * inner_stride)[None, :] + (rows * row_stride)[:, None], mask=mask, other=0.0)
+    return block
 
 
 @triton.jit
@@ -92,12 +103,13 @@ def multiply(
     Tiles of less than LEAST rows add them up along K one by one, without tensor cores. Of a K in blocks of less than
     that each index adds an outer product, which has nothing to do with shared memory and waits for no other thread:
     what such products take is the time to write them. ALIGNED is what divides M, N, K, the strides of a, of b and of
-    the result, but for strides of 1, and whether those are a's and b's along K and the result's along its columns.
-    Triton knows of multiples of 16 alone, and would load elements one by one: products of float32 with 1,368 columns
-    took three times as long. Where a or b is PADDED with zeros to so many elements, where its rows or columns end,
-    those are loaded, too: a mask that cuts a vector would take it apart. AHEAD is whether a's and b's elements are
-    loaded by less than 4 bytes. Nothing copies so few asynchronously, so tensor cores' next block of them is loaded to
-    registers while one is multiplied. The assembler would wait for each load by itself where registers are scarce.
+    the result, but for strides of 1, whether those are a's and b's along K and the result's along its columns, and
+    whether a has none. Triton knows of multiples of 16 alone, and would load elements one by one: products of float32
+    with 1,368 columns took three times as long. Where a or b is PADDED with zeros to so many elements, where its rows
+    or columns end, those are loaded, too: a mask that cuts a vector would take it apart. AHEAD is whether a's and b's
+    elements are loaded by less than 4 bytes. Nothing copies so few asynchronously, so tensor cores' next block of them
+    is loaded to registers while one is multiplied. The assembler would wait for each load by itself where registers
+    are scarce.
 
     Columns of b whose length is no multiple of 16 bytes begin anywhere within them, and only those APART columns from
     each other begin alike. A tile takes such, so that its blocks of K can be where 16 bytes of all of its columns are.
@@ -114,6 +126,7 @@ def multiply(
     EVERY_OUT: tl.constexpr = ALIGNED[5]
     A_INNER: tl.constexpr = ALIGNED[6]
     B_INNER: tl.constexpr = ALIGNED[7]
+    A_STRIDED: tl.constexpr = ALIGNED[9]
     a_row = aligned_to(strides[0][1], EVERY_A if A_INNER else 1)
     a_inner_stride = aligned_to(strides[0][2], 1 if A_INNER else EVERY_A)
     b_inner_stride = aligned_to(strides[1][1], 1 if B_INNER else EVERY_B)
@@ -184,7 +197,7 @@ def multiply(
         else:
             first = begin + tl.arange(0, BLOCK_K)
             if AHEAD_A:
-                x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, first, a_inner_stride, a_end, False)
+                x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, first, a_inner_stride, a_end, False, A_STRIDED)
             if AHEAD_B:
                 y_coming = _block_of_b(b_columns, b_column_mask, first, b_inner_stride, b_end, False)
             for k in range(begin, end, BLOCK_K):
@@ -200,11 +213,15 @@ def multiply(
                     if AHEAD_A:
                         x = x_coming
                     else:
-                        x = _block_of_a(a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVERY_K)
+                        x = _block_of_a(
+                            a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVERY_K, A_STRIDED
+                        )
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
                     later = inner + BLOCK_K
                     if AHEAD_A:
-                        x_coming = _block_of_a(a_batch, rows, a_row, a_row_mask, later, a_inner_stride, a_end, False)
+                        x_coming = _block_of_a(
+                            a_batch, rows, a_row, a_row_mask, later, a_inner_stride, a_end, False, A_STRIDED
+                        )
                     if AHEAD_B:
                         y_coming = _block_of_b(b_columns, b_column_mask, later, b_inner_stride, b_end, False)
     if APART > 0:
@@ -219,7 +236,7 @@ def multiply(
                 a_inner, first_row = a_batch + inner * a_inner_stride, row.to(INDEX) * BLOCK_M
                 sums = _add_rows(sums, a_inner, a_row, first_row, M, inner < K, y.to(ACCUMULATOR), False)
             else:
-                x = _block_of_a(a_batch, rows, a_row, row_mask, inner, a_inner_stride, K, False)
+                x = _block_of_a(a_batch, rows, a_row, row_mask, inner, a_inner_stride, K, False, A_STRIDED)
                 total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
