@@ -268,14 +268,13 @@ def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     configs = [config for size, config in tables.every("nvidia") if size == 2 and not config.warp_specialize]
     configs += dict.fromkeys(config for config in swept if config.warp_specialize)
     for config in [config for config in configs if config.descriptors]:
-        # Warps that divide the work are given such products where K is short.
-        K, targets = (choose.SHORT // 2, ("sm_90",)) if config.warp_specialize else (512, ("sm_90", "sm_100"))
+        targets = ("sm_90",) if config.warp_specialize else ("sm_90", "sm_100")
         for columns in (505, 512)[: None if full else 1]:
             # So many rows that a program has several tiles, and writes them by way of shared memory.
-            a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (K, columns, columns)]
+            a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (512, columns, columns)]
             addend = torch.empty(2**15, columns, dtype=torch.bfloat16)
             with _noting() as found, mock.patch.object(choose, "choose", lambda *_, config=config: config):
-                product(a, b[:, :K], out, addend=addend)
+                product(a, b[:, :512], out, addend=addend)
             yield f"{config} as a call fits it to {_ROOM}", found[-1], targets if full else ("sm_90",)
 
 

@@ -106,6 +106,37 @@ def _write(
 
 
 @gluon.jit
+def _begin_to_load(
+    place_out,
+    sizes,
+    epilogue_arguments,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    KINDS: gl.constexpr,
+    OUT_TRANSPOSED: gl.constexpr,
+    INDEX: gl.constexpr,
+):
+    """Bring to the L2 cache the lines of what is added to a tile, if it lies as the result does."""
+    M, N, batches, _, _, _, _, _, _, _, _ = sizes
+    written, row, column = place_out
+    addend, scales, strides, _, _ = epilogue_arguments
+    COUNT: gl.constexpr = len(scales)
+    if KINDS[COUNT] == 3:
+        LINE: gl.constexpr = 1024 // addend.dtype.element_ty.primitive_bitwidth
+        layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
+        LENGTH: gl.constexpr = ROWS if OUT_TRANSPOSED else COLUMNS
+        each = gl.arange(0, COLUMNS if OUT_TRANSPOSED else ROWS, gl.SliceLayout(1, layout))[:, None]
+        line = gl.arange(0, max(1, LENGTH // LINE), gl.SliceLayout(0, layout))[None, :] * LINE
+        rows, columns = (line, each) if OUT_TRANSPOSED else (each, line)
+        rows, columns = gl.minimum(row + rows, M - 1).to(INDEX), gl.minimum(column + columns, N - 1).to(INDEX)
+        first = addend + (written % batches).to(INDEX) * strides[COUNT][0]
+        address = (first + rows * strides[COUNT][1] + columns * strides[COUNT][2]).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
 def _as_operand(y, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: gl.constexpr):
     if B_TRANSPOSED:
         operand = y.reshape((COLUMNS, INNER)).permute((1, 0))
@@ -168,6 +199,17 @@ def _multiply(
         column = begin_within(column, COLUMNS + MORE, last_column)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         total_more = gl.zeros((ROWS, max(MORE, 16)), gl.float32, layout_more)
+        if epilogue_arguments[0] is not None:
+            _begin_to_load(
+                (written, row, column),
+                sizes,
+                epilogue_arguments,
+                ROWS,
+                COLUMNS * (2 if MORE > 0 else 1),
+                KINDS,
+                OUT_TRANSPOSED,
+                INDEX,
+            )
         if PINGPONG:
             mbarrier.wait(turns.index(WHICH), (turn + 1 - WHICH) % 2)
             turn += 1

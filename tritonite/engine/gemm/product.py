@@ -42,12 +42,10 @@ class _Epilogue(NamedTuple):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.scales if self.addend is None else (*self.scales, self.addend)
 
-    def takes_specialized_warps(self, K: int) -> bool:
-        """Whether groups of warps that divide the work may write the results of a sum over so many elements.
-
-        Of a long product, what is added to every element is there sooner where all warps wait for it.
-        """
-        return self.activation is None and (K < choose.SHORT or not self.bytes)
+    @property
+    def takes_specialized_warps(self) -> bool:
+        """Whether groups of warps that divide the work may write the results."""
+        return self.activation is None
 
     @property
     def bytes(self) -> int:
@@ -146,7 +144,7 @@ def product(
     # The bits of halves are the same in either orientation, and of float32 they are not.
     if _is_transposed(out) and (not invariant or (alike and a.dtype.itemsize == 2)):
         a, b, out, epilogue = b.mT, a.mT, out.mT, epilogue.transposed()
-    specialized = epilogue.takes_specialized_warps(a.shape[2])
+    specialized = epilogue.takes_specialized_warps
     written, copied = out, (False, False, False)
     if described:
         a, b, written = _laid_alike(a, b, out)
