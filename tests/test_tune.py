@@ -226,6 +226,29 @@ def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
             assert times == sorted(times) and times[0] < times[-1]
 
 
+@pytest.mark.parametrize("K", [40, 64, 96, 128, 136, 512])
+def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, of_hopper):
+    for rows, N, batches, b_inner in itertools.product((4, 16), (72, 1816), (24, 1000), (True, False)):
+        problem = Problem(batches, rows, N, K, torch.float16, torch.float16, True, b_inner)
+        config = choose.unstored(problem, DEVICE, True, True)
+        if config.descriptors:
+            continue
+        blocks = -(-K // config.BLOCK_K)
+        assert config.BLOCK_K <= 64 or K > 128
+        # One more where both of two are to come from memory at once.
+        assert config.num_stages <= blocks + (blocks > 1) or K > 128
+
+
+def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
+    of_one_block = 0
+    for problem in itertools.islice(sweep.drawn(torch.float16, 6), 800):
+        config = choose.unstored(problem, DEVICE, True, True)
+        if config.transposed and config.BLOCK_M == 64 and config.BLOCK_N + config.MORE_N >= problem.M:
+            of_one_block += 1
+            assert config.BLOCK_N + config.MORE_N < 128
+    assert of_one_block > 10
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_products_without_terms_have_tiles(dtype, of_hopper):
@@ -266,32 +289,6 @@ def test_what_aten_takes_is_fitted(tmp_path):
     loaded = model.load(tmp_path / "table.json")[2]
     assert loaded.aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
     assert loaded.pointers.configs == table.pointers.configs
-
-
-def test_problems_of_one_block_of_rows_have_costs_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(sweep, "STEPS", 1500)
-    table = dataclasses.replace(_table()[2], one_block=None)
-    monkeypatch.setattr(sweep, "fit", lambda timed, table, multiprocessors: table)
-    true = dataclasses.replace(table, one_block=table.costs._replace(launch=9.0, l2=table.costs.l2 / 4))
-    problems = [problem for problem in itertools.islice(sweep.drawn(torch.bfloat16, 6), 300) if problem.batches == 1]
-    few = [problem for problem in problems if 16 < problem.M <= 64]
-    many = [problem for problem in problems if problem.M > 64]
-    assert all(true.costs_of(problem) == true.one_block for problem in few)
-    for problem in (*many, few[0]._replace(batches=2), few[0]._replace(M=16)):
-        assert true.costs_of(problem) == true.costs == table.costs_of(problem)
-    timed = []
-    for problem in (*few[:25], *many[:5]):
-        tiles = true.candidates[choose.possible(problem, DEVICE, true, True)][::3]
-        configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
-        times = choose.estimates(problem, tiles, true, 132).tolist()
-        timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times, strict=True))))
-    assert sweep.fit_with_one_block(timed[10:], table, 132).one_block is None
-    fitted = sweep.fit_with_one_block(timed, table, 132)
-    assert fitted.costs == table.costs and fitted.one_block.launch == pytest.approx(9, rel=0.05)
-    assert sweep.regret(timed, fitted, 132) < 1.002 < sweep.regret(timed, table, 132)
-    model.save(tmp_path / "table.json", {2: fitted})
-    assert model.load(tmp_path / "table.json")[2].one_block == pytest.approx(fitted.one_block, rel=1e-4)
 
 
 def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):

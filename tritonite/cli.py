@@ -524,10 +524,8 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
                 timed = list(sweep.sweep(dtype, seconds / len(kinds), seed, jobs, table, kind))
             with console.status(f"fitting {len(timed)} products of {dtype} {kind.value}"):
                 seen, unseen = timed[: len(timed) * 2 // 3], timed[len(timed) * 2 // 3 :]
-                one_block = dtype is torch.bfloat16 and kind is sweep.Kind.MEMORY
-                fit = sweep.fit_with_one_block if one_block else sweep.fit
-                regret = sweep.regret(unseen, fit(seen, table, count), count)
-                fitted[kind] = fit(timed, table, count)
+                regret = sweep.regret(unseen, sweep.fit(seen, table, count), count)
+                fitted[kind] = sweep.fit(timed, table, count)
                 # In float32 the times of ATen's library differ by a fifth from any such estimate.
                 if dtype is torch.bfloat16 and kind is not sweep.Kind.POINTERS:
                     fitted[kind] = sweep.fit_aten(timed, fitted[kind], count)

@@ -25,8 +25,6 @@ FOLDER = Path(__file__).parent / "models"
 LINE = 128
 # The tables that belong to another.
 BESIDE = ("aten", "cached", "pointers")
-# Numbers of rows that are too many for kernels of few rows, and that one block of 64 rows holds.
-ONE_BLOCK = range(17, 65)
 # In how many parts K may be taken.
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
@@ -81,10 +79,6 @@ class Table:
     what ATen's products cost there, as if they were cut into its tiles, where that has been fitted, and `cached` what
     all cost where operands are in the L2 cache, as those are that were written or read right before. `pointers` is of
     tiles for more than a few rows of operands that cannot have tensor descriptors.
-
-    `one_block` are the costs of single products with ONE_BLOCK of rows, where they have been fitted. Those wait for
-    what is read and have little to multiply: of 55 that no fit had seen, in memory, the tiles chosen by costs of their
-    own take 1.026 of the best one's time, and 1.050 by those of all problems; of 19 with up to 32 rows 1.016 and 1.077.
     """
 
     configs: tuple[Config, ...]
@@ -95,13 +89,6 @@ class Table:
     aten: Table | None = None
     cached: Table | None = None
     pointers: Table | None = None
-    one_block: Costs | None = None
-
-    def costs_of(self, problem: Any) -> Costs:
-        """The costs that count for a problem (`engine.gemm.problem.Problem`)."""
-        if self.one_block is not None and is_of_one_block(problem):
-            return self.one_block
-        return self.costs
 
     @functools.cached_property
     def candidates(self) -> Any:
@@ -124,11 +111,6 @@ def records(configs: Sequence[Config]) -> Any:
     """Tiles as a record array; `number` and `b_inner` are for who knows them."""
     rows = [(*[int(getattr(config, name)) for name in _FIELDS], i, -1) for i, config in enumerate(configs)]
     return np.array(rows, dtype=_RECORD)
-
-
-def is_of_one_block(problem: Any) -> bool:
-    """Whether a problem is a single product with as many rows as one block holds (`Table.one_block`)."""
-    return problem.batches == 1 and problem.M in ONE_BLOCK
 
 
 def count(problem: Any, tiles: Any) -> Any:
@@ -206,8 +188,7 @@ def _table(kept: Mapping[str, Any]) -> Table:
     block, tile = (np.array([each[name] for each in tiles]) for name in ("block", "tile"))
     b_inner = tuple([each.get("b_inner", -1) for each in tiles])
     beside = {name: _table(kept[name]) for name in BESIDE if name in kept}
-    one_block = Costs(**kept["one_block"]) if "one_block" in kept else None
-    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), **beside, one_block=one_block)
+    return Table(configs, block, tile, b_inner, Costs(**kept["costs"]), **beside)
 
 
 def own(name: str) -> Path:
@@ -236,15 +217,11 @@ def save(path: Path, found: Mapping[int, Table]) -> None:
 
 
 def _text(table: Table) -> str:
-    costs, lines = _rounded(table.costs), []
+    costs = {name: float(f"{value:.5g}") for name, value in table.costs._asdict().items()}
+    lines = []
     for config, block, tile, b_inner in zip(table.configs, table.block, table.tile, table.b_inner, strict=True):
         given = {name: value for name, value in config._asdict().items() if value != Config._field_defaults.get(name)}
         line = {"config": given, "block": float(f"{block:.4g}"), "tile": float(f"{tile:.4g}")}
         lines.append(json.dumps(line | ({"b_inner": b_inner} if b_inner >= 0 else {})))
     more = "".join([f',\n"{name}": {_text(each)}' for name in BESIDE if (each := getattr(table, name))])
-    one_block = f',\n"one_block": {_rounded(table.one_block)}' if table.one_block else ""
-    return f'{{"costs": {costs}{one_block},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{more}}}"
-
-
-def _rounded(costs: Costs) -> str:
-    return json.dumps({name: float(f"{value:.5g}") for name, value in costs._asdict().items()})
+    return f'{{"costs": {json.dumps(costs)},\n"tiles": [\n' + ",\n".join(lines) + f"\n]{more}}}"

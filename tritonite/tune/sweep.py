@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,6 @@ CANDIDATES, _CALLS = 30, 4
 STEPS, _RATE = 2500, 0.03
 # As many are timed at least, of which a fit sees two thirds.
 LEAST_PROBLEMS = 3
-# So many with rows that one block holds have costs of their own.
-LEAST_OF_ONE_BLOCK = 20
 # Through pointers products of so many rows are timed.
 MOST_ROWS = 600
 
@@ -145,27 +143,11 @@ def _time(call: timing.Call, cached: bool) -> float:
     return statistics.median(samples)
 
 
-class _Candidates(NamedTuple):
-    """All tiles that some problems have been timed with: their work, their numbers in a table, and times.
+def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
+    """The table with numbers for which the model is closest to the times, by their ratios.
 
-    `weights` are squares of what the best of a problem's tiles takes of each time: the model is to tell the best ones
-    apart. `added` and `waited` are what `pointers` knows of loads.
+    What the model is to tell apart are a problem's best tiles: a time counts by the cube of its share of the best.
     """
-
-    work: model.Work
-    tiles: torch.Tensor
-    logarithms: torch.Tensor
-    weights: torch.Tensor
-    added: torch.Tensor
-    waited: torch.Tensor
-
-    def estimate(self, block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Logarithms of what the model says of each, by what a block and a tile of the table's take."""
-        blocks = block[self.tiles] + self.added
-        return model.microseconds(self.work, blocks, tile[self.tiles], model.Costs(*costs), self.waited).log()
-
-
-def _candidates(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> _Candidates:
     numbers = {config: i for i, config in enumerate(table.configs)}
     parts, tiles, times, shares, loads, waits = [], [], [], [], [], []
     for problem, _, found in timed:
@@ -186,31 +168,15 @@ def _candidates(timed: Sequence[Timed], table: model.Table, multiprocessors: int
             for i in range(len(model.Work._fields))
         ]
     )
-    logarithms = torch.tensor(times, dtype=torch.float64).log()
+    tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
     added, waited = torch.tensor(np.concatenate(loads)), torch.tensor(np.concatenate(waits))
-    return _Candidates(work, torch.tensor(tiles), logarithms, torch.tensor(shares) ** 2, added, waited)
+    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
 
+    def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs), waited).log()
 
-def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
-    """The table with numbers for which the model is closest to the times, by their ratios."""
-    candidates = _candidates(timed, table, multiprocessors)
-    parameters = [_logarithms(each) for each in (table.block, table.tile, table.costs)]
-    block, tile, costs = _descend(candidates.estimate, parameters, candidates.logarithms, STEPS, candidates.weights)
-    fitted = model.Costs(*costs.tolist())
-    return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=fitted, one_block=None)
-
-
-def fit_with_one_block(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
-    """As `fit`, and the costs of problems whose rows one block holds, if LEAST_OF_ONE_BLOCK of them have been timed."""
-    table = fit(timed, table, multiprocessors)
-    own = [each for each in timed if model.is_of_one_block(each.problem)]
-    if len(own) < LEAST_OF_ONE_BLOCK:
-        return table
-    candidates = _candidates(own, table, multiprocessors)
-    estimate = functools.partial(candidates.estimate, torch.tensor(table.block), torch.tensor(table.tile))
-    start = [_logarithms(table.costs)]
-    (costs,) = _descend(estimate, start, candidates.logarithms, STEPS // 5, candidates.weights)
-    return dataclasses.replace(table, one_block=model.Costs(*costs.tolist()))
+    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 3)
+    return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
 
 
 def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> model.Table:
@@ -243,16 +209,12 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
         return -torch.logsumexp(torch.where(possible, -_SHARPNESS * times, -torch.inf), 1) / _SHARPNESS
 
     start = np.array([0.3, 0.2, 0.8, 0.5])
-    parameters = [_logarithms(each) for each in (start, table.costs)]
+    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (start, table.costs)]
     logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
     shares, costs = _descend(estimate, parameters, logarithms, STEPS // 5)
     block, tile = tile_costs(shares)
     aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
     return dataclasses.replace(table, aten=aten)
-
-
-def _logarithms(values: Any) -> torch.Tensor:
-    return torch.tensor(np.log(np.maximum(values, 1e-4)))
 
 
 def _descend(

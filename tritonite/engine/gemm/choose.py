@@ -38,16 +38,26 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
 # By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
-# by four warps each, and take 8.5 by one (float32, H200).
-_SHORT_BLOCK = 32
+# by four warps each, and take 8.5 by one (float32, H200). Of halves, or of few rows, a K of up to _SHORT_OF_FEW has, in
+# blocks of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take 40 by two.
+_SHORT_BLOCK, _SHORT_OF_FEW = 32, 128
 # What they take of K at a time, and how many columns a tile of few rows has where K is no longer, if there are so many.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
 # results: of more, larger ones fill a device.
 NARROW = 192
-# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 2.4 in a hundred of
-# 2,400 products drawn at random, for which it takes 0.98 of the kernels' time in the mean. With 0.91 it would be 5.2.
+# Tiles of 64 rows and more than 128 columns are not for products of so many rows and columns: they read the L2 cache
+# most of all, and wait where programs do not read together. 4,608 rows by 1,536, K = 13,824, took 316 us in them, and
+# take 280 in tiles of 128 by 256; with a matrix added 470 and 291 (H200).
+MANY = 1024
+# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 3.4 in a hundred of
+# 2,400 products drawn at random. Of 330 that have been timed these are 16, for which it takes 0.93 of the kernels' time
+# in the mean; with 0.91 they would be 53, and 0.98.
 LEFT_TO_ATEN = 0.87
+# What a thread takes for each element of what is added to a tile, which it loads when the products are there; and what
+# part of that tensor cores wait for where another group of warps multiplies meanwhile. Of 26 products with a matrix
+# added, tiles of eight warps had 16 to 64 elements a thread and took 1 to 7 us longer for each round (H200).
+ADDED, ADDED_MEANWHILE = 0.03, 0.4
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 
@@ -128,7 +138,7 @@ def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> f
     table = table_for(problem, device, descriptors)
     if table is None:
         return 0.0
-    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs_of(problem).launch
+    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
 
 
 def aten_is_faster(
@@ -157,7 +167,7 @@ def least_microseconds(problem: Problem, table: model.Table, multiprocessors: in
     """What the fastest of a table's tiles takes, whatever kernels would need of operands."""
     tiles = table.candidates[long_enough(problem, table.candidates)]
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
-    return float(model.microseconds(work, table.block[number], table.tile[number], table.costs_of(problem)).min())
+    return float(model.microseconds(work, table.block[number], table.tile[number], table.costs).min())
 
 
 def long_enough(problem: Problem, tiles: Any) -> Any:
@@ -171,7 +181,17 @@ def estimates(problem: Problem, tiles: Any, table: model.Table, multiprocessors:
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
     block = table.block[number] + pointers.loads(problem, tiles)
     waited = pointers.waiting(problem, tiles, work, multiprocessors)
-    return model.microseconds(work, block, table.tile[number], table.costs_of(problem), waited)
+    tile = table.tile[number] + (_added(tiles, work) if problem.added else 0.0)
+    return model.microseconds(work, block, tile, table.costs, waited)
+
+
+def _added(tiles: Any, work: model.Work) -> Any:
+    """The microseconds that a tile takes longer where something is added to each of its elements."""
+    groups = np.where(tiles["pingpong"] == 1, 2, 1)
+    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * groups / (32 * tiles["num_warps"])
+    meanwhile = (tiles["pingpong"] == 1) & (work.rounds > 1)
+    # With split-K another launch adds.
+    return np.where(tiles["splits"] == 1, ADDED * elements * np.where(meanwhile, ADDED_MEANWHILE, 1.0), 0.0)
 
 
 def fastest(
@@ -196,19 +216,25 @@ def _fastest(
 def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
     """The tiles by as many warps as have enough to do, where a block is not `whole` or K is short.
 
-    By tensor cores that is so through pointers, of tiles with fewer rows than four warps multiply together. A block
-    that is loaded once has no stages, so that more programs have room.
+    By tensor cores that is so through pointers, of tiles with fewer rows than four warps multiply together. There are
+    no more stages than it takes to load all blocks, so that more programs have room: 300 matrices of 4 by 96 by 1,816
+    took 58 us in blocks of 128 with four stages, and take 34 in two of 64 (H200).
     """
     if config.BLOCK_M < FEW:
         elements = config.BLOCK_N * config.BLOCK_K
         if elements >= whole.BLOCK_N * whole.BLOCK_K:
             return config
     else:
-        elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K)
-        several = problem.K > config.BLOCK_K or problem.K > _SHORT_BLOCK
-        if several or config.descriptors or config.BLOCK_M >= 64:
+        # Tensor cores take halves two at a time.
+        elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
+        blocks = -(-problem.K // config.BLOCK_K)
+        few = config.BLOCK_M == FEW or problem.dtype.itemsize == 2
+        short = _SHORT_OF_FEW if few else min(_SHORT_BLOCK, config.BLOCK_K)
+        if short < problem.K or config.descriptors or config.BLOCK_M >= 64:
             return config
-        config = config._replace(num_stages=1)
+        # From memory both of two blocks are to be on their way before the first is multiplied.
+        stages = 1 if blocks == 1 else blocks + (not problem.is_cached)
+        config = config._replace(num_stages=min(config.num_stages, stages))
     return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
 
 
@@ -216,14 +242,18 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores.
 
     Of K up to 16 those of tensor cores have up to 128 columns: 896 matrices of 13 by 13 by 80 took 10.9 us in blocks of
-    64 columns by 32, by four warps each, and take 5.9 by two (float32, H200).
+    64 columns by 32, by four warps each, and take 5.9 by two (float32, H200). Of shorter blocks a multiprocessor takes
+    more programs.
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
-    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(_LEAST_OF_K, inner)))
+    block = min(inner, _SHORT_OF_FEW // 2) if inner <= _SHORT_OF_FEW else inner
+    times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(_LEAST_OF_K, block)))
     times = np.where((tiles["BLOCK_M"] <= FEW) & (tiles["descriptors"] == 0), times, 1)
     tiles["BLOCK_K"] //= times
     wider = np.maximum(tiles["BLOCK_N"], min(_MOST_COLUMNS, columns) if inner <= _LEAST_OF_K else 0)
+    before = tiles["BLOCK_N"].copy()
     tiles["BLOCK_N"] = np.minimum(tiles["BLOCK_N"] * times, np.where(few, columns, wider))
+    tiles["programs"] *= np.where(few, 1, np.maximum(1, times * before // tiles["BLOCK_N"]))
     return tiles
 
 
@@ -292,7 +322,9 @@ def _leaves_idle(problem: Problem, device: torch.device) -> bool:
 def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several.
 
-    Narrow ones are for some rows, or for `small` problems.
+    Narrow ones are for some rows, or for `small` problems. Transposed ones of 64 rows are not for few columns that one
+    of them holds, as all programs read the same ones at the same time then: 70 rows by 6,912, K = 3,072, took 26 us,
+    and take 17 not transposed; of 235 times of such tiles three were the best of a problem's (H200).
     """
     swapped = tiles["transposed"] == 1
     rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
@@ -301,6 +333,9 @@ def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
     narrow = (np.minimum(tiles["BLOCK_M"], tiles["BLOCK_N"]) < 64) & (tiles["BLOCK_M"] < 128)
     filled &= small | (problem.M <= NARROW) | ~narrow
+    filled &= ~(swapped & (tiles["BLOCK_M"] == 64) & (width >= columns) & (width >= 128))
+    long = (tiles["BLOCK_M"] == 64) & (width > 128) & (tiles["warp_specialize"] == 1) & (tiles["pingpong"] == 0)
+    filled &= ~(long & (min(problem.M, problem.N) >= MANY))
     few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
     lies = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
     return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & lies

@@ -29,7 +29,8 @@ class Problem(NamedTuple):
     loaded at a time, and `out_vector` stored. It is `invariant` where the bits of a sum are to be the same by all tiles
     that may be chosen. `a_pitch` and `b_pitch` are how many elements rows, or columns, of the operands are apart where
     that is known; otherwise they are as far apart as they are long. With `columns_apart` a tile of halves that is
-    loaded through pointers has columns so far from each other, all of which begin alike in 16 bytes.
+    loaded through pointers has columns so far from each other, all of which begin alike in 16 bytes. `added` where each
+    element of a product has one of its own that is loaded and added, or multiplied with it.
     """
 
     batches: int
@@ -48,6 +49,7 @@ class Problem(NamedTuple):
     a_pitch: int = 0
     b_pitch: int = 0
     columns_apart: int = 0
+    added: bool = False
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Problem:
@@ -100,7 +102,7 @@ class Problem(NamedTuple):
 
     def of_any_rows(self) -> Problem:
         """What stands for it where neither the rows, their batches nor how they lie may decide anything."""
-        return self._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
+        return self._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16, a_pitch=0, added=False)
 
     @property
     def key(self) -> str:

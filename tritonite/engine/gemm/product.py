@@ -336,7 +336,8 @@ class _Work(NamedTuple):
         if not any(self.copied) and self.ends is None and self.terms == 1:
             found = _with_columns_apart(found)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
-        return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b)
+        added = not self.alike and self.epilogue.bytes > 0
+        return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b, added=added)
 
     @property
     def accumulator(self) -> torch.dtype:
