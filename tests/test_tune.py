@@ -239,6 +239,27 @@ def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, 
         assert config.num_stages <= blocks + (blocks > 1) or K > 128
 
 
+def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of_hopper):
+    short = Problem(264, 40, 24, 128, torch.float16, torch.float16, True, True)
+    for K, blocks in ((24, 1), (56, 2), (64, 1), (128, 2)):
+        config = choose.unstored(short._replace(K=K), DEVICE, True, True)
+        assert not config.descriptors and config.BLOCK_K in (32, 64) and config.splits == 1
+        assert config.num_stages <= (1 if -(-K // config.BLOCK_K) == 1 else blocks + 1)
+        assert short.tiles(config) >= 2 * 132
+    # Not of few rows, of what memory has, of a longer K, or where loads take less than 16 bytes.
+    table = _table()[2]
+    tables = [
+        choose.table_for(each, DEVICE, descriptors).configs
+        for each, descriptors in (
+            *((short._replace(**changed), True) for changed in ({"M": 16}, {"batches": 9000}, {"K": 136})),
+            (short._replace(a_vector=8), False),
+            (short, False),
+        )
+    ]
+    expected = table.cached, table, table.cached, table.pointers, table.short
+    assert tables == [each.configs for each in expected]
+
+
 def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
     of_one_block = 0
     for problem in itertools.islice(sweep.drawn(torch.float16, 6), 800):
@@ -347,17 +368,19 @@ def test_aten_copies_what_is_no_bias(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind"), [(torch.float32, sweep.Kind.MEMORY), (torch.bfloat16, sweep.Kind.POINTERS)], ids=str
+    ("dtype", "kind"),
+    [(torch.float32, sweep.Kind.MEMORY), *((torch.bfloat16, kind) for kind in (sweep.Kind.SHORT, sweep.Kind.POINTERS))],
+    ids=str,
 )
 def test_a_sweep_is_fitted(dtype, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    shipped, descriptors = _table()[dtype.itemsize], kind is sweep.Kind.MEMORY
-    table = shipped if descriptors else shipped.pointers
+    shipped, descriptors = _table()[dtype.itemsize], kind is not sweep.Kind.POINTERS
+    table = {sweep.Kind.SHORT: shipped.short, sweep.Kind.POINTERS: shipped.pointers}.get(kind, shipped)
     true = dataclasses.replace(table, block=table.block * 1.5, costs=table.costs._replace(launch=9.0))
     timed = []
     for problem in itertools.islice(sweep.problems_of(kind, dtype, 2), 60):
         tiles = true.candidates[choose.possible(problem, DEVICE, true, descriptors, descriptors)]
-        tiles = tiles[::5] if descriptors else tiles
+        tiles = tiles[::5] if kind is sweep.Kind.MEMORY else tiles
         times = choose.estimates(problem, tiles, true, 132)
         configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times.tolist(), strict=True))))
@@ -389,12 +412,13 @@ def test_the_model_is_fitted_to_this_gpu(tmp_path):
     own = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _FIT], env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[:5]] == [
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:6]] == [
         *(f"torch.bfloat16 {kind.value}" for kind in sweep.Kind),
         *(f"torch.float32 {kind.value}" for kind in (sweep.Kind.MEMORY, sweep.Kind.CACHE)),
     ]
     (table,) = (tmp_path / "tritonite").glob("*.json")
-    assert model.load(table)[2].pointers.configs == _table()[2].pointers.configs
+    fitted, shipped = model.load(table)[2], _table()[2]
+    assert fitted.pointers.configs == shipped.pointers.configs and fitted.short.configs == shipped.short.configs
 
 
 def test_what_is_timed_through_pointers_has_no_descriptors():

@@ -515,9 +515,12 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
         whole = tables[dtype.itemsize]
         kinds = {sweep.Kind.MEMORY: whole, sweep.Kind.CACHE: whole.cached or whole}
         # A table that was fitted here before there were others has none for these.
-        through_pointers = whole.pointers or model.tables("", "sm_90")[dtype.itemsize].pointers
-        if through_pointers:
-            kinds[sweep.Kind.POINTERS] = through_pointers
+        shipped = model.tables("", "sm_90")[dtype.itemsize]
+        others = {
+            sweep.Kind.SHORT: whole.short or shipped.short,
+            sweep.Kind.POINTERS: whole.pointers or shipped.pointers,
+        }
+        kinds |= {kind: table for kind, table in others.items() if table}
         fitted = {}
         for kind, table in kinds.items():
             with console.status(f"timing drawn products of {dtype} {kind.value}"):
@@ -534,6 +537,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
         tables[dtype.itemsize] = dataclasses.replace(
             fitted[sweep.Kind.MEMORY],
             cached=fitted[sweep.Kind.CACHE],
+            short=fitted.get(sweep.Kind.SHORT),
             pointers=fitted.get(sweep.Kind.POINTERS),
         )
     model.save(model.own(name), tables)

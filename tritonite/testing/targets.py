@@ -228,6 +228,12 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
             fitted = config._replace(num_stages=3)
             product(a.mT if a_columns else a, b.mT if b_columns else b, torch.empty_like(a), config=fitted)
         yield f"{config} {a_columns} {b_columns}", found[0], ("sm_90",)
+    short = [tile for tile in swept[2].short.configs if not tile.descriptors] if swept[2].short else []
+    for config, b_inner in itertools.product(short, (False, True)[not full :]):
+        a, b = (torch.empty(8, 152, 72, dtype=torch.float16) for _ in range(2))
+        with _noting() as found:
+            product(a, b.mT if b_inner else b.reshape(8, 72, 152), a.new_empty(8, 152, 152), config=config)
+        yield f"{config} {b_inner}", found[0], ("sm_90",)
     # Rows at 16 bytes and within words, in both orders of either operand, by one part of K and by two.
     laid = list(itertools.product((128, 129), (False, True), (False, True), (1, 2)))
     for i, config in enumerate([tile for tile in swept[4].configs if tile.in_parts]):

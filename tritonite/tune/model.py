@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "models"
 # The bytes of a line of the L2 cache.
 LINE = 128
 # The tables that belong to another.
-BESIDE = ("aten", "cached", "pointers")
+BESIDE = ("aten", "cached", "short", "pointers")
 # In how many parts K may be taken.
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
@@ -77,7 +77,8 @@ class Table:
 
     `b_inner` says whether elements of b along K have to be next to each other, 1, must not be, 0, or may, -1. `aten` is
     what ATen's products cost there, as if they were cut into its tiles, where that has been fitted, and `cached` what
-    all cost where operands are in the L2 cache, as those are that were written or read right before. `pointers` is of
+    all cost where operands are in the L2 cache, as those are that were written or read right before. `short` is of
+    products with a short K there, of which programs that load through pointers are many at a time. `pointers` is of
     tiles for more than a few rows of operands that cannot have tensor descriptors.
     """
 
@@ -88,6 +89,7 @@ class Table:
     costs: Costs
     aten: Table | None = None
     cached: Table | None = None
+    short: Table | None = None
     pointers: Table | None = None
 
     @functools.cached_property

@@ -45,6 +45,7 @@ class Kind(enum.Enum):
 
     MEMORY = "in memory"
     CACHE = "in the cache"
+    SHORT = "in the cache with a short K"
     POINTERS = "through pointers"
 
 
@@ -92,6 +93,8 @@ def problems_of(kind: Kind, dtype: torch.dtype, seed: int) -> Iterator[Problem]:
     """Problems without end that a table of a kind is for."""
     if kind is Kind.POINTERS:
         return drawn_through_pointers(dtype, seed)
+    if kind is Kind.SHORT:
+        return (problem for problem in drawn(dtype, seed) if problem.is_short)
     return (problem for problem in drawn(dtype, seed) if kind is Kind.MEMORY or problem.is_cached)
 
 
@@ -116,7 +119,7 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model
         if number >= LEAST_PROBLEMS and time.monotonic() > end:
             return
         a, b, out = tuner.operands(problem, "cuda")
-        cached = problem.is_cached if kind is Kind.POINTERS else kind is Kind.CACHE
+        cached = problem.is_cached if kind is Kind.POINTERS else kind is not Kind.MEMORY
         found = []
         for config in configs:
             call = functools.partial(product, a, b, out, config=_run_as(config, problem, device))
@@ -125,7 +128,7 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model
 
 
 def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
-    return choose.fitting(choose.grouped(config, problem), problem, device)
+    return choose.fitting(choose.grouped(choose.by_fewer_warps(config, config, problem), problem), problem, device)
 
 
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:

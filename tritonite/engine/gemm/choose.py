@@ -11,7 +11,7 @@ import torch
 
 from tritonite import devices
 from tritonite.engine.gemm import pointers
-from tritonite.engine.gemm.problem import FEW, Problem
+from tritonite.engine.gemm.problem import FEW, SHORT, Problem
 from tritonite.engine.iteration import power_of_2
 from tritonite.tune import model, store
 from tritonite.tune.tiles import (
@@ -25,7 +25,7 @@ from tritonite.tune.tiles import (
 )
 
 # Products of a shorter inner dimension write as much as they read.
-SHORT = 512
+LEAST_READ = 512
 # Products with K up to OUTER are sums of outer products, in tiles of at most OUTER_ELEMENTS results and OUTER_COLUMNS.
 OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
 # A part of K has so many elements at least, and two blocks.
@@ -38,9 +38,9 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
 # By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
-# by four warps each, and take 8.5 by one (float32, H200). Of halves, or of few rows, a K of up to _SHORT_OF_FEW has, in
-# blocks of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take 40 by two.
-_SHORT_BLOCK, _SHORT_OF_FEW = 32, 128
+# by four warps each, and take 8.5 by one (float32, H200). Of halves, or of few rows, a K of up to SHORT has, in blocks
+# of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take 40 by two.
+_SHORT_BLOCK = 32
 # What they take of K at a time, and how many columns a tile of few rows has where K is no longer, if there are so many.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
 # Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
@@ -123,9 +123,13 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> mode
     if problem.blockwise or problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
     table = _tables(device).get(problem.dtype.itemsize)
-    if table and problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
+    if table is None:
+        return None
+    if table.short and problem.is_short and (descriptors or min(problem.a_vector, problem.b_vector) == 16):
+        return table.short
+    if problem.dtype.itemsize == 2 and not descriptors and problem.M > FEW:
         return table.pointers
-    return table.cached if table and table.cached and problem.is_cached else table
+    return table.cached if table.cached and problem.is_cached else table
 
 
 def _tables(device: torch.device) -> dict[int, model.Table]:
@@ -210,15 +214,15 @@ def _fastest(
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     whole = table.configs[tiles[best]["number"]]
-    return _by_fewer_warps(whole._replace(**own), whole, problem), float(times[best])
+    return by_fewer_warps(whole._replace(**own), whole, problem), float(times[best])
 
 
-def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
+def by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
     """The tiles by as many warps as have enough to do, where a block is not `whole` or K is short.
 
-    By tensor cores that is so through pointers, of tiles with fewer rows than four warps multiply together. There are
-    no more stages than it takes to load all blocks, so that more programs have room: 300 matrices of 4 by 96 by 1,816
-    took 58 us in blocks of 128 with four stages, and take 34 in two of 64 (H200).
+    By tensor cores that is so through pointers, and four warps multiply 64 rows together. There are no more stages than
+    it takes to load all blocks, so that more programs have room: 300 matrices of 4 by 96 by 1,816 took 58 us in blocks
+    of 128 with four stages, and take 34 in two of 64 (H200).
     """
     if config.BLOCK_M < FEW:
         elements = config.BLOCK_N * config.BLOCK_K
@@ -227,14 +231,15 @@ def _by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
     else:
         # Tensor cores take halves two at a time.
         elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
-        blocks = -(-problem.K // config.BLOCK_K)
-        few = config.BLOCK_M == FEW or problem.dtype.itemsize == 2
-        short = _SHORT_OF_FEW if few else min(_SHORT_BLOCK, config.BLOCK_K)
-        if short < problem.K or config.descriptors or config.BLOCK_M >= 64:
+        blocks, few = -(-problem.K // config.BLOCK_K), config.BLOCK_M == FEW
+        short = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
+        if short < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
             return config
-        # From memory both of two blocks are to be on their way before the first is multiplied.
-        stages = 1 if blocks == 1 else blocks + (not problem.is_cached)
+        # From memory, or if it takes long to begin, all blocks are to be on their way before the first is multiplied.
+        stages = 1 if blocks == 1 else blocks + (not (few and problem.is_cached))
         config = config._replace(num_stages=min(config.num_stages, stages))
+        if config.BLOCK_M >= 64:
+            return config
     return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
 
 
@@ -246,7 +251,7 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     more programs.
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
-    block = min(inner, _SHORT_OF_FEW // 2) if inner <= _SHORT_OF_FEW else inner
+    block = min(inner, SHORT // 2) if inner <= SHORT else inner
     times = np.maximum(1, tiles["BLOCK_K"] // np.where(few, inner, max(_LEAST_OF_K, block)))
     times = np.where((tiles["BLOCK_M"] <= FEW) & (tiles["descriptors"] == 0), times, 1)
     tiles["BLOCK_K"] //= times
@@ -263,8 +268,8 @@ def possible(
     """Which of a table's candidates are worth a thought.
 
     Where halves have descriptors, tiles through pointers are for one round of programs only. Each program waits for its
-    first blocks, and persistent ones copy the next tile's while they multiply: 192 matrices of 158 by 40, K = 96, took
-    9.1 us in five rounds through pointers, and take 6.1 (H200).
+    first blocks, and persistent ones copy the next tile's while they multiply. With a short K in the cache many
+    programs wait at the same time: 264 matrices of 40 by 24, K = 128, took 4.9 us, and take 2.8 (H200).
     """
     tiles = table.candidates
     splits, units = tiles["splits"], model.count(problem, tiles) * tiles["splits"]
@@ -274,7 +279,7 @@ def possible(
     allowed &= descriptors | (tiles["descriptors"] == 0)
     allowed &= (splits == 1) | (tiles["pingpong"] == 0)
     if problem.dtype.itemsize == 2 and descriptors:
-        allowed &= (units <= places) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1)
+        allowed &= (units <= places) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1) | problem.is_short
     if problem.invariant:
         allowed &= _alike(problem, tiles, device)
     can = (
@@ -331,7 +336,7 @@ def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     width = tiles["BLOCK_N"] + tiles["MORE_N"]
     filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
     filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
-    narrow = (np.minimum(tiles["BLOCK_M"], tiles["BLOCK_N"]) < 64) & (tiles["BLOCK_M"] < 128)
+    narrow = (tiles["BLOCK_M"] < 64) | ((tiles["BLOCK_N"] < 64) & (tiles["BLOCK_M"] < 128) & (width < columns))
     filled &= small | (problem.M <= NARROW) | ~narrow
     filled &= ~(swapped & (tiles["BLOCK_M"] == 64) & (width >= columns) & (width >= 128))
     long = (tiles["BLOCK_M"] == 64) & (width > 128) & (tiles["warp_specialize"] == 1) & (tiles["pingpong"] == 0)
@@ -376,7 +381,7 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
     splits = _parts_that_fill(config, problem, device)
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, descriptors)
-    if config.warp_specialize and problem.K < SHORT:
+    if config.warp_specialize and problem.K < LEAST_READ:
         # A whole tile is on its way out while the next is multiplied.
         config = config._replace(split_store=False, num_stages=3, GROUP_M=4)
     return config._replace(splits=splits)

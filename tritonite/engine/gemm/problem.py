@@ -14,6 +14,8 @@ FEW = 16
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
 CACHED, BRIEF = 19 * 2**20, 4e9
+# Such products have tiles of their own where K is no longer, and halves.
+SHORT = 128
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
 ANY_ROWS = 256
@@ -70,6 +72,11 @@ class Problem(NamedTuple):
         """Whether its costs are those of operands in the L2 cache."""
         operations = 2 * self.batches * self.M * self.N * self.K
         return self.bytes <= CACHED and operations <= BRIEF
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is of halves in the L2 cache, of more than a few rows and few blocks of K."""
+        return self.dtype.itemsize == 2 and self.M > FEW and self.K <= SHORT and self.is_cached
 
     def grid(self, config: Config) -> tuple[int, int]:
         """How many rows and columns of tiles a matrix of results is cut into, or its transpose."""
