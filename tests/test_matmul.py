@@ -163,6 +163,17 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
     check(matmul.bmm(*few_columns)[0], torch.bmm, *few_columns)
 
 
+@pytest.mark.parametrize("name", ["split", "four rows, split"])
+def test_columns_that_begin_alike_share_tiles_in_every_part_or_in_none(name, use, monkeypatch):
+    """Of a product that is small enough for a cache, and whose partial products are not."""
+    a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
+    bytes_of_all = Problem.of(a[None], b[None], a.new_empty(1, 5, 299)).bytes
+    for constant, value in {"LEAST_ALIKE": 10, "LONG": 10, "CACHED": bytes_of_all}.items():
+        monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
+    use(CONFIGS[name])
+    check(matmul.mm(a, b)[0], torch.mm, a, b)
+
+
 @pytest.mark.parametrize(
     ("K", "dtype", "layouts"), some([1, 3, 8], FLOATS, list(zip(LAYOUTS, LAYOUTS, strict=True)), turns=3), ids=str
 )

@@ -319,11 +319,14 @@ class _Work(NamedTuple):
     copied: tuple[bool, bool] = (False, False)
     # Whether other tiles, in kernels of their own, are to give the same bits.
     alike: bool = False
+    # How far apart columns of a tile are, where that has been decided: not by partial products, which take more memory.
+    columns_apart: int | None = None
 
     def transposed(self) -> _Work:
         """The same product of the transposed operands, in the other order, whose result is the transpose."""
         a, b, out = self.b.mT, self.a.mT, self.out.mT
-        return self._replace(a=a, b=b, out=out, epilogue=self.epilogue.transposed(), copied=self.copied[::-1])
+        epilogue, copied = self.epilogue.transposed(), self.copied[::-1]
+        return self._replace(a=a, b=b, out=out, epilogue=epilogue, copied=copied, columns_apart=0)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -333,7 +336,9 @@ class _Work(NamedTuple):
     @property
     def problem(self) -> Problem:
         found = Problem.of(self.a, self.b, self.out)
-        if not any(self.copied) and self.ends is None and self.terms == 1:
+        if self.columns_apart:
+            found = found._replace(columns_apart=self.columns_apart, b_vector=16)
+        elif self.columns_apart is None and not any(self.copied) and self.ends is None and self.terms == 1:
             found = _with_columns_apart(found)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
         added = not self.alike and self.epilogue.bytes > 0
@@ -395,6 +400,7 @@ def _run(work: _Work, config: Config) -> None:
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
+    work = work._replace(columns_apart=work.problem.columns_apart)
     tiles = work.problem.tiles(config)
     if splits == 1:
         _multiply(work, config, batches, tiles, steps, splits)
@@ -514,7 +520,7 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
         # Without a limit, addresses of elements that are loaded one at a time leave registers for fewer programs. Of
         # few rows a thread has sums for every element of b's block besides.
         problem = work.problem
-        columns_apart = 0 if config.transposed else problem.columns_apart
+        columns_apart = problem.columns_apart
         most = max(128, devices.current.registers // (32 * config.num_warps * config.programs))
         held = (config.BLOCK_M + 1) * config.BLOCK_K * config.BLOCK_N // (32 * config.num_warps)
         room = config.BLOCK_M >= FEW or (held <= 3 * most // 4 and problem.b_vector < 16)
