@@ -54,10 +54,11 @@ MANY = 1024
 # 2,400 products drawn at random. Of 330 that have been timed these are 16, for which it takes 0.93 of the kernels' time
 # in the mean; with 0.91 they would be 53, and 0.98.
 LEFT_TO_ATEN = 0.87
-# What a thread takes for each element of what is added to a tile, which it loads when the products are there; and what
-# part of that tensor cores wait for where another group of warps multiplies meanwhile. Of 26 products with a matrix
-# added, tiles of eight warps had 16 to 64 elements a thread and took 1 to 7 us longer for each round (H200).
-ADDED, ADDED_MEANWHILE = 0.03, 0.4
+# What a thread takes for each element of what is added to a tile, which it loads when the products are there: where all
+# warps multiply, and where they are specialised. Tensor cores wait for a part of that where another group of warps has
+# a tile meanwhile, and for less of it where K is so short that both groups load. Of 29 products with a matrix added,
+# tiles of eight warps had 16 to 128 elements a thread and took 1 to 8 us longer for each round (H200).
+ADDED, ADDED_SPECIALIZED, MEANWHILE, MEANWHILE_SHORT = 0.03, 0.06, 0.3, 0.2
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 
@@ -185,17 +186,18 @@ def estimates(problem: Problem, tiles: Any, table: model.Table, multiprocessors:
     work, number = model.work(problem, tiles, multiprocessors), tiles["number"]
     block = table.block[number] + pointers.loads(problem, tiles)
     waited = pointers.waiting(problem, tiles, work, multiprocessors)
-    tile = table.tile[number] + (_added(tiles, work) if problem.added else 0.0)
+    tile = table.tile[number] + (_added(problem, tiles, work) if problem.added else 0.0)
     return model.microseconds(work, block, tile, table.costs, waited)
 
 
-def _added(tiles: Any, work: model.Work) -> Any:
+def _added(problem: Problem, tiles: Any, work: model.Work) -> Any:
     """The microseconds that a tile takes longer where something is added to each of its elements."""
-    groups = np.where(tiles["pingpong"] == 1, 2, 1)
-    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * groups / (32 * tiles["num_warps"])
-    meanwhile = (tiles["pingpong"] == 1) & (work.rounds > 1)
+    pingpong = tiles["pingpong"] == 1
+    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
+    each = np.where(tiles["warp_specialize"] == 1, ADDED_SPECIALIZED, ADDED)
+    each = each * np.where(pingpong & (work.rounds > 1), MEANWHILE_SHORT if problem.K < LEAST_READ else MEANWHILE, 1.0)
     # With split-K another launch adds.
-    return np.where(tiles["splits"] == 1, ADDED * elements * np.where(meanwhile, ADDED_MEANWHILE, 1.0), 0.0)
+    return np.where(tiles["splits"] == 1, each * elements, 0.0)
 
 
 def fastest(
