@@ -246,12 +246,16 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
 
 
 @pytest.mark.skipif(not devices.has_wgmma(torch.device(tritonite.device)), reason="of Hopper's tensor cores alone")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_sums_have_the_same_bits_by_all_tiles_alike(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "K"),
+    [(torch.bfloat16, 2056), (torch.float16, 2056), (torch.float32, 2056), (torch.float16, 120)],
+    ids=str,
+)
+def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
     """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
     device = torch.device("cuda", torch.cuda.current_device())
     assert choose.has_tiles_alike(dtype, device)
-    M, N, K = 100, 264, 2056
+    M, N = 100, 264
     a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
     a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
     problem = Problem.of(a, b, b.new_empty(1, M, N))._replace(invariant=True)
