@@ -50,9 +50,9 @@ NARROW = 192
 # most of all, and wait where programs do not read together. 4,608 rows by 1,536, K = 13,824, took 316 us in them, and
 # take 280 in tiles of 128 by 256; with a matrix added 470 and 291 (H200).
 MANY = 1024
-# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 3.4 in a hundred of
-# 2,400 products drawn at random. Of 330 that have been timed these are 16, for which it takes 0.93 of the kernels' time
-# in the mean; with 0.91 they would be 53, and 0.98.
+# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 2.6 in a hundred of
+# 2,400 products drawn at random. Of 330 in memory that have been timed these are 15, for which it takes 0.92 of the
+# kernels' time in the mean; with 0.91 they would be 52, and 0.97.
 LEFT_TO_ATEN = 0.87
 # What a thread takes for each element of what is added to a tile, which it loads when the products are there: where all
 # warps multiply, and where they are specialised. Tensor cores wait for a part of that where another group of warps has
