@@ -226,17 +226,19 @@ def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
             assert times == sorted(times) and times[0] < times[-1]
 
 
-@pytest.mark.parametrize("K", [40, 64, 96, 128, 136, 512])
+@pytest.mark.parametrize("K", [40, 64, 96, 128])
 def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, of_hopper):
+    through_pointers = 0
     for rows, N, batches, b_inner in itertools.product((4, 16), (72, 1816), (24, 1000), (True, False)):
         problem = Problem(batches, rows, N, K, torch.float16, torch.float16, True, b_inner)
         config = choose.unstored(problem, DEVICE, True, True)
-        if config.descriptors:
-            continue
-        blocks = -(-K // config.BLOCK_K)
-        assert config.BLOCK_K <= 64 or K > 128
-        # One more where both of two are to come from memory at once.
-        assert config.num_stages <= blocks + (blocks > 1) or K > 128
+        if not config.descriptors:
+            through_pointers += 1
+            blocks = -(-K // config.BLOCK_K)
+            assert config.BLOCK_K <= 64
+            # One more where both of two are to come from memory at once.
+            assert config.num_stages <= blocks + (blocks > 1)
+    assert through_pointers >= 8
 
 
 def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of_hopper):

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -128,7 +128,7 @@ def sweep(dtype: torch.dtype, seconds: float, seed: int, jobs: int, table: model
 
 
 def _run_as(config: Config, problem: Problem, device: torch.device) -> Config:
-    return choose.fitting(choose.grouped(choose.by_fewer_warps(config, config, problem), problem), problem, device)
+    return choose.fitting(choose.grouped(choose.without_idle(config, config, problem), problem), problem, device)
 
 
 def _kernel(problem: Problem, config: Config) -> tuple[object, ...]:
@@ -173,12 +173,12 @@ def fit(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -> mod
     )
     tile_of, logarithms = torch.tensor(tiles), torch.tensor(times, dtype=torch.float64).log()
     added, waited = torch.tensor(np.concatenate(loads)), torch.tensor(np.concatenate(waits))
-    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (table.block, table.tile, table.costs)]
 
     def estimate(block: torch.Tensor, tile: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         return model.microseconds(work, block[tile_of] + added, tile[tile_of], model.Costs(*costs), waited).log()
 
-    block, tile, costs = _descend(estimate, parameters, logarithms, STEPS, torch.tensor(shares) ** 3)
+    start = table.block, table.tile, table.costs
+    block, tile, costs = _descend(estimate, start, logarithms, STEPS, torch.tensor(shares) ** 3)
     return dataclasses.replace(table, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
 
 
@@ -211,10 +211,9 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
         times = model.microseconds(work, block[tile_of], tile[tile_of], model.Costs(*costs)).log()
         return -torch.logsumexp(torch.where(possible, -_SHARPNESS * times, -torch.inf), 1) / _SHARPNESS
 
-    start = np.array([0.3, 0.2, 0.8, 0.5])
-    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))) for each in (start, table.costs)]
+    start = [0.3, 0.2, 0.8, 0.5], table.costs
     logarithms = torch.tensor([aten for _, aten, _ in timed], dtype=torch.float64).log()
-    shares, costs = _descend(estimate, parameters, logarithms, STEPS // 5)
+    shares, costs = _descend(estimate, start, logarithms, STEPS // 5)
     block, tile = tile_costs(shares)
     aten = dataclasses.replace(configs, block=block.numpy(), tile=tile.numpy(), costs=model.Costs(*costs.tolist()))
     return dataclasses.replace(table, aten=aten)
@@ -222,14 +221,13 @@ def fit_aten(timed: Sequence[Timed], table: model.Table, multiprocessors: int) -
 
 def _descend(
     estimate: Callable[..., torch.Tensor],
-    parameters: list[torch.Tensor],
+    start: Sequence[Any],
     logarithms: torch.Tensor,
     steps: int,
     weights: torch.Tensor | float = 1.0,
 ) -> list[torch.Tensor]:
-    """For which of parameters, given by their logarithms, estimates of logarithms are closest to those measured."""
-    for parameter in parameters:
-        parameter.requires_grad_()
+    """For which parameters, from arrays of them at the `start`, estimates are closest to the logarithms measured."""
+    parameters = [torch.tensor(np.log(np.maximum(each, 1e-4))).requires_grad_() for each in start]
     optimizer = torch.optim.Adam(parameters, _RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):

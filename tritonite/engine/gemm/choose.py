@@ -38,8 +38,9 @@ SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
 # times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
 _ELEMENTS_OF_A_WARP = 1024
 # By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
-# by four warps each, and take 8.5 by one (float32, H200). Of halves, or of few rows, a K of up to SHORT has, in blocks
-# of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take 40 by two.
+# by four warps each, and take 8.5 by one (float32, H200). Halves, and few rows of float32, have them up to SHORT, where
+# few rows take K in blocks of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take
+# 40 by two.
 _SHORT_BLOCK = 32
 # What they take of K at a time, and how many columns a tile of few rows has where K is no longer, if there are so many.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
@@ -58,7 +59,7 @@ LEFT_TO_ATEN = 0.87
 # warps multiply, and where they are specialised. Tensor cores wait for a part of that where another group of warps has
 # a tile meanwhile, and for less of it where K is so short that both groups load. Of 29 products with a matrix added,
 # tiles of eight warps had 16 to 128 elements a thread and took 1 to 8 us longer for each round (H200).
-ADDED, ADDED_SPECIALIZED, MEANWHILE, MEANWHILE_SHORT = 0.03, 0.06, 0.3, 0.2
+ADDED, ADDED_SPECIALIZED, MEANWHILE, BOTH_LOADING = 0.03, 0.06, 0.3, 0.2
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 
@@ -195,7 +196,7 @@ def _added(problem: Problem, tiles: Any, work: model.Work) -> Any:
     pingpong = tiles["pingpong"] == 1
     elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
     each = np.where(tiles["warp_specialize"] == 1, ADDED_SPECIALIZED, ADDED)
-    each = each * np.where(pingpong & (work.rounds > 1), MEANWHILE_SHORT if problem.K < LEAST_READ else MEANWHILE, 1.0)
+    each = each * np.where(pingpong & (work.rounds > 1), BOTH_LOADING if problem.K < LEAST_READ else MEANWHILE, 1.0)
     # With split-K another launch adds.
     return np.where(tiles["splits"] == 1, each * elements, 0.0)
 
@@ -216,11 +217,11 @@ def _fastest(
     best = int(np.argmin(times))
     own = {name: int(tiles[best][name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
     whole = table.configs[tiles[best]["number"]]
-    return by_fewer_warps(whole._replace(**own), whole, problem), float(times[best])
+    return without_idle(whole._replace(**own), whole, problem), float(times[best])
 
 
-def by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
-    """The tiles by as many warps as have enough to do, where a block is not `whole` or K is short.
+def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
+    """The tiles by as many warps and stages as have something to do, where a block is not `whole` or K is short.
 
     By tensor cores that is so through pointers, and four warps multiply 64 rows together. There are no more stages than
     it takes to load all blocks, so that more programs have room: 300 matrices of 4 by 96 by 1,816 took 58 us in blocks
@@ -234,10 +235,10 @@ def by_fewer_warps(config: Config, whole: Config, problem: Problem) -> Config:
         # Tensor cores take halves two at a time.
         elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
         blocks, few = -(-problem.K // config.BLOCK_K), config.BLOCK_M == FEW
-        short = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
-        if short < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
+        longest = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
+        if longest < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
             return config
-        # From memory, or if it takes long to begin, all blocks are to be on their way before the first is multiplied.
+        # All blocks are to be on their way before the first is multiplied. Few rows in the cache gain more by the room.
         stages = 1 if blocks == 1 else blocks + (not (few and problem.is_cached))
         config = config._replace(num_stages=min(config.num_stages, stages))
         if config.BLOCK_M >= 64:

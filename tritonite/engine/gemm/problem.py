@@ -14,7 +14,7 @@ FEW = 16
 # Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
 # what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
 CACHED, BRIEF = 19 * 2**20, 4e9
-# Such products have tiles of their own where K is no longer, and halves.
+# Such products of halves have tiles of their own where K is no longer than this (`Problem.is_short`).
 SHORT = 128
 # So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
 # tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.

@@ -226,9 +226,13 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
         a_vector, b_vector, out_vector = [16 if copy else own for copy, own in zip(copied, vectors, strict=True)]
         a_pitch, b_pitch = (0 if copied[0] else problem.a_pitch), (0 if copied[1] else problem.b_pitch)
         laid = problem._replace(
-            a_vector=a_vector, b_vector=b_vector, out_vector=out_vector, a_pitch=a_pitch, b_pitch=b_pitch
+            a_inner=problem.a_inner or (copied[0] and _is_copied_by_rows(a)),
+            a_vector=a_vector,
+            b_vector=b_vector,
+            out_vector=out_vector,
+            a_pitch=a_pitch,
+            b_pitch=b_pitch,
         )
-        laid = laid._replace(a_inner=problem.a_inner or (copied[0] and _is_copied_by_rows(a)))
         sizes = [x.numel() * x.dtype.itemsize for x, copy in zip(tensors, copied, strict=True) if copy]
         return choose.microseconds(laid, out.device, halves and copied == can) + pointers.copying(sizes)
 
@@ -253,12 +257,8 @@ def _copied(tensor: torch.Tensor, by_rows: bool = False) -> torch.Tensor:
 
     Where elements lie along columns those do, unless it is to be `by_rows`.
     """
-    if not by_rows and tensor.stride(1) == 1 != tensor.stride(2):
-        return _copied(tensor.mT).mT
-    *rows, columns = tensor.shape
-    width = _padded_width(columns, tensor.dtype)
-    copy = empty((*rows, width), tensor.dtype, tensor.device)[..., :columns]
-    _copy_rows(tensor, copy, width)
+    copy = _padded(tensor, by_rows)
+    _copy_rows(tensor, copy, max(copy.stride()[1:]))
     return copy
 
 
@@ -290,9 +290,12 @@ def _copy_rows(source: torch.Tensor, out: torch.Tensor, width: int | None = None
     )
 
 
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for as many elements, whose rows begin at 16 bytes, or columns where elements lie along them."""
-    if tensor.stride(1) == 1 != tensor.stride(2):
+def _padded(tensor: torch.Tensor, by_rows: bool = False) -> torch.Tensor:
+    """Memory for as many elements, whose rows begin at 16 bytes, or columns where elements lie along them.
+
+    That of a tensor `by_rows` is in rows however its elements lie.
+    """
+    if not by_rows and tensor.stride(1) == 1 != tensor.stride(2):
         return _padded(tensor.mT).mT
     *rows, columns = tensor.shape
     return empty((*rows, _padded_width(columns, tensor.dtype)), tensor.dtype, tensor.device)[..., :columns]
@@ -400,8 +403,8 @@ def _run(work: _Work, config: Config) -> None:
     blocks = -(-K // config.BLOCK_K)
     steps = max(1, -(-blocks // config.splits))
     splits = max(1, -(-blocks // steps))
-    work = work._replace(columns_apart=work.problem.columns_apart)
-    tiles = work.problem.tiles(config)
+    problem = work.problem
+    work, tiles = work._replace(columns_apart=problem.columns_apart), problem.tiles(config)
     if splits == 1:
         _multiply(work, config, batches, tiles, steps, splits)
         return
