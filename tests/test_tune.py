@@ -272,6 +272,19 @@ def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
     assert of_one_block > 10
 
 
+def test_few_programs_wait_for_memory(of_hopper):
+    """One of a few rows waits for each block, however few others there are: it was taken to be as fast as four."""
+    problem = Problem(1, 9, 4096, 5120, torch.float16, torch.float16, True, False)
+    tiles = choose.table_for(problem, DEVICE, True).candidates
+    alone = tiles[
+        (tiles["BLOCK_M"] == 16) & (tiles["BLOCK_N"] == 64) & (tiles["BLOCK_K"] == 64) & (tiles["splits"] == 1)
+    ]
+    least = pointers.waiting(problem, alone, model.work(problem, alone, 132), 132)
+    assert least == pytest.approx(80 * pointers.ARRIVES / 3)
+    config = choose.unstored(problem, DEVICE, True, True)
+    assert config.warp_specialize or config.splits > 1
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_products_without_terms_have_tiles(dtype, of_hopper):

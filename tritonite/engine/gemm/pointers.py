@@ -26,6 +26,11 @@ SCARCE = 0.0083
 # of one row of halves in the cache, which the tiles were not fitted to, those chosen take 1.026 of the best one's time,
 # and of 68 of up to 16 rows of float32 1.033.
 WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
+# What a block takes to arrive from memory by tensor cores' tiles, which have as many on their way as stages but one.
+# Without this, tiles that a multiprocessor has one of were taken for as fast as those it has four of: 9 rows by 4,096,
+# K = 5,120, took 28 us in 64 programs where b's columns are next to each other (cuBLAS 18). Of 2,176 times in memory
+# seven are below it.
+ARRIVES = 0.8
 # The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
 # programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
 # time, and without it 1.041.
@@ -79,7 +84,8 @@ def waiting(problem: Problem, tiles: Any, work: model.Work, multiprocessors: int
     programs = -(-model.count(problem, tiles) * work.splits // multiprocessors)
     sides = tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]
     read = programs * work.steps * sides * tiles["BLOCK_K"] * problem.dtype.itemsize
-    arriving, waited = 0.0, WAITED
+    in_flight = np.maximum(1, tiles["num_stages"] - 1)
+    arriving, waited = work.rounds * work.steps * ARRIVES / in_flight, WAITED
     if problem.is_cached:
         arriving, waited = read / ARRIVING, WAITED_IN_CACHE[problem.dtype.itemsize]
     least = np.where(tiles["BLOCK_M"] < FEW, work.steps * waited, arriving)
