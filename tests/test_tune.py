@@ -444,8 +444,10 @@ def test_what_is_timed_through_pointers_has_no_descriptors():
 
 
 def test_rows_that_begin_within_lines_count_for_more():
-    """By how far they are apart: 4,096 halves are whole lines, and 4,104 are not."""
+    """By how far they are apart: 4,096 halves are whole lines, 4,112 whole sectors, and 4,104 neither."""
     lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
     tiles = model.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
-    split = [model.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes for pitch in (0, 4096, 4104)]
-    assert list(split[0]) == list(split[1]) == [0, 0] and list(split[2]) == [2 * 8 * 16 * 4096 * 64, 0]
+    pitches = (0, 4096, 4112, 4104)
+    split = [list(model.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes) for pitch in pitches]
+    rows = 2 * 8 * 16 * 4096 * 64
+    assert split == [[0, 0], [0, 0], [rows, 0], [2 * rows, 0]]

@@ -21,8 +21,8 @@ from tritonite import cache
 from tritonite.tune.tiles import Config
 
 FOLDER = Path(__file__).parent / "models"
-# The bytes of a line of the L2 cache.
-LINE = 128
+# The bytes of a line of the L2 cache, and of the sectors that it reads.
+LINE, SECTOR = 128, 32
 # The tables that belong to another.
 BESIDE = ("aten", "cached", "short", "pointers")
 # In how many parts K may be taken.
@@ -131,11 +131,15 @@ def count(problem: Any, tiles: Any) -> Any:
 def _split(problem: Any, tiles: Any) -> Any:
     """How many elements that a tile reads for each of K come in two lines of the L2 cache for 128 bytes.
 
-    So do those of a descriptor's operand whose rows, or columns, begin in the middle of lines.
+    So do those of a descriptor's operand whose rows, or columns, begin in the middle of lines. Those that begin within
+    sectors count twice: of 35 problems with K, N or the rows of columns an odd multiple of 8, chosen tiles take 1.03
+    of the best one's time so, and 1.05 otherwise. 1,280 rows by 8,960, K = 3,592, take 155 us, and 133 were estimated.
     """
     a_pitch = problem.a_pitch or (problem.K if problem.a_inner else problem.M)
     b_pitch = problem.b_pitch or (problem.K if problem.b_inner else problem.N)
-    a, b = [pitch * problem.dtype.itemsize % LINE != 0 for pitch in (a_pitch, b_pitch)]
+    a, b = [
+        sum([pitch * problem.dtype.itemsize % each != 0 for each in (LINE, SECTOR)]) for pitch in (a_pitch, b_pitch)
+    ]
     swapped, rows, columns = tiles["transposed"] == 1, tiles["BLOCK_M"], tiles["BLOCK_N"] + tiles["MORE_N"]
     return tiles["descriptors"] * (a * np.where(swapped, columns, rows) + b * np.where(swapped, rows, columns))
 
