@@ -285,6 +285,19 @@ def test_few_programs_wait_for_memory(of_hopper):
     assert config.warp_specialize or config.splits > 1
 
 
+def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
+    """Where shared memory has room for whole tiles specialised warps have them, and are taken for it."""
+    counts = {True: 0, False: 0}
+    problems = [problem for problem in itertools.islice(sweep.drawn(torch.float16, 11), 300) if problem.M > 64]
+    for problem, by_tma in itertools.product(problems, counts):
+        problem = problem._replace(added=True, added_by_tma=by_tma)
+        config = choose.fitting(choose.unstored(problem, DEVICE, True, True), problem, DEVICE)
+        if config.warp_specialize and config.splits == 1:
+            counts[by_tma] += 1
+            assert not (by_tma and config.split_store)
+    assert 2 * counts[False] < 3 * counts[True] and counts[False] > 50
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_products_without_terms_have_tiles(dtype, of_hopper):

@@ -40,6 +40,9 @@ class Shared:
     def permute(self, order):
         return Shared(self.memory.permute(order))
 
+    def slice(self, begin, size):
+        return Shared(self.memory.narrow(0, int(begin), size))
+
     def load(self, _):
         return block(self.memory.clone())
 
@@ -119,8 +122,9 @@ class Barriers:
                 state.phase, state.pending = state.phase + 1, state.count
             self.changed.notify_all()
 
-    def arrive(self, barrier):
-        self.change(barrier, 1, 0)
+    def arrive(self, barrier, pred=True):
+        if pred:
+            self.change(barrier, 1, 0)
 
     def expect(self, barrier, size):
         self.change(barrier, 1, size)
@@ -133,7 +137,12 @@ class Barriers:
 
 
 class Products:
-    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before."""
+    """Asynchronous products, which are computed when they are begun, or when they are waited for and not before.
+
+    Where they may be `in_flight` behind a wait, what they are added to is one that has not been waited for.
+    """
+
+    in_flight = False
 
     def __init__(self, at_once):
         self.at_once, self.own = at_once, threading.local()
@@ -160,8 +169,9 @@ class Products:
             if product.value is None:
                 compute()
         unfinished = [product for product, _ in begun]
-        assert not any(dep is product for dep in deps for product in unfinished)
-        values = tuple([dep.value if isinstance(dep, types.SimpleNamespace) else dep for dep in deps])
+        assert self.in_flight or not any(dep is product for dep in deps for product in unfinished)
+        finished = lambda dep: isinstance(dep, types.SimpleNamespace) and not any(dep is each for each in unfinished)
+        values = tuple([dep.value if finished(dep) else dep for dep in deps])
         return values[0] if len(values) == 1 else values
 
 
@@ -227,8 +237,9 @@ class Kernel:
 
     def store_wait(self, pendings):
         """Results leave no sooner than they are waited for."""
-        assert pendings == 0
-        for descriptor, first, source in self.leaving.__dict__.pop("results", []):
+        results = self.leaving.__dict__.setdefault("results", [])
+        while len(results) > pendings:
+            descriptor, first, source = results.pop(0)
             descriptor.write(first, source.memory)
 
     def warp_specialize(self, partitions, warps, registers):

@@ -273,9 +273,10 @@ def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     swept = [config._replace(GROUP_M=1) for config in model.load(model.FOLDER / "sm_90.json")[2].configs]
     configs = [config for size, config in tables.every("nvidia") if size == 2 and not config.warp_specialize]
     configs += dict.fromkeys(config for config in swept if config.warp_specialize)
-    for config in [config for config in configs if config.descriptors]:
+    for i, config in enumerate([config for config in configs if config.descriptors]):
         targets = ("sm_90",) if config.warp_specialize else ("sm_90", "sm_100")
-        for columns in (505, 512)[: None if full else 1]:
+        # Specialised warps copy tiles of what can have a descriptor, and load others.
+        for columns in (505, 512) if full else ((505, 512)[i % 2],):
             # So many rows that a program has several tiles, and writes them by way of shared memory.
             a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (512, columns, columns)]
             addend = torch.empty(2**15, columns, dtype=torch.bfloat16)

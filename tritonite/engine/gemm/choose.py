@@ -60,6 +60,8 @@ LEFT_TO_ATEN = 0.87
 # a tile meanwhile, and for less of it where K is so short that both groups load. Of 29 products with a matrix added,
 # tiles of eight warps had 16 to 128 elements a thread and took 1 to 8 us longer for each round (H200).
 ADDED, ADDED_SPECIALIZED, MEANWHILE, BOTH_LOADING = 0.03, 0.06, 0.3, 0.2
+# And where the addend's tile is in shared memory by then, which has room for those of less than so many elements.
+ADDED_BY_TMA, MOST_BY_TMA = 0.011, 256 * 160
 # Programs next to each other go along a product's shorter side for so many tiles at most.
 MOST_GROUPED = 8
 
@@ -195,7 +197,9 @@ def _added(problem: Problem, tiles: Any, work: model.Work) -> Any:
     """The microseconds that a tile takes longer where something is added to each of its elements."""
     pingpong = tiles["pingpong"] == 1
     elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
-    each = np.where(tiles["warp_specialize"] == 1, ADDED_SPECIALIZED, ADDED)
+    has_room = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) < MOST_BY_TMA
+    specialized = np.where(problem.added_by_tma & has_room, ADDED_BY_TMA, ADDED_SPECIALIZED)
+    each = np.where(tiles["warp_specialize"] == 1, specialized, ADDED)
     each = each * np.where(pingpong & (work.rounds > 1), BOTH_LOADING if problem.K < LEAST_READ else MEANWHILE, 1.0)
     # With split-K another launch adds.
     return np.where(tiles["splits"] == 1, each * elements, 0.0)
@@ -430,8 +434,11 @@ def fitting(config: Config, problem: Problem, device: torch.device, beside: int 
     most = _room(config.programs, device) if config.warp_specialize else devices.shared_memory(device)
     # Parts of results are of 4 bytes.
     result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
-    if config.warp_specialize and config._replace(num_stages=min(3, config.num_stages)).shared(size, result) > most:
-        config = config._replace(split_store=True)
+    if config.warp_specialize:
+        # An addend comes to where its whole tile is written through.
+        whole = not config.split_store or (problem.added_by_tma and config.splits == 1)
+        least = config._replace(num_stages=min(3, config.num_stages), split_store=False).shared(size, result)
+        config = config._replace(split_store=not whole or least > most)
     while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
         if config.num_stages == 3 and config.BLOCK_K * size > 128:
             config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)

@@ -32,7 +32,8 @@ class Problem(NamedTuple):
     that may be chosen. `a_pitch` and `b_pitch` are how many elements rows, or columns, of the operands are apart where
     that is known; otherwise they are as far apart as they are long. With `columns_apart` a tile of halves that is
     loaded through pointers has columns so far from each other, all of which begin alike in 16 bytes. `added` where each
-    element of a product has one of its own that is loaded and added, or multiplied with it.
+    element of a product has one of its own that is loaded and added, or multiplied with it, and `added_by_tma` where
+    that is an addend whose tiles can be copied as those of the result are.
     """
 
     batches: int
@@ -52,6 +53,7 @@ class Problem(NamedTuple):
     b_pitch: int = 0
     columns_apart: int = 0
     added: bool = False
+    added_by_tma: bool = False
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Problem:
@@ -109,7 +111,8 @@ class Problem(NamedTuple):
 
     def of_any_rows(self) -> Problem:
         """What stands for it where neither the rows, their batches nor how they lie may decide anything."""
-        return self._replace(batches=1, M=ANY_ROWS, a_inner=True, a_vector=16, out_vector=16, a_pitch=0, added=False)
+        alone = self._replace(batches=1, M=ANY_ROWS, added=False, added_by_tma=False)
+        return alone._replace(a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
 
     @property
     def key(self) -> str:

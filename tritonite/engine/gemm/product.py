@@ -42,6 +42,14 @@ class _Epilogue(NamedTuple):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.scales if self.addend is None else (*self.scales, self.addend)
 
+    def for_descriptor(self, out: torch.Tensor) -> torch.Tensor | None:
+        """The addend, of one batch where it is the same for all, if its tiles can be copied as those of `out` are."""
+        addend = self.addend
+        if addend is None or addend.dtype is not out.dtype:
+            return None
+        addend = addend[:1] if addend.stride(0) == 0 else addend
+        return addend if _in_columns(addend) == _in_columns(out) and _has_descriptor(addend) else None
+
     @property
     def takes_specialized_warps(self) -> bool:
         """Whether groups of warps that divide the work may write the results."""
@@ -345,7 +353,9 @@ class _Work(NamedTuple):
             found = _with_columns_apart(found)
         a, b = [16 if copy else own for copy, own in zip(self.copied, (found.a_vector, found.b_vector), strict=True)]
         added = not self.alike and self.epilogue.bytes > 0
-        return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b, added=added)
+        by_tma = added and not self.epilogue.scales and self.epilogue.for_descriptor(self.out) is not None
+        found = found._replace(added=added, added_by_tma=by_tma)
+        return found._replace(blockwise=self.blockwise, a_vector=a, b_vector=b)
 
     @property
     def accumulator(self) -> torch.dtype:
@@ -459,18 +469,25 @@ def _multiply(work: _Work, config: Config, batches: int, tiles: int, steps: int,
         whole = not _in_columns(a) and power_of_2(config.BLOCK_M) == config.BLOCK_M
         more, transposed = config.MORE_N, _in_columns(out)
         threads = 128 * (groups + 1)
+        half, added = config.BLOCK_N // 2, None if config.split_store else work.epilogue.for_descriptor(out)
+        if added is not None:
+            epilogue = work.epilogue._replace(addend=None).arguments
+
+        def blocks(tensor: torch.Tensor | None, rows: int, columns: int) -> TensorDescriptor | None:
+            none = tensor is None or columns == 0
+            return None if none else hopper.in_shared_memory(_descriptor(tensor, rows, columns))
+
         hopper.multiply_warp_specialized[(programs,)](
-            hopper.in_shared_memory(_descriptor(a, config.BLOCK_M if whole else rows, config.BLOCK_K)),
-            hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, config.BLOCK_N)),
-            hopper.in_shared_memory(_descriptor(b, config.BLOCK_K, more)) if more else None,
-            hopper.in_shared_memory(_descriptor(out, rows, config.BLOCK_N // 2)),
-            hopper.in_shared_memory(_descriptor(out, rows, more)) if more else None,
+            blocks(a, config.BLOCK_M if whole else rows, config.BLOCK_K),
+            *(blocks(b, config.BLOCK_K, config.BLOCK_N), blocks(b, config.BLOCK_K, more)),
+            *(blocks(out, rows, half), blocks(out, rows, more)),
+            *(blocks(added, rows, half), blocks(added, rows, more)),
             splits=splits,
             programs=programs,
             INDEX=work.index,
             ORDER=(
                 *(_in_columns(a), _in_columns(b), config.GROUP_M, groups, work.blockwise),
-                *(transposed, more, config.pingpong),
+                *(transposed, more, config.pingpong, 0 if added is None else min(2, added.shape[0])),
             ),
             BUFFERS=1 if config.split_store else 2,
             STAGES=config.num_stages,
