@@ -285,6 +285,13 @@ def test_few_programs_wait_for_memory(of_hopper):
     assert config.warp_specialize or config.splits > 1
 
 
+@pytest.mark.parametrize(("N", "K"), [(234, 1536), (953, 2048), (4508, 512)])
+def test_one_row_of_float32_in_the_cache_is_on_most_multiprocessors(N, K, of_hopper):
+    problem = Problem(1, 1, N, K, torch.float32, torch.float32, True, True)
+    config = choose.unstored(problem, DEVICE, False)
+    assert problem.is_cached and config.BLOCK_M == 1 and problem.tiles(config) * config.splits > 100
+
+
 def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
     """Where shared memory has room for whole tiles specialised warps have them, and are taken for it."""
     counts = {True: 0, False: 0}

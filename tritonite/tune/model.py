@@ -23,6 +23,8 @@ from tritonite.tune.tiles import Config
 FOLDER = Path(__file__).parent / "models"
 # The bytes of a line of the L2 cache, and of the sectors that it reads.
 LINE, SECTOR = 128, 32
+# What tensor cores take of rows at least.
+LEAST_ROWS = 16
 # The tables that belong to another.
 BESIDE = ("aten", "cached", "short", "pointers")
 # In how many parts K may be taken.
@@ -155,13 +157,15 @@ def work(problem: Any, tiles: Any, multiprocessors: int) -> Work:
     splits = -(-blocks // steps)
     rounds = -(-found * splits // (multiprocessors * tiles["programs"]))
     beside = -(-found * splits // multiprocessors) - (rounds - 1) * tiles["programs"]
+    # All programs read the same few rows, which a multiprocessor's own cache has.
+    read = np.where(tiles["BLOCK_M"] < LEAST_ROWS, 0, tiles["BLOCK_M"]) + tiles["BLOCK_N"] + tiles["MORE_N"]
     return Work(
         rounds=rounds,
         last=beside / tiles["programs"],
         steps=steps,
         splits=splits,
         bytes=problem.bytes,
-        l2_bytes=size * found * blocks * tiles["BLOCK_K"] * (tiles["BLOCK_M"] + tiles["BLOCK_N"] + tiles["MORE_N"]),
+        l2_bytes=size * found * blocks * tiles["BLOCK_K"] * read,
         split_bytes=size * found * blocks * tiles["BLOCK_K"] * _split(problem, tiles),
         partial_bytes=np.where(splits > 1, 8 * splits * batches * M * N, 0),
         a_transposed=np.where(swapped, b, a),
