@@ -1,0 +1,107 @@
+"""Random products by any of the tiles that Hopper's tables have for them, not only by those that are the fastest."""
+
+import math
+import random
+
+import pytest
+import torch
+from conftest import FULL
+
+from tritonite import devices
+from tritonite.engine.gemm import choose, pointers, problem
+from tritonite.engine.gemm import product as products
+from tritonite.tune import model
+
+TABLES = model.load(model.FOLDER / "sm_90.json")
+DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
+# 282 once had columns apart that were not as far apart in the partial products of a split K.
+SEEDS, CASES = (*range(50 if FULL else 2), 282), 40
+
+
+def between(draw, low, high):
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+
+def operand(draw, batches, rows, columns, dtype):
+    """In rows or columns, with other elements between, of rows of several batches, and from any address."""
+    layout = draw.choice(("rows", "columns", "every other", "pitched", "between batches", "anywhere"))
+    if layout == "columns":
+        return torch.randn(batches, columns, rows).to(dtype).mT
+    if layout == "every other":
+        return torch.randn(batches, rows, columns, 2).to(dtype)[..., 0]
+    if layout == "pitched":
+        return torch.randn(batches, rows, columns + draw.choice((1, 3, 8))).to(dtype)[..., :columns]
+    if layout == "between batches":
+        return torch.randn(rows, batches, columns).to(dtype).transpose(0, 1)
+    if layout == "anywhere":
+        count = batches * rows * columns
+        return torch.randn(count + draw.choice((1, 2, 3, 5))).to(dtype)[-count:].view(batches, rows, columns)
+    return torch.randn(batches, rows, columns).to(dtype)
+
+
+def table_of(of, descriptors):
+    """As `choose.table_for` has it on a GPU, which asks a device for its name."""
+    table = TABLES[of.dtype.itemsize]
+    if table.short and of.is_short and (descriptors or min(of.a_vector, of.b_vector) == 16):
+        return table.short
+    if of.dtype.itemsize == 2 and not descriptors and of.M > problem.FEW:
+        return table.pointers
+    return table.cached if of.is_cached else table
+
+
+@pytest.fixture
+def drawn(request, monkeypatch):
+    """What draws by a seed, any tiles of a table too, and what draws thresholds that a product of few bytes meets."""
+    draw, usual = random.Random(request.param), choose.choose
+    torch.manual_seed(request.param)
+
+    def any_tiles(of, device, descriptors, warp_specialized=False):
+        table = table_of(of, descriptors)
+        tiles = choose._shortened(table.candidates[choose.possible(of, device, table, False, descriptors)], of)
+        tiles = tiles[tiles["warp_specialize"] == 0]
+        if of.K <= choose.OUTER or not len(tiles):
+            return usual(of, device, descriptors, warp_specialized)
+        tile = tiles[draw.randrange(len(tiles))]
+        whole = table.configs[tile["number"]]._replace(in_parts=False)
+        own = {name: int(tile[name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
+        return choose.without_idle(whole._replace(**own), whole, of)
+
+    def thresholds(size):
+        near = [int(size * math.exp(draw.uniform(-0.5, 2))) for _ in range(3)]
+        for where, name, values in (
+            (problem, "CACHED", (0, *near, 19 * 2**20)),
+            (problem, "LEAST_ALIKE", (4, 10, 64)),
+            (problem, "LEAST_LENGTH", (10, 100, 768)),
+            (problem, "LONG", (10, 100, 3000)),
+            (choose, "PART", (16, 64, 128)),
+            (choose, "ROUNDS_OF_PARTS", (2, 1000)),
+        ):
+            monkeypatch.setattr(where, name, draw.choice(values))
+        cost = draw.choice((-1e9, 0.0, 2.0, 1e9))
+        monkeypatch.setattr(pointers, "copying", lambda sizes: cost * len(sizes))
+
+    monkeypatch.setattr(choose, "choose", any_tiles)
+    return draw, thresholds
+
+
+@pytest.mark.skipif(not devices.current.interpreted, reason="draws tiles that a GPU would have to compile each time")
+@pytest.mark.parametrize("drawn", SEEDS, indirect=True)
+def test_any_tiles_of_a_table_are_right(drawn):
+    draw, thresholds = drawn
+    for _ in range(CASES):
+        dtype = draw.choice(list(DTYPES))
+        batches, M = draw.choice((1, 1, 1, 2, 3)), draw.choice((between(draw, 1, 150), draw.randint(1, 17)))
+        lengths = between(draw, 1, 40), between(draw, 1, 300), draw.randint(60, 140), draw.randint(256, 700)
+        N, K = between(draw, 1, 300), draw.choice((*lengths, lengths[-1]))
+        if batches * M * N * K > 4e6:
+            continue
+        thresholds(dtype.itemsize * batches * (M * K + K * N + M * N))
+        a, b = operand(draw, batches, M, K, dtype), operand(draw, batches, K, N, dtype)
+        out = torch.full((batches, N, M), math.nan, dtype=dtype).mT
+        out = out if draw.random() < 0.3 else torch.full((batches, M, N), math.nan, dtype=dtype)
+        shape = draw.choice((None, None, (N,), (M, 1), (batches, M, N), (1, M, N)))
+        addend = None if shape is None else torch.randn(shape).to(dtype)
+        products.product(a, b, out, addend=addend, alpha=2.0, beta=0.5)
+        expected = 2 * a.double() @ b.double() + (0 if addend is None else addend.double() / 2)
+        error = (out.double() - expected).abs() / (1 + expected.abs() + K**0.5)
+        assert error.max() < DTYPES[dtype], (batches, M, N, K, a.stride(), b.stride(), out.stride())
