@@ -18,15 +18,15 @@ from tritonite.tune.tiles import Config
 pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 
 
-def allocate(language):
-    """Shared memory whose dtype has a width in bits, as a compiler's has."""
+def of_known_width(allocate):
+    """The same, of shared memory whose dtype has a width in bits, as a compiler's has."""
 
-    def make(dtype, shape, layout):
-        memory = language(dtype, shape, layout)
+    def allocate_shared_memory(dtype, shape, layout):
+        memory = allocate(dtype, shape, layout)
         memory.dtype = types.SimpleNamespace(primitive_bitwidth=8 * dtype.itemsize)
         return memory
 
-    return make
+    return allocate_shared_memory
 
 
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
@@ -44,7 +44,7 @@ def launched(request, monkeypatch):
                     _begin_to_load=lambda *_: None,
                 )
                 language = kernel.scope["gl"]
-                language.allocate_shared_memory = allocate(language.allocate_shared_memory)
+                language.allocate_shared_memory = of_known_width(language.allocate_shared_memory)
                 language.static_assert = lambda *_: None
                 kernel.products.in_flight = True
                 given = [x and Descriptor(x.base, x.block_shape) for x in descriptors]
