@@ -2,6 +2,7 @@
 
 import math
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -39,16 +40,6 @@ def operand(draw, batches, rows, columns, dtype):
     return torch.randn(batches, rows, columns).to(dtype)
 
 
-def table_of(of, descriptors):
-    """As `choose.table_for` has it on a GPU, which asks a device for its name."""
-    table = TABLES[of.dtype.itemsize]
-    if table.short and of.is_short and (descriptors or min(of.a_vector, of.b_vector) == 16):
-        return table.short
-    if of.dtype.itemsize == 2 and not descriptors and of.M > problem.FEW:
-        return table.pointers
-    return table.cached if of.is_cached else table
-
-
 @pytest.fixture
 def drawn(request, monkeypatch):
     """What draws by a seed, any tiles of a table too, and what draws thresholds that a product of few bytes meets."""
@@ -56,7 +47,9 @@ def drawn(request, monkeypatch):
     torch.manual_seed(request.param)
 
     def any_tiles(of, device, descriptors, warp_specialized=False):
-        table = table_of(of, descriptors)
+        # For nothing else, as no device is asked for its name then, and no estimate is kept for other tests.
+        with mock.patch.object(choose, "_tables", lambda _: TABLES):
+            table = choose.table_for(of, device, descriptors)
         tiles = choose._shortened(table.candidates[choose.possible(of, device, table, False, descriptors)], of)
         tiles = tiles[tiles["warp_specialize"] == 0]
         if of.K <= choose.OUTER or not len(tiles):

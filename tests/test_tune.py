@@ -273,7 +273,7 @@ def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
 
 
 def test_few_programs_wait_for_memory(of_hopper):
-    """One of a few rows waits for each block, however few others there are: it was taken to be as fast as four."""
+    """A program with few rows, alone on its multiprocessor, takes as long as its blocks need to arrive from memory."""
     problem = Problem(1, 9, 4096, 5120, torch.float16, torch.float16, True, False)
     tiles = choose.table_for(problem, DEVICE, True).candidates
     alone = tiles[

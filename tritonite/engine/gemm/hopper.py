@@ -368,9 +368,9 @@ def multiply_warp_specialized(
     are the descriptors'. Each of `splits` parts of K, of `steps` blocks, is a result. A tile is written in two
     subtiles, by way of BUFFERS of them. CUTLASS has kernels like both for Hopper, "cooperative" and "ping-pong".
 
-    An addend that is copied comes to where its tile is written through, while the tile is multiplied. Where threads
-    load it as tensor cores leave results, all wait: with one, 6 times 1,296 rows and columns of K = 64 took 44 us, and
-    take 20.
+    An addend that is copied comes to where its tile is written through, while the tile is multiplied; BUFFERS are two
+    then. Where threads load it in the layout in which tensor cores leave results, all wait for it: 6 matrices of 1,296
+    by 1,296, K = 64, plus such an addend took 44 us so, and take 20 with a copy (float16, H200).
 
     Groups that share a tile write it at the same time, and tensor cores wait meanwhile. With PINGPONG two groups have
     every other tile each, so that one multiplies while the other writes: 1,976 rows by 5,504 of K = 576 take 25.1 us

@@ -27,9 +27,8 @@ SCARCE = 0.0083
 # and of 68 of up to 16 rows of float32 1.033.
 WAITED, WAITED_IN_CACHE = 0.6, {2: 0.15, 4: 0.3}
 # What a block takes to arrive from memory by tensor cores' tiles, which have as many on their way as stages but one.
-# Without this, tiles that a multiprocessor has one of were taken for as fast as those it has four of: 9 rows by 4,096,
-# K = 5,120, took 28 us in 64 programs where b's columns are next to each other (cuBLAS 18). Of 2,176 times in memory
-# seven are below it.
+# So one program alone on a multiprocessor takes longer than four of them suggest. 9 rows by 4,096, K = 5,120, take
+# 28 us in 64 programs where b's columns are next to each other (cuBLAS 18). Of 2,176 times in memory seven are less.
 ARRIVES = 0.8
 # The bytes that a multiprocessor has from the L2 cache in a microsecond through pointers: 32 in a cycle, whatever its
 # programs are. With this limit, chosen tiles for 60 products of 2 to 16 rows in the cache take 1.028 of the best one's
