@@ -14,12 +14,15 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
-from tritonite import devices
+from tritonite import catalog, devices
 from tritonite.engine.gemm import choose, pointers, product
 from tritonite.engine.gemm.problem import Problem
 from tritonite.errors import Decline
 from tritonite.ops import matmul
+from tritonite.testing import fuzz
+from tritonite.testing.fuzz.draw import functional_results
 from tritonite.testing.judge import assert_close, terms
+from tritonite.testing.samples.matmul import shapes_of
 from tritonite.tune import model
 from tritonite.tune.tiles import Config
 
@@ -413,6 +416,86 @@ def test_factors_of_zero():
     for beta, value in ((0, 0), (2, 2)):
         assert (matmul.addmm(torch.ones_like(x), a[:, :0], b[:0], beta, 1)[0] == value).all()
     assert not matmul.mm(a[:0], b)[0].numel()
+
+
+# Sizes of a product, and factors: with none, one row, one column, and what no tile divides.
+SIZES, FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
+SIZED = [op for op in catalog.overloads().values() if op.family == "matmul" and shapes_of(op.packet, 1, 1, 1, 1)]
+
+
+def _sized_calls(op, dtype, count):
+    """Calls of an overload by drawn sizes and factors; what a factor of 0 takes out of the result is nan."""
+    draw = random.Random(f"{op.overload} {dtype}")
+    for number in range(count):
+        # An inner dimension of 0 or a factor of 0 in two of three calls.
+        batches, M, N, K = (draw.choice(each) for each in ((0, 1, 2), SIZES, SIZES, (0, *SIZES)))
+        alpha, beta = draw.choice((0, *FACTORS)), draw.choice(FACTORS)
+        arguments = {
+            name: normal(*shape, dtype=dtype) for name, shape in shapes_of(op.packet, batches, M, N, K).items()
+        }
+        own = {"beta": beta, "alpha": alpha, "use_gelu": number % 2 == 0, "out_dtype": torch.float32}
+        arguments |= {name: value for name, value in own.items() if name in op.names}
+        if "beta" in arguments and beta == 0 and number % 2:
+            arguments["self"].fill_(math.nan)
+        # Without a BLAS, for a few elements, ATen multiplies batches by a factor of 0 on the CPU.
+        reads = op.packet == "addr" or (op.packet == "baddbmm" and devices.current.type == "cpu")
+        if "alpha" in arguments and alpha == 0 and number % 3 == 0 and not reads:
+            arguments[op.names[1]].fill_(math.inf)
+        arguments = {name: arguments[name] for name in op.names}
+        call = fuzz.Call(op, arguments)
+        if op.out_names:
+            answer = functional_results(call)
+            if answer is None:
+                continue
+            call = fuzz.Call(op, {**arguments, op.out_names[0]: torch.full_like(answer[0], math.nan)})
+        yield call
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", SIZED, ids=lambda op: op.overload)
+def test_products_of_all_sizes(op, dtype, path):
+    if dtype not in op.declaration.accepts:
+        pytest.skip("a dtype that the kernel is not for")
+    if not op.has_place:
+        pytest.skip("an overload that ATen has on a GPU alone")
+    for call in _sized_calls(op, dtype, 125 if FULL else 8):
+        tritonite.reset_stats()
+        assert fuzz.check(call) is None, str(call)
+        counts = tritonite.stats()[op.overload]
+        assert counts.launched + counts.replayed == 2 and not counts.declined, (str(call), counts)
+        assert path == "python" or counts.replayed, (str(call), counts)
+
+
+WITHOUT_TERMS = {
+    "mm": lambda x: matmul.mm(x[:15, :0], x[:0, :1]),
+    "mm of columns": lambda x: matmul.mm(x[:0, :15].mT, x[:0, :1]),
+    "bmm": lambda x: matmul.bmm(x.new_empty(2, 1, 0), x.new_empty(2, 0, 7)),
+    "mv": lambda x: matmul.mv(x[:4, :0], x[0, :0]),
+    "addmv": lambda x: matmul.addmv(x[0], x[:, :1], x[0, :1], 0, 0),
+    "addmm": lambda x: matmul.addmm(x[0, :9], x[:, :0], x[:0, :9], 1, 3),
+    "addmm by 0": lambda x: matmul.addmm(x[:, :9], x, x[:, :9], 0.5, 0),
+    "activation by 0": lambda x: matmul._addmm_activation(x[0, :9], x, x[:, :9], 1, 0, True),
+    "addbmm": lambda x: matmul.addbmm(x[:16, :1], x.new_empty(0, 16, 3), x.new_empty(0, 3, 1), 0.5, 1),
+    "addbmm by 0": lambda x: matmul.addbmm(x[:16, :1], x[None, :16], x[None, :, :1], 1, 0),
+    "baddbmm by 0": lambda x: matmul.baddbmm(x[None, :16, :1], x[None, :16], x[None, :, :1], 1, 0),
+    "baddbmm to columns": lambda x: matmul.baddbmm(x[None], x[None], x[None], 1, 0, outs=(torch.zeros_like(x).mT[None],)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TERMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_products_without_terms_need_no_tiles(name, dtype, invariant, monkeypatch):
+    """Kernels that multiply tiles have terms: what has none is decided before tiles are chosen."""
+
+    def no_tiles(problem, *_):
+        raise AssertionError(f"tiles for {problem}")
+
+    for asked in ("choose", "fitting", "aten_is_faster", "microseconds"):
+        monkeypatch.setattr(choose, asked, no_tiles)
+    x = normal(63, 63, dtype=dtype)
+    with tritonite.use_gems(invariant=invariant):
+        assert WITHOUT_TERMS[name](x)[0].isfinite().all()
 
 
 def test_destinations():

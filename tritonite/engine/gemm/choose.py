@@ -89,7 +89,7 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
 
 def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
     """The tiles for a problem of which nothing is stored: by the model, or by rule."""
-    if 0 < problem.K <= OUTER and not problem.blockwise:
+    if problem.K <= OUTER and not problem.blockwise:
         return _of_outer_products(problem, device)
     table = table_for(problem, device, descriptors)
     if table is None:

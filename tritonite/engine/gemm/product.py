@@ -16,7 +16,14 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper, pointers
 from tritonite.engine.gemm.hopper_parts import multiply_in_parts
 from tritonite.engine.gemm.problem import FEW, Problem, divisor, vector
-from tritonite.engine.gemm.triton import copy_rows, multiply, multiply_groups, multiply_persistent, reduce_split_k
+from tritonite.engine.gemm.triton import (
+    copy_rows,
+    multiply,
+    multiply_groups,
+    multiply_persistent,
+    reduce_split_k,
+    write_epilogue,
+)
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.tune.tiles import Config
 
@@ -122,7 +129,7 @@ def product(
     """Write activation(alpha * (a @ b) * scales + beta * addend) into `out`.
 
     Args:
-        a: (batches, M, K), of any strides, as all.
+        a: (batches, M, K), of any strides, as all. Neither a nor b is read where alpha is 0.
         b: (batches, K, N), of a's dtype.
         out: (batches, M, N), or (1, M, N) where the products of all batches are `summed`.
         addend: of a shape that broadcasts to out's; it may be `out` itself.
@@ -145,6 +152,9 @@ def product(
     added = None if addend is None else addend.expand(shape)
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
     epilogue = _Epilogue(added, tuple([scale.expand(shape) for scale in scales]), alpha, beta, activation)
+    if not a.shape[2] or not a.shape[0] or zero_or_one(alpha) == 0:
+        _write_epilogue(epilogue._replace(alpha=1.0), out, _accumulator(a.dtype))
+        return
     whole, invariant = ends is None and not summed, config is None and settings().invariant
     alike = invariant and whole and not blockwise and choose.has_tiles_alike(a.dtype, out.device)
     fixed = invariant and not alike
@@ -182,6 +192,31 @@ def product(
         _copy_rows(written, out)
     elif written is not out:
         out.copy_(written)
+
+
+def _write_epilogue(epilogue: _Epilogue, out: torch.Tensor, accumulator: torch.dtype) -> None:
+    """Write the result of a product whose sums have no terms, so that every kernel that multiplies has some."""
+    if out.stride(2) != 1 == out.stride(1):
+        out, epilogue = out.mT, epilogue.transposed()
+    batches, M, N = out.shape
+    columns = min(power_of_2(N), choose.SPLIT_K_COLUMNS)
+    rows = min(power_of_2(M), choose.SPLIT_K_ELEMENTS // columns)
+    write_epilogue[(batches * -(-M // rows) * -(-N // columns),)](
+        out,
+        strides=out.stride(),
+        M=M,
+        N=N,
+        ACCUMULATOR=TRITON_DTYPES[accumulator],
+        INDEX=offset_type(out, *epilogue.tensors),
+        BLOCK_M=rows,
+        BLOCK_N=columns,
+        **epilogue.arguments,
+    )
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which products of `dtype` are summed."""
+    return {torch.float64: torch.float64, torch.int8: torch.int32}.get(dtype, torch.float32)
 
 
 def _is_transposed(out: torch.Tensor) -> bool:
@@ -359,7 +394,7 @@ class _Work(NamedTuple):
 
     @property
     def accumulator(self) -> torch.dtype:
-        return {torch.float64: torch.float64, torch.int8: torch.int32}.get(self.a.dtype, torch.float32)
+        return _accumulator(self.a.dtype)
 
     @property
     def in_place(self) -> bool:

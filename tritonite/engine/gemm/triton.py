@@ -299,6 +299,39 @@ def reduce_split_k(
 
 
 @libentry()
+@triton.jit(do_not_specialize=["M"])
+def write_epilogue(
+    out,
+    addend,
+    scales,
+    strides,
+    epilogue_strides,
+    M,
+    N,
+    alpha: tl.float64,
+    beta: tl.float64,
+    SCALED: tl.constexpr,
+    KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Write the epilogue of a product whose sums are 0 because they have no terms. Reads no operand."""
+    wait_for_previous_launch()
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile = (batch, rows, columns, rows < M, columns < N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
+    total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
+    store(total, out, strides, tile)
+
+
+@libentry()
 @triton.jit(do_not_specialize=["batches", "rows"])
 def copy_rows(
     source,

@@ -14,6 +14,26 @@ facts.ZERO_SIGN_OF_ROUNDOFF |= {"mm", "mv", "bmm", "dot", "vdot", "addmm", "addm
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"_addmm_activation", "_grouped_mm", "_scaled_mm"}
 
 
+def shapes_of(packet: str, batches: int, M: int, N: int, K: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a product by their names in the schema, for (batches, M, K) times (batches, K, N)."""
+    first, second, result = (M, K), (K, N), (M, N)
+    every_first, every_second = (batches, *first), (batches, *second)
+    return {
+        "mm": {"self": first, "mat2": second},
+        "_int_mm": {"self": first, "mat2": second},
+        "bmm": {"self": every_first, "mat2": every_second},
+        "mv": {"self": first, "vec": (K,)},
+        "addmm": {"self": result, "mat1": first, "mat2": second},
+        "_addmm_activation": {"self": result, "mat1": first, "mat2": second},
+        "addmv": {"self": (M,), "mat": first, "vec": (K,)},
+        "addr": {"self": result, "vec1": (M,), "vec2": (N,)},
+        "baddbmm": {"self": (batches, *result), "batch1": every_first, "batch2": every_second},
+        "addbmm": {"self": result, "batch1": every_first, "batch2": every_second},
+        "dot": {"self": (K,), "tensor": (K,)},
+        "vdot": {"self": (K,), "other": (K,)},
+    }.get(packet, {})
+
+
 def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """A view of `rank` dimensions, 2 or 3: a vector is cut in pairs, a batch repeated."""
     x = x[None, None] if x.dim() == 0 else x.unflatten(0, (-1, 2)) if x.dim() == 1 else x
