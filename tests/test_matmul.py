@@ -427,8 +427,9 @@ def _sized_calls(op, dtype, count):
     """Calls of an overload by drawn sizes and factors; what a factor of 0 takes out of the result is nan."""
     draw = random.Random(f"{op.overload} {dtype}")
     for number in range(count):
-        # An inner dimension of 0 or a factor of 0 in two of three calls.
-        batches, M, N, K = (draw.choice(each) for each in ((0, 1, 2), SIZES, SIZES, (0, *SIZES)))
+        # An inner dimension of 0 or a factor of 0 in half of the calls; before an activation such a dimension declines.
+        inner = SIZES[1:] if op.packet == "_addmm_activation" else (0, *SIZES)
+        batches, M, N, K = (draw.choice(each) for each in ((0, 1, 2), SIZES, SIZES, inner))
         alpha, beta = draw.choice((0, *FACTORS)), draw.choice(FACTORS)
         arguments = {
             name: normal(*shape, dtype=dtype) for name, shape in shapes_of(op.packet, batches, M, N, K).items()
@@ -478,7 +479,9 @@ WITHOUT_TERMS = {
     "addbmm": lambda x: matmul.addbmm(x[:16, :1], x.new_empty(0, 16, 3), x.new_empty(0, 3, 1), 0.5, 1),
     "addbmm by 0": lambda x: matmul.addbmm(x[:16, :1], x[None, :16], x[None, :, :1], 1, 0),
     "baddbmm by 0": lambda x: matmul.baddbmm(x[None, :16, :1], x[None, :16], x[None, :, :1], 1, 0),
-    "baddbmm to columns": lambda x: matmul.baddbmm(x[None], x[None], x[None], 1, 0, outs=(torch.zeros_like(x).mT[None],)),
+    "baddbmm to columns": lambda x: matmul.baddbmm(
+        x[None], x[None], x[None], 1, 0, outs=(torch.zeros_like(x).mT[None],)
+    ),
 }
 
 
@@ -496,6 +499,20 @@ def test_products_without_terms_need_no_tiles(name, dtype, invariant, monkeypatc
     x = normal(63, 63, dtype=dtype)
     with tritonite.use_gems(invariant=invariant):
         assert WITHOUT_TERMS[name](x)[0].isfinite().all()
+
+
+def test_what_follows_an_inner_dimension_of_0_is_left_to_aten():
+    x = normal(32, 32)
+    half, byte, one = x.half(), x.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
+    ends = torch.tensor([16, 32], dtype=torch.int32, device=x.device)
+    for declined in (
+        lambda: matmul._addmm_activation(x, x[:, :0], x[:0], 1, 1, False),
+        lambda: matmul._scaled_mm(byte[:, :0], byte.mT[:0], one, one, None, None, torch.bfloat16, False),
+        lambda: matmul._grouped_mm(half[:, :0], half[:0], ends, None, None),
+        lambda: matmul._grouped_mm(half[:, :0], half.new_empty(2, 32, 16)[:, :0], ends, None, None),
+    ):
+        with pytest.raises(Decline, match="an inner dimension of 0"):
+            declined()
 
 
 def test_destinations():

@@ -120,6 +120,8 @@ def addmm(self, mat1, mat2, beta, alpha, out_dtype=None, outs=()):
 @operator("_addmm_activation", accepts=FLOATS, pin_zero_or_one=("alpha", "beta"))
 def _addmm_activation(self, mat1, mat2, beta, alpha, use_gelu, outs=()):
     activation, mat1, mat2 = _GELU if use_gelu else _relu, _batches(mat1, 2), _batches(mat2, 2)
+    if not mat1.shape[2]:
+        raise Decline("an inner dimension of 0, after which ATen applies no activation on a GPU")
     return _multiply(mat1, mat2, outs, self=self, beta=beta, alpha=alpha, activation=activation)
 
 
@@ -186,6 +188,8 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
         raise Decline("operands that are not of one float8 dtype")
     if out_dtype not in FLOATS[:3] or scale_result is not None:
         raise Decline("a float8 result")
+    if not K:
+        raise Decline("an inner dimension of 0, after which ATen adds no bias on a GPU")
     if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
         raise Decline("sizes or layouts that ATen may refuse")
     if self.device.type != "cpu" and not (
@@ -222,6 +226,8 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
         raise Decline("dtypes or a bias that ATen refuses")
     if ranks not in ((2, 2), (2, 3), (3, 2), (3, 3)) or self.shape[-1] != mat2.shape[-2]:
         raise Decline("operands whose shapes do not fit")
+    if not self.shape[-1]:
+        raise Decline("an inner dimension of 0, of which there is no tensor descriptor")
     if (offs is None) != (ranks == (3, 3)) or not (_lies_aligned(self) and _lies_aligned(mat2)):
         raise Decline("offsets or layouts that ATen refuses")
     rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize

@@ -255,6 +255,16 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
             product(a, b, a.new_empty(2, 100, 100, dtype=_RESULTS.get(dtype, dtype)))
         every = tuple(itertools.chain(*_KINDS.values()))
         yield f"{dtype} of outer products of {K}", found[0], every if full else every[::4]
+    # A single row or column, and an addend of each kind, of products without terms.
+    for dtype, (M, N) in itertools.product(_SIZED.values(), ((100, 100), (1, 100), (100, 1))[: 1 + 2 * full]):
+        a, b = torch.empty(2, M, 0, dtype=dtype), torch.empty(2, 0, N, dtype=dtype)
+        out = a.new_empty(2, M, N, dtype=_RESULTS.get(dtype, dtype))
+        for addend in (None, out, out[:1, :1]):
+            with _noting() as found:
+                product(a, b, out, addend=addend, beta=0.5)
+            every = tuple(itertools.chain(*_KINDS.values()))
+            label = f"{dtype} of a product of {M} by 0 by {N}, added {addend is not None and tuple(addend.shape)}"
+            yield label, found[0], every if full else every[::4]
 
 
 def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:

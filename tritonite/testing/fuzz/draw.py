@@ -16,6 +16,7 @@ from tritonite.catalog.names import overload_named
 from tritonite.catalog.schema import is_out, schemas
 from tritonite.testing.samples import DRAWN, samples
 from tritonite.testing.samples.facts import NAN_UNDEFINED
+from tritonite.testing.samples.matmul import shapes_of
 
 _DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8),
@@ -24,6 +25,8 @@ _DTYPES = (
 _RARE_DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32)
 _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
 _MOST_ELEMENTS = 2048
+# Sizes and factors of products: no terms, one row, one column, and what fills no tile.
+_PRODUCT_SIZES, _PRODUCT_FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -127,7 +130,9 @@ class Drawer:
     def draw(self) -> Call:
         """The call."""
         self.unchecked = self.op.overload.startswith(_UNCHECKED)
-        call = self._from_sample() if self.unchecked or self._chance(0.5) else None
+        call = self._product() if self.op.family == "matmul" and self._chance(0.3) else None
+        if call is None and (self.unchecked or self._chance(0.5)):
+            call = self._from_sample()
         if call is None:
             call = Call(self.op, {a.name: self._argument(a) for a in self.op.schema.arguments if not is_out(a)})
         call = self._answered(call)
@@ -275,6 +280,24 @@ class Drawer:
         if kind == "Generator":
             return torch.Generator(self.device).manual_seed(self.random.randrange(2**32))
         raise NotImplementedError(f"{self.op.overload}: an argument of type {kind}")
+
+    def _product(self) -> Call | None:
+        """A product of operands that fit, many of which are empty, and of factors of 0."""
+        batches, sizes = self._pick((0, 1, 1, 3)), [self._pick(_PRODUCT_SIZES) for _ in range(3)]
+        shapes = shapes_of(self.op.packet, batches, *sizes)
+        if not shapes:
+            return None
+        arguments = {}
+        for argument in self.op.schema.arguments:
+            if is_out(argument):
+                continue
+            if argument.name in shapes:
+                arguments[argument.name] = self._tensor(shapes[argument.name], self.dtype)
+            elif argument.name in ("alpha", "beta"):
+                arguments[argument.name] = self._pick(_PRODUCT_FACTORS)
+            else:
+                arguments[argument.name] = self._argument(argument)
+        return Call(self.op, arguments)
 
     def _from_sample(self) -> Call | None:
         """A sample of the family, some of its arguments changed."""
