@@ -18,7 +18,7 @@ def shapes_of(packet: str, batches: int, M: int, N: int, K: int) -> dict[str, tu
     """Shapes of the tensors of a product by their names in the schema, for (batches, M, K) times (batches, K, N)."""
     first, second, result = (M, K), (K, N), (M, N)
     every_first, every_second = (batches, *first), (batches, *second)
-    return {
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
         "mm": {"self": first, "mat2": second},
         "_int_mm": {"self": first, "mat2": second},
         "bmm": {"self": every_first, "mat2": every_second},
@@ -31,7 +31,8 @@ def shapes_of(packet: str, batches: int, M: int, N: int, K: int) -> dict[str, tu
         "addbmm": {"self": result, "batch1": every_first, "batch2": every_second},
         "dot": {"self": (K,), "tensor": (K,)},
         "vdot": {"self": (K,), "other": (K,)},
-    }.get(packet, {})
+    }
+    return shapes.get(packet, {})
 
 
 def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
@@ -172,7 +173,7 @@ def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @facts.drawn("baddbmm")
 def _finite_where_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Batches that a factor of 0 excludes are finite: on the CPU ATen multiplies a few elements by 0, and BLAS does not."""
+    """Make batches finite where alpha is 0: on the CPU ATen multiplies small ones by it, and BLAS ignores them."""
     if devices.current.type != "cpu" or arguments.get("alpha") != 0:
         return arguments
     batches = {name: arguments[name] for name in ("batch1", "batch2")}
