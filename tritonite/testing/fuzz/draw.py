@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.catalog import Op
@@ -311,6 +312,8 @@ class Drawer:
         arguments = {**dict(zip(positional, sample.args, strict=False)), **sample.kwargs}
         if self.dtype not in _DTYPES:
             arguments = Call(self.op, arguments).map(self._converted).arguments
+        if (sizes := sizes_of(arguments)) and not self.unchecked and self._chance(0.1):
+            arguments = with_size(arguments, self._pick(sizes), self._pick((0, 0, 1)))
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         if tensors:
             self.shape = tuple(tensors[0].shape)
@@ -389,6 +392,28 @@ class Drawer:
                 # A part of its memory: the first elements, or all but the first.
                 outs[name] = like[:-1] if self._chance(0.5) else like[1:]
         return outs
+
+
+def sizes_of(arguments: dict[str, Any]) -> list[int]:
+    """Sizes of 2 and more that the dimensions of a call's tensors have, in ascending order."""
+    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+    return sorted({size for x in tensors for size in x.shape if size > 1})
+
+
+def with_size(arguments: dict[str, Any], size: int, made: int) -> dict[str, Any]:
+    """The arguments with every dimension of `size` elements cut to its first `made`, and equal items of lists changed."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            for dim, extent in enumerate(value.shape):
+                if extent == size:
+                    value = value.narrow(dim, 0, made)
+            return value
+        if isinstance(value, (list, tuple)):
+            return [made if type(item) is int and item == size else cut(item) for item in value]
+        return value
+
+    return {name: cut(value) for name, value in arguments.items()}
 
 
 def _is_number(argument: Any) -> bool:
