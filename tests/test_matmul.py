@@ -604,6 +604,22 @@ def test_offsets_beyond_32_bits():
     check(matmul.mm(a, b)[0], torch.mm, a.clone(), b)
 
 
+@pytest.mark.parametrize("ends", [(5, 8, 32), (0, 40, 50), (20, 20, 20)])
+def test_groups_end_within_their_rows(ends):
+    """Wherever offsets say that they end, nothing beyond the rows is read or written."""
+    a = normal(24, 48, dtype=torch.float16)
+    offs = torch.tensor(ends, dtype=torch.int32, device=tritonite.device)
+    matrices, rows = normal(3, 16, 16, dtype=torch.float16), torch.full((24, 16), 7.0, dtype=torch.float16)
+    rows = rows.to(tritonite.device)
+    product.grouped_product(a[:20, :16], matrices, offs, rows[:20], "ieee")
+    for begin, end, matrix in zip((0, *ends), ends, matrices, strict=False):
+        check(rows[begin : min(end, 20)], torch.mm, a[begin : min(end, 20), :16], matrix)
+    assert (rows[20:] == 7).all()
+    (sums,) = matmul._grouped_mm(a[:16, :24], a[:, 32:], offs, None, None)
+    for begin, end, actual in zip((0, *ends), ends, sums, strict=False):
+        check(actual, torch.mm, a[:16, begin : min(end, 24)], a[begin : min(end, 24), 32:])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("ends", [(40, 40, 107, 200), (0, 0, 0, 200), (8, 16, 24, 32)])
 def test_groups(dtype, ends, use):

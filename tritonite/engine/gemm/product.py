@@ -629,6 +629,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
         _descriptor(b, config.BLOCK_K, config.BLOCK_N),
         *(out, ends),
         out_strides=work.out.stride(),
+        M=a.shape[0],
         N=N,
         K=K,
         programs=programs,

@@ -59,6 +59,12 @@ def _block_of_b(columns, column_mask, inner, inner_stride, end, EVERY: tl.conste
     return tl.load(columns + (inner * inner_stride)[:, None], mask=mask, other=0.0)
 
 
+@triton.jit
+def _within(end, size):
+    """Clamp the end of a group, which callers choose freely, to 0 and `size`."""
+    return tl.minimum(tl.maximum(end, 0), size)
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "steps"])
 def multiply(
@@ -150,8 +156,8 @@ def multiply(
     begin = tl.program_id(1).to(INDEX) * steps * BLOCK_K
     end = tl.minimum(begin + steps * BLOCK_K, K)
     if ends is not None:
-        begin = tl.load(ends + batch - 1, mask=batch > 0, other=0).to(INDEX)
-        end = tl.load(ends + batch).to(INDEX)
+        begin = _within(tl.load(ends + batch - 1, mask=batch > 0, other=0), K).to(INDEX)
+        end = _within(tl.load(ends + batch), K).to(INDEX)
     a_first, b_first, column_apart = a, b, b_column * COLUMNS_APART
     if APART > 0:
         # How much of K is before 16 bytes of the columns, and how much is in blocks behind that.
@@ -453,23 +459,24 @@ def multiply_persistent(
 
 
 @triton.jit
-def _tiles_of_groups(ends, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, MULTIPLE: tl.constexpr):
-    """For each group the first row and the end, and its first tile and the count; tiles start at a MULTIPLE."""
+def _tiles_of_groups(ends, M, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, MULTIPLE: tl.constexpr):
+    """For each group of M rows the first row and the end, its first tile and the count; tiles start at a MULTIPLE."""
     lane = tl.arange(0, LANES)
-    end = tl.load(ends + lane, mask=lane < GROUPS, other=0)
-    begin = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < GROUPS), other=0)
+    end = _within(tl.load(ends + lane, mask=lane < GROUPS, other=0), M)
+    begin = _within(tl.load(ends + lane - 1, mask=(lane > 0) & (lane < GROUPS), other=0), M)
     tiles = tl.where(begin < end, tl.cdiv(end - begin // MULTIPLE * MULTIPLE, BLOCK_M), 0)
     return begin, end, tl.cumsum(tiles, axis=0) - tiles, tiles
 
 
 @libentry()
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["M", "programs"])
 def multiply_groups(
     a,
     b,
     out,
     ends,
     out_strides,
+    M,
     N,
     K,
     programs,
@@ -489,7 +496,7 @@ def multiply_groups(
 ):
     """As `multiply_persistent`, where rows of `a` are in groups, which have a matrix of `b` each and end at `ends`."""
     wait_for_previous_launch()
-    begin, end, first, tiles = _tiles_of_groups(ends, GROUPS, LANES, BLOCK_M, MULTIPLE)
+    begin, end, first, tiles = _tiles_of_groups(ends, M, GROUPS, LANES, BLOCK_M, MULTIPLE)
     tiles_m, tiles_n = tl.sum(tiles, axis=0), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, programs, flatten=True):
         row, column = place(tile, tiles_m, tiles_n, GROUP_M)
