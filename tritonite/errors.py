@@ -87,6 +87,15 @@ class NoGradient(TritoniteError):
     )
 
 
+class CapturedInPart(TritoniteError):
+    """Raised while a CUDA graph is captured, by a call that writes into its arguments and can no longer decline."""
+
+    template = (
+        "the kernel {kernel} is not compiled, nothing is compiled while a CUDA graph is captured, and a part of the "
+        "call has been captured already. Make the call once before the capture."
+    )
+
+
 # Why a call is declined that a kernel could serve.
 ATEN_IS_FASTER = "ATen is faster here"
 

@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import devices, dtypes
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Symbol, value_of
-from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.errors import CapturedInPart, Decline, InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.locks import brief, fork_safe_lock
 
@@ -233,6 +233,7 @@ class Launch:
         pointers = tuple([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in operands])
         arguments = (*self._leading, pointers, tuple([out.data_ptr() for out in outs]), *self._fixed)
         metadata = None if enter is None else self.compiled.launch_metadata((grid, 1, 1), stream, *arguments)
+        call.note_launch()
         self._run(grid, 1, 1, stream, *self._packed, metadata, enter, exit_, *arguments)
 
     def _replay(self, values: list[Any], grid: tuple[int, ...]) -> None:
@@ -305,12 +306,19 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
     kernel = specialization.compiled.get(device_index)
     if kernel is None:
         if torch.cuda.is_current_stream_capturing():
-            raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
+            _decline_to_compile(specialization.kernel)
         with torch.cuda.device(device_index):
             kernel = specialization.compile(driver.active.get_current_target())
             kernel._init_handles()
         specialization.compiled[device_index] = kernel
     return kernel
+
+
+def _decline_to_compile(kernel: Any) -> None:
+    """Leave a call to ATen whose kernel is not compiled yet. Raises CapturedInPart where that would do a part twice."""
+    if call.has_written():
+        raise CapturedInPart(kernel=getattr(kernel, "__name__", repr(kernel)))
+    raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
 
 
 def libentry(fn: Any = None) -> Any:
@@ -399,6 +407,7 @@ class LibEntry(KernelInterface):
         enter, exit_ = _hooks()
         values = bound.values()
         metadata = None if enter is None else kernel.launch_metadata(size, stream, *values)
+        call.note_launch()
         kernel.run(*size, stream, kernel.function, kernel.packed_metadata, metadata, enter, exit_, *values)
         return kernel
 
@@ -458,7 +467,8 @@ class LibEntry(KernelInterface):
         recorder = call.recorder()
         # Who launches a kernel of their own has nothing to leave the call to: it compiles, as Triton would.
         if call.in_host_function() and torch.cuda.is_current_stream_capturing():
-            raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)
+            _decline_to_compile(self.jit)
+        call.note_launch()
         with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):

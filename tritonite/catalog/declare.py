@@ -13,11 +13,14 @@ import triton
 
 from tritonite import devices, dtypes
 from tritonite.catalog.schema import (
+    enumeration,
     has_kernel,
     has_lazy_bits,
     is_out,
+    outgrows_storage,
     packet_names,
     python_name,
+    raise_if_outgrown,
     schemas,
     takes_numbers,
 )
@@ -141,6 +144,11 @@ class Op:
         return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 
     @functools.cached_property
+    def writes(self) -> bool:
+        """Whether it writes into any argument, running statistics included, of which not every schema tells."""
+        return bool(self.written) or "running_mean" in self.names
+
+    @functools.cached_property
     def slots(self) -> tuple[int, ...]:
         """For each argument of the schema what a recorded call knows of numbers that it is given.
 
@@ -161,6 +169,12 @@ class Op:
     def positional(self) -> int:
         """How many arguments come before those."""
         return len(self.schema.arguments) - len(self.keywords)
+
+    @functools.cached_property
+    def enumerations(self) -> tuple[tuple[int, str, type], ...]:
+        """The place, name and class of each argument of the schema that is a dtype, a layout or a memory format."""
+        classes = ((i, argument.name, enumeration(argument)) for i, argument in enumerate(self.schema.arguments))
+        return tuple((i, name, kind) for i, name, kind in classes if kind is not None)
 
     @functools.cached_property
     def may_see_lazy_bits(self) -> bool:
@@ -219,6 +233,15 @@ class Op:
 
     def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """What a call returns, as a sequence also where it is one tensor."""
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if outgrows_storage(value):
+                if self.declaration.library is not None:
+                    raise_if_outgrown(value)
+                raise Decline("a tensor that needs more memory than its storage has")
+        for i, name, kind in self.enumerations:
+            given = args[i] if i < len(args) else kwargs.get(name)
+            if given is not None and type(given) is not kind:
+                raise Decline("a dtype, layout or memory format that is given as something else")
         if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
             raise Decline("a tensor that is conjugated or negated when it is read")
         if self.declaration.tensors_only:
@@ -228,11 +251,11 @@ class Op:
         if self.declaration.library is not None and settings().faster_only:
             # Behind it is nothing that could be faster.
             with under(settings()._replace(faster_only=False)):
-                return run_host(self.declaration.host, *self.bind(args, kwargs))
+                return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes)
         if self.slower_dtypes:
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             decline_if_slower(first is not None and first.dtype in self.slower_dtypes)
-        return run_host(self.declaration.host, *self.bind(args, kwargs))
+        return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes)
 
 
 def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:

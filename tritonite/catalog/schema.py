@@ -33,6 +33,48 @@ def has_lazy_bits(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
+def outgrows_storage(value: Any) -> bool:
+    """Whether a tensor, or one in a list, needs more memory than its storage has, which `resize_` may have freed."""
+    if isinstance(value, (list, tuple)):
+        return any(map(outgrows_storage, value))
+    if not isinstance(value, torch.Tensor):
+        return False
+    try:
+        held = value.untyped_storage().nbytes()
+    except NotImplementedError:
+        # It has none, as a sparse tensor.
+        return False
+    if held >= value.nbytes and value.is_contiguous() and not value.storage_offset():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.numel() > 0 and (value.storage_offset() + last + 1) * value.itemsize > held
+
+
+def raise_if_outgrown(value: Any) -> None:
+    """Raise PyTorch's error for a tensor that needs more memory than its storage has, or for one in a list."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            raise_if_outgrown(item)
+    elif outgrows_storage(value):
+        # As a view, which PyTorch checks against the storage.
+        value.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+_ENUMERATIONS = {
+    "ScalarTypeType": torch.dtype,
+    "LayoutType": torch.layout,
+    "MemoryFormatType": torch.memory_format,
+}
+
+
+def enumeration(argument: Any) -> type | None:
+    """The class of what a schema's argument takes if that is a dtype, a layout or a memory format."""
+    kind = argument.real_type
+    while kind.kind() == "OptionalType":
+        kind = kind.getElementType()
+    return _ENUMERATIONS.get(kind.kind())
+
+
 def overload_name(operator: Any) -> str:
     """What the catalog calls a torch.ops.OpOverload: "add.Tensor", "relu", "tritonite::silu_and_mul"."""
     name, overload = operator._schema.name.removeprefix("aten::"), operator._schema.overload_name

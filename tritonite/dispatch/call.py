@@ -49,6 +49,11 @@ class Settings(NamedTuple):
 class _Local(threading.local):
     recorder: Any = None
     in_host_function = False
+    # Whether the host function is of an operator that writes into arguments, and has launched a kernel.
+    writes = False
+    launched = False
+    # The devices that this thread has a cuBLAS handle for.
+    blas: frozenset[torch.device] = frozenset()
     inside_kernel = False
     settings: Settings | None = None
 
@@ -90,13 +95,45 @@ def in_host_function() -> bool:
     return _local.in_host_function
 
 
-def run_host(host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """What a host function returns. Raises Decline where it does."""
-    outer, _local.in_host_function = _local.in_host_function, True
+def note_launch() -> None:
+    """Note that this thread's host function has launched a kernel."""
+    _local.launched = True
+
+
+def has_written() -> bool:
+    """Whether this thread's host function may have written into arguments, so that it can no longer decline."""
+    return _local.writes and _local.launched
+
+
+def run_host(
+    host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor], writes: bool
+) -> Sequence[Any]:
+    """Return what a host function does, of an operator that `writes` into arguments or not. Raises Decline as it does."""
+    outer = _local.in_host_function, _local.writes, _local.launched
+    _local.in_host_function, _local.writes, _local.launched = True, writes, False
     try:
         return host(values, outs)
     finally:
-        _local.in_host_function = outer
+        _local.in_host_function, _local.writes, _local.launched = outer
+
+
+def is_capturing() -> bool:
+    """Whether this thread's current stream is captured into a CUDA graph."""
+    return devices.current.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def prepare_blas(device: torch.device) -> None:
+    """Have PyTorch make this thread's cuBLAS handle for a device, as ATen's first product does.
+
+    ATen's products are captured into a CUDA graph in place of kernels that are not compiled, and no handle can be made
+    during a capture.
+    """
+    if device.type == "cpu" or device in _local.blas or is_capturing():
+        return
+    if _local.recorder is None or not _local.recorder.dry:
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()
+        _local.blas |= {device}
 
 
 def settings_of(faster_only: bool = True, invariant: bool = False) -> Settings:

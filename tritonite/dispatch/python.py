@@ -12,12 +12,13 @@ from torch.autograd import profiler
 
 from tritonite import devices, launch, stats
 from tritonite.catalog import Op
-from tritonite.dispatch.call import Number, Settings, under
+from tritonite.dispatch.call import Number, Settings, is_capturing, under
 from tritonite.dispatch.opaque import opaque
 from tritonite.dispatch.plan import record
 from tritonite.errors import Decline, Unsupported
 
 _NUMBERS = (bool, int, float)
+_FIRST_IN_CAPTURE = "a first call that writes into its arguments while a CUDA graph is captured"
 
 
 class _InForce:
@@ -97,8 +98,14 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
     """
     counts = stats.counts_of(op.overload)
 
+    # A part of such a call may be captured before a kernel is met that is not compiled, and ATen would do that again.
+    writes = op.writes and op.declaration.library is None
+
     @opaque
     def call(values: list[Any], settings: int) -> tuple[Any, ...]:
+        if writes and is_capturing():
+            counts.tell(_FIRST_IN_CAPTURE)
+            return "declined", _FIRST_IN_CAPTURE, False
         try:
             # Those of the key: another thread may have put others in force since.
             with under(Settings.of_bits(settings)):

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import operator, pointwise
-from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, zero_or_one
+from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, prepare_blas, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
@@ -277,6 +277,7 @@ def dot(self, tensor, outs=()):
     dtype = self.dtype
     if dtype not in FLOATS or tensor.dtype is not dtype or self.dim() != 1 or self.shape != tensor.shape:
         raise Decline("operands of other dtypes or sizes")
+    prepare_blas(self.device)
     return reduced(_DOT, (self, tensor), None, False, (dtype,), outs, opmath(dtype))
 
 

@@ -58,6 +58,9 @@ uint64_t bits_of(double value) {
   return bits;
 }
 
+// Why ATen serves a call with a tensor whose storage was freed or made smaller by `resize_`: it raises what it raises.
+constexpr const char* kLargerThanStorage = "a tensor that needs more memory than its storage has";
+
 bool is_number(const State& state, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return impl->is_cpu() && (impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && tensor.dim() == 0));
@@ -108,6 +111,10 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
   }
   const uint64_t dtype = static_cast<uint64_t>(tensor.scalar_type()) << 8;
   if (is_number(state, tensor)) {
+    if (impl->has_storage() && tensor.const_data_ptr() == nullptr) {
+      call.declined = kLargerThanStorage;
+      return false;
+    }
     words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
     if (slot == 1) return true;
     const Number number = number_of(tensor);
@@ -136,9 +143,16 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
       static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 33 |
       static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 34 | static_cast<uint64_t>(impl->dim()) << 40);
   const auto sizes = impl->sizes(), strides = impl->strides();
+  int64_t end = impl->storage_offset() + 1;
   for (size_t i = 0; i < sizes.size(); ++i) {
     words.push_back(sizes[i]);
     words.push_back(strides[i]);
+    end += (sizes[i] - 1) * strides[i];
+  }
+  const auto bytes = static_cast<uint64_t>(end) * impl->itemsize();
+  if (impl->numel() != 0 && C10_UNLIKELY(bytes > impl->unsafe_storage().nbytes() || pointer == 0)) {
+    call.declined = kLargerThanStorage;
+    return false;
   }
   return true;
 }

@@ -23,6 +23,19 @@ c10::TypeKind kind_of(const c10::Argument& argument) {
   return type->kind();
 }
 
+// Whether an argument is an int that names no dtype, layout or memory format of PyTorch's.
+bool names_nothing(const IValue& value, const c10::Argument& argument) {
+  if (!value.isInt()) return false;
+  int64_t count = 0;
+  switch (kind_of(argument)) {
+    case c10::TypeKind::ScalarTypeType: count = static_cast<int64_t>(at::ScalarType::Undefined); break;
+    case c10::TypeKind::LayoutType: count = static_cast<int64_t>(at::Layout::NumOptions); break;
+    case c10::TypeKind::MemoryFormatType: count = static_cast<int64_t>(at::MemoryFormat::NumOptions); break;
+    default: return false;
+  }
+  return value.toInt() < 0 || value.toInt() >= count;
+}
+
 // A layout as Python has it. PyTorch's own conversion gives nothing before 2.13.
 py::object python_of(at::Layout layout) {
   const char* name = layout == at::kStrided     ? "strided"
@@ -277,24 +290,34 @@ class ProfiledRange {
   std::optional<at::RecordFunction> range;
 };
 
+// Counts a call that ATen serves, for this key from now on where the call is `keyed`.
+void decline(State& state, const Call& call, bool keyed, const std::string& reason) {
+  auto* counter = reason_counter(state, reason);
+  counter->fetch_add(1, std::memory_order_relaxed);
+  if (keyed) leave_to_aten(state, call, counter);
+}
+
 // Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
 // It is kept for calls of this key only where the call is `keyed`.
 bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arguments) {
+  const auto& schema = state.handle.schema();
+  const IValue* first = stack->data() + (stack->size() - arguments);
+  for (size_t i = 0; i < arguments; ++i) {
+    if (!names_nothing(first[i], schema.arguments()[i])) continue;
+    TORCH_CHECK(state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", first[i].toInt(), ", which names nothing");
+    decline(state, call, keyed, "an integer that names no dtype, layout or memory format");
+    return false;
+  }
   py::gil_scoped_acquire gil;
   py::list values;
-  const auto& schema = state.handle.schema();
-  for (size_t i = 0; i < arguments; ++i) {
-    values.append(to_python((*stack)[stack->size() - arguments + i], schema.arguments()[i]));
-  }
+  for (size_t i = 0; i < arguments; ++i) values.append(to_python(first[i], schema.arguments()[i]));
   const auto outcome = [&] {
     const ProfiledRange range(state);
     return py::handle(state.record)(values, call.settings).cast<py::tuple>();
   }();
   const auto kind = outcome[0].cast<std::string>();
   if (kind == "declined") {
-    auto* counter = reason_counter(state, outcome[1].cast<std::string>());
-    counter->fetch_add(1, std::memory_order_relaxed);
-    if (keyed && outcome[2].cast<bool>()) leave_to_aten(state, call, counter);
+    decline(state, call, keyed && outcome[2].cast<bool>(), outcome[1].cast<std::string>());
     return false;
   }
   if (keyed && !outcome[2].is_none()) insert(state, call, plan_of(outcome[2], schema));

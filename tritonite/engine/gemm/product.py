@@ -11,7 +11,16 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, decline_if_slower, empty, empty_strided, fusion, settings, zero_or_one
+from tritonite.dispatch.call import (
+    Number,
+    decline_if_slower,
+    empty,
+    empty_strided,
+    fusion,
+    prepare_blas,
+    settings,
+    zero_or_one,
+)
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.gemm import choose, hopper, pointers
 from tritonite.engine.gemm.hopper_parts import multiply_in_parts
@@ -148,6 +157,7 @@ def product(
     """
     if not out.numel():
         return
+    prepare_blas(out.device)
     shape = out.shape
     added = None if addend is None else addend.expand(shape)
     alpha, beta = [number if isinstance(number, Number) else float(number) for number in (alpha, beta)]
@@ -616,6 +626,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     groups, K, N = b.shape
     if not (out.numel() and groups):
         return
+    prepare_blas(out.device)
     work = _Work(a.unsqueeze(0), b, out.unsqueeze(0), _NOTHING, 1, ends, precision, False)
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
