@@ -1,5 +1,7 @@
 """The contract between a call and its host function, through the native dispatcher and through Python."""
 
+import contextlib
+
 import pytest
 import torch
 import triton
@@ -7,8 +9,11 @@ import triton.language as tl
 
 import tritonite
 from tritonite import devices
-from tritonite.dispatch import call, override
-from tritonite.errors import Decline
+from tritonite.dispatch import call, override, python
+from tritonite.engine.gemm import product
+from tritonite.errors import CapturedInPart, Decline
+from tritonite.ops import matmul
+from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
 
 BLOCK = 64
@@ -355,6 +360,60 @@ def test_memory_formats_and_layouts_are_as_pytorch_hands_them_on(device):
     ]
 
 
+def _answer(function, *args, **kwargs):
+    try:
+        return function(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# float32, float64, and the last of PyTorch's, which is none.
+@pytest.mark.parametrize("number", [6, 7, 46])
+def test_dtypes_may_be_ints(number, path, device):
+    aten, x = torch.ops.aten, torch.arange(6.0, device=device).view(2, 3)
+    calls = [
+        lambda: aten.sum(x, dtype=number),
+        lambda: aten.cumsum(x, 1, dtype=number),
+        lambda: aten.full([2], 3, dtype=number, device=device),
+    ]
+    for make in calls:
+        expected = _answer(make)
+        with tritonite.use_gems():
+            found = [_answer(make) for _ in range(2)]
+        for each in found:
+            if isinstance(expected, str):
+                # Its text is that of the operator that ATen's kernel calls first.
+                assert isinstance(each, str) and (path == "python" or each[:13] == expected[:13] == "RuntimeError:")
+            else:
+                assert each.dtype is expected.dtype and torch.equal(each, expected)
+
+
+def test_direct_calls_take_ints_for_enumerations_as_aten_does(device):
+    x = torch.randn(2, 3, 4, 5, device=device)
+    assert tritonite.ops.sum(x, dtype=7).dtype is torch.float64
+    for number in (-1, 2, 100):
+        own, aten = (packets.clone(x, memory_format=number) for packets in (tritonite.ops, torch.ops.aten))
+        assert torch.equal(own, aten) and own.stride() == aten.stride()
+    expected, found = (_answer(packets.zeros_like, x, layout=100) for packets in (torch.ops.aten, tritonite.ops))
+    assert found == expected == "RuntimeError: Unknown layout"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, op in tritonite.overloads().items() if op.enumerations and op.has_place]
+)
+def test_host_functions_see_no_ints_for_enumerations(name, device):
+    op = tritonite.overloads()[name]
+    sample = next(iter(samples(op, op.declaration.accepts[0], device)))
+    for place, argument, _ in op.enumerations:
+        args, kwargs = list(sample.args), dict(sample.kwargs)
+        if place < len(args):
+            args[place] = 5
+        else:
+            kwargs[argument] = 5
+        with pytest.raises(Decline, match="given as something else"):
+            op.results(tuple(args), kwargs | dict.fromkeys(op.out_names))
+
+
 def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(device, monkeypatch):
     @tritonite.libentry
     @triton.jit
@@ -380,6 +439,78 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
         assert tritonite.stats()["constant_pad_nd"].declined == {reason: 2} and len(runs) == 2
     # No operator's host function runs here, so that there is nothing to decline to.
     assert torch.equal(host(x, pad, 2.0), x + 1)
+
+
+def _compiling(monkeypatch, kernel, device):
+    """As on a GPU while a graph is captured: no kernel is known yet, and the first launch goes through decorators."""
+    if device == "cpu":
+        monkeypatch.setattr(type(kernel), "_compiles", True)
+        monkeypatch.setattr(type(kernel), "_resolve", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(call, "is_capturing", lambda: True)
+    monkeypatch.setattr(python, "is_capturing", lambda: True)
+
+
+def test_a_first_call_in_a_capture_writes_nothing_twice(device, monkeypatch, path):
+    """One that writes into its arguments declines before it has launched anything, or raises an error after that."""
+
+    @tritonite.libentry
+    @triton.jit
+    def add_one(target, n, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        tl.store(target + index, tl.load(target + index, mask=index < n) + 1, mask=index < n)
+
+    launches = True
+
+    def host(x, other, alpha):
+        if launches:
+            call.note_launch()
+        add_one[(1,)](x, x.numel(), BLOCK=8)
+        return x
+
+    x, ones = torch.zeros(6, device=device), torch.ones(6, device=device)
+    with standing_in("add_.Tensor", host) as runs:
+        _compiling(monkeypatch, add_one, device)
+        if path == "python":
+            with pytest.raises(CapturedInPart, match="the kernel add_one is not compiled"):
+                x.add_(ones)
+            launches = False
+        for _ in range(2):
+            x.add_(ones)
+        (reason,) = tritonite.stats()["add_.Tensor"].declined
+        if path == "native":
+            assert reason == "a first call that writes into its arguments while a CUDA graph is captured" and not runs
+        else:
+            assert reason == "a kernel to compile while a CUDA graph is captured"
+    assert x.tolist() == [2.0] * 6
+    launches = True
+    with standing_in("add.Tensor", host):
+        # One that writes fresh memory alone may decline at any time.
+        assert torch.add(x, ones).tolist() == [3.0] * 6
+
+
+def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
+    made, first, second = [], torch.device("cuda", 0), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(made.append(device)))
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: made.append("handle"))
+    monkeypatch.setattr(call._local, "blas", frozenset())
+    monkeypatch.setattr(call, "is_capturing", lambda: True)
+    call.prepare_blas(first)
+    assert not made
+    monkeypatch.setattr(call, "is_capturing", lambda: False)
+    for device in (torch.device("cpu"), first, second, first, second):
+        call.prepare_blas(device)
+    assert made == [first, "handle", second, "handle"]
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "mv", "addmv", "baddbmm", "addbmm", "dot", "vdot"])
+def test_every_product_has_one_made(name, path, device, monkeypatch):
+    op, prepared = tritonite.overloads()[name], []
+    monkeypatch.setattr(product, "prepare_blas", prepared.append)
+    monkeypatch.setattr(matmul, "prepare_blas", prepared.append)
+    sample = next(iter(samples(op, torch.float32, device)))
+    op(*sample.args, **sample.kwargs)
+    assert prepared
 
 
 def test_negated_and_conjugated_tensors(device, replays):

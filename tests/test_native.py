@@ -16,9 +16,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
 from tritonite import launch
+from tritonite.catalog.names import overload_named
 from tritonite.dispatch import native, override, plan
 from tritonite.dispatch.call import random_state
 from tritonite.testing.judge import poisoned
+from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
 
 
@@ -135,6 +137,47 @@ def test_numbers_that_do_not_fit_go_to_aten(device):
     i = torch.arange(6, dtype=torch.int8, device=device)
     check("add.Tensor", lambda: i + 1, lambda: i + 1000, lambda: i + 2, replayed=1)
     assert tritonite.stats()["add.Tensor"].declined == {"number does not fit the dtype": 1}
+
+
+def outcome(function, *args, **kwargs):
+    """What a call returns, or the error that it raises as text."""
+    try:
+        return function(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+NUMBERED = [
+    (name, argument)
+    for name, op in tritonite.overloads().items()
+    for _, argument, kind in op.enumerations
+    if kind is not torch.dtype and op.has_place and not op.out_names
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), NUMBERED)
+def test_ints_that_name_nothing_go_to_aten(name, argument, device):
+    """Through Python PyTorch itself reads beyond its tables for them, before it calls a kernel."""
+    op, function = tritonite.overloads()[name], overload_named(name)
+    sample = next(iter(samples(op, torch.float32, device)))
+    for number in (-1, 100):
+        kwargs = {**sample.kwargs, argument: number}
+        torch.manual_seed(0)
+        expected, found = outcome(function, *sample.args, **kwargs), []
+        tritonite.reset_stats()
+        with tritonite.use_gems(include=[name if "." in name else f"{name}.default"]):
+            for _ in range(2):
+                torch.manual_seed(0)
+                found.append(outcome(function, *sample.args, **kwargs))
+        if argument == "memory_format":
+            # For a layout that there is not PyTorch's dispatcher looks for no kernel.
+            assert tritonite.stats()[name].declined == {"an integer that names no dtype, layout or memory format": 2}
+        for each in found:
+            if isinstance(expected, str):
+                assert each == expected
+                continue
+            assert each.stride() == expected.stride() and each.layout is expected.layout
+            torch.testing.assert_close(each, expected)
 
 
 def test_ambient_settings_are_in_the_key(device):
