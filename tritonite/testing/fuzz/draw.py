@@ -15,6 +15,7 @@ from tritonite import devices
 from tritonite.catalog import Op
 from tritonite.catalog.names import overload_named
 from tritonite.catalog.schema import is_out, schemas
+from tritonite.dispatch.override import native_dispatcher
 from tritonite.testing.samples import DRAWN, samples
 from tritonite.testing.samples.facts import NAN_UNDEFINED
 from tritonite.testing.samples.matmul import shapes_of
@@ -31,6 +32,9 @@ _PRODUCT_SIZES, _PRODUCT_FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+# Enumerations are ints to PyTorch's dispatcher. Of ints that name no dtype ATen reads beyond its tables.
+_DTYPE_NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 15)
+_FORMAT_NUMBERS, _LAYOUT_NUMBERS, _NAMELESS = (0, 1, 2, 3), (0,), (-1, 100)
 _OTHERS = (True, False, 1j, 2.5 + 0j)
 _INTEGERS = (0, 1, -1, 2, 3, -2, -3, 4, 5, -5, 7, 64, -100, 2**31, 2**40)
 _WORDS = ("none", "tanh", "floor", "trunc", "", "x", "Tanh", "mean")
@@ -229,6 +233,10 @@ class Drawer:
             return self._pick((1, 2, 0.5, 1.0, -1.5, 3))
         return self._pick(_OTHERS if self._chance(0.15) else _NUMBERS)
 
+    def _enumeration(self, known: tuple[int, ...]) -> int:
+        """An int for an enumeration; one that names nothing where PyTorch does not convert it for Python."""
+        return self._pick((*known, *_NAMELESS) if native_dispatcher() is not None else known)
+
     def _dim(self) -> int:
         rank = max(1, len(self.shape))
         return self.random.randrange(-rank, rank) if self._chance(0.85) else self._pick(_INTEGERS)
@@ -255,11 +263,11 @@ class Drawer:
         if kind == "str":
             return self._pick(_WORDS)
         if kind == "int" and name.endswith("dtype"):
-            return self._any_dtype()
+            return self._any_dtype() if self._chance(0.95) else self._pick(_DTYPE_NUMBERS)
         if name == "memory_format":
-            return self._pick(_FORMATS)
+            return self._pick(_FORMATS) if self._chance(0.9) else self._enumeration(_FORMAT_NUMBERS)
         if name == "layout":
-            return torch.strided
+            return torch.strided if self._chance(0.95) else self._enumeration(_LAYOUT_NUMBERS)
         if kind == "Device":
             return torch.device(self.device)
         if kind == "int":
