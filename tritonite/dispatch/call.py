@@ -108,7 +108,7 @@ def has_written() -> bool:
 def run_host(
     host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor], writes: bool
 ) -> Sequence[Any]:
-    """Return what a host function does, of an operator that `writes` into arguments or not. Raises Decline as it does."""
+    """Run a host function, of an operator that `writes` into arguments or not. Raises Decline where it does."""
     outer = _local.in_host_function, _local.writes, _local.launched
     _local.in_host_function, _local.writes, _local.launched = True, writes, False
     try:
