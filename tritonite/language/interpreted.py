@@ -57,6 +57,17 @@ def to_float8(builder: object, source: TensorHandle, type_: tl.dtype, rounding: 
     return TensorHandle(wide.to(_FLOAT8[type_.scalar]).view(torch.uint8).numpy(), type_.scalar)
 
 
+def arithmetic(builder: Any, lhs: TensorHandle, rhs: TensorHandle, function: Callable[..., Any]) -> TensorHandle:
+    """Apply a function of two blocks; of bfloat16 in float32, rounded once. The interpreter's own takes their bits."""
+    own = type(builder).binary_op
+    if lhs.dtype.scalar != tl.bfloat16 or rhs.dtype.scalar != tl.bfloat16:
+        return own(builder, lhs, rhs, function)
+    found = function(*[cast(builder, operand, tl.float32).data for operand in (lhs, rhs)])
+    if found.dtype == np.bool_:
+        return TensorHandle(found, tl.int1)
+    return cast(builder, TensorHandle(found, tl.float32), tl.bfloat16)
+
+
 def dot(
     builder: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, precision: object, imprecise: int
 ) -> TensorHandle:
