@@ -505,3 +505,39 @@ def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
     with call.under(call.settings_of()._replace(faster_only=True)), pytest.raises(Decline, match="ATen is faster here"):
         tritonite.overloads()[_CPU](*operands)
     tritonite.overloads()[_CPU](*operands)
+
+
+def _extreme(bias, row, column):
+    """The same bias with six rows, from `row` on, of the least and largest finite numbers and of -inf.
+
+    A row that one number fills has the mean of its values; one with the largest in a `column` has that column's value.
+    """
+    info = torch.finfo(bias.dtype)
+    bias[..., row, :] = info.min
+    bias[..., row + 1, :] = info.min
+    bias[..., row + 1, column] = -3.0
+    bias[..., row + 2, column] = info.max
+    bias[..., row + 3, :] = info.min
+    bias[..., row + 3, column] = -math.inf
+    bias[..., row + 4, :] = info.max
+    bias[..., row + 5, :] = -math.inf
+    bias[..., row + 5, column] = info.min
+    return bias
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_bias"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+        (torch.float16, torch.float32),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_biases_of_the_least_and_largest_numbers(small_tiles, dtype, of_bias):
+    far = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}[dtype]
+    bias = _extreme(_drawn(1, 2, 20, 24, dtype=of_bias), 3, 17)
+    _check(*_operands(dtype=dtype), bias=bias, far=far)
+    _check(*_operands(dtype=dtype), bias=_extreme(torch.zeros_like(bias), 0, 0), far=far, scale=-0.3)

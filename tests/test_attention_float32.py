@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 import warps
-from test_attention_hopper import BROADCASTS, by_definition, drawn, on_sm_90, problem, result, with_bias
+from test_attention_hopper import BROADCASTS, by_definition, drawn, on_sm_90, problem, result, with_bias, with_extremes
 from warps import Pointer, number
 
 import tritonite
@@ -85,7 +85,7 @@ def gradients(work, grad):
     seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=grad.device)
     seen = (seen.tril(work.diagonal) if work.causal else seen) & ~hidden
     added = 0 if work.bias is not None and work.bias.dtype is torch.bool else bias
-    out = (scores + added).masked_fill(~seen, -1e30).softmax(-1) * seen @ value
+    out = (scores + added).masked_fill(~seen, -1e300).softmax(-1) * seen @ value
     return torch.autograd.grad(out, [*own, bias], grad.double(), allow_unused=True)
 
 
@@ -148,7 +148,7 @@ def in_python(request, monkeypatch):
             self.names = list(kernel.jit.signature.parameters)
             # Its own last, whose functions have names that others' have, too.
             modules = hopper_parts, scores, place, of_queries, of_keys, float32_tiles, module
-            helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5}
+            helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5, "LOG2E": scores.LOG2E.value}
             self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)
 
         def __getitem__(self, grid):
@@ -231,6 +231,14 @@ def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
     check(work, float32_forward.attention, float32_backward.attention_backward)
 
 
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("in_python", [False], indirect=True, ids=["late"])
+def test_biases_of_the_least_and_largest_numbers(in_python):
+    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+    work = with_extremes(wide(B=1, S=80, T=100, H=2, causal=False), 61, 5)
+    check(work, float32_forward.attention, float32_backward.attention_backward)
+
+
 PACKED = [
     {"queries": [40, 0, 70, 3], "keys": [50, 30, 70, 100]},
     {"queries": [40, 66, 1], "keys": [50, 0, 33], "causal": True, "last": True, "logarithms": False, "ratio": 2},
@@ -269,6 +277,11 @@ def test_values(sizes):
 def test_values_beside_a_bias(sizes, broadcast):
     work = with_bias(wide(**sizes), "full" if broadcast == "mask" else broadcast)
     run(work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work)
+
+
+@on_sm_90
+def test_values_beside_biases_of_the_least_and_largest_numbers():
+    run(with_extremes(wide(S=300, T=301, causal=False), 120, 130))
 
 
 @on_sm_90

@@ -13,7 +13,8 @@ from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import forward
+from tritonite.engine.attention import forward, scores
+from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor
 from tritonite.engine.attention.place import by_length
@@ -68,6 +69,21 @@ def with_bias(work, broadcast="full", hidden=0.3):
     if bias.shape[2] > 1:
         bias[0, 0, 3] = bias[-1, -1, -1] = -math.inf
     return work._replace(bias=bias.expand(shape))
+
+
+def with_extremes(work, first, column, broadcast="heads"):
+    """The same with a bias whose rows, from `first` on, are what padding masks are made of.
+
+    Rows of the least finite number, of it but for one column, of the largest in one column and in all, and of -inf but
+    for one column of the least number.
+    """
+    bias = with_bias(work, broadcast, hidden=0).bias.nan_to_num(neginf=0).contiguous()
+    info = torch.finfo(bias.dtype)
+    bias[..., first : first + 2, :], bias[..., first + 3, :] = info.min, info.max
+    bias[..., first + 1, column], bias[..., first + 2, column] = -3, info.max
+    bias[..., first + 4, :], bias[..., first + 4, column] = -math.inf, info.min
+    rows = torch.nn.functional.pad(bias, (0, -bias.shape[3] % 16))
+    return work._replace(bias=rows[..., : bias.shape[3]])
 
 
 def result(work):
@@ -183,7 +199,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
     constants = ("ROWS", "LOG2E", "_LN2", "_COPYING", "_PAIRED_ROUNDS")
     kernel = warps.Kernel(
         hopper.attend_warp_specialized.jit.fn,
-        warps.device_functions(hopper),
+        warps.device_functions(scores, descriptors, hopper),
         at_once,
         # Which halves are a register's is the compiler's matter.
         _anew=lambda number: number,
@@ -283,16 +299,16 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tile):
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
-def test_the_least_numbers_hide_keys():
-    """As in ATen, a row that has nothing else is empty: times the logarithm of e these are infinite."""
-    work = with_bias(problem(S=80, dtype=torch.bfloat16, causal=False), "heads", hidden=0)
-    work = work._replace(bias=work.bias.nan_to_num())
-    work.bias[0, :, 5] = torch.finfo(torch.bfloat16).min
-    out, logsumexp = run(work, WarpSpecialized(128, 64, 2), False, True, empty="0")
-    assert out[0, :, 5].eq(0).all() and logsumexp[0, :, 5].eq(0).all()
-    expected, _ = by_definition(work)
-    rest = [i for i in range(80) if i not in (3, 5, 79)]
-    torch.testing.assert_close(out[:, :, rest].double(), expected[:, :, rest], atol=1.6e-2, rtol=1.6e-2)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_least_and_largest_numbers(dtype):
+    """A row of one number has the mean of its values; a column of the largest that column's value."""
+    work = with_extremes(problem(S=80, dtype=dtype, causal=False), 61, 5)
+    for tile in (TILES[1], TILES[4]):
+        out, logsumexp = run(work, tile, False, True, empty="0")
+        expected, logarithms = by_definition(work)
+        far = 1e-2 if dtype is torch.float16 else 1.6e-2
+        torch.testing.assert_close(out.double(), expected, atol=far, rtol=far)
+        torch.testing.assert_close(logsumexp[:, :, :80].double(), logarithms, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -486,6 +502,12 @@ def test_biases(D, broadcast, dtype):
     ):
         work = problem(S=S, T=T, D=D, causal=causal, diagonal=diagonal, dtype=dtype)
         check(with_bias(work, broadcast), "0")
+
+
+@on_sm_90
+@pytest.mark.parametrize("D", [64, 128, 80])
+def test_biases_of_the_least_and_largest_numbers(D):
+    check(with_extremes(problem(S=300, D=D, causal=False, dtype=torch.bfloat16), 120, 130), "0")
 
 
 @on_sm_90

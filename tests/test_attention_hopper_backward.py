@@ -16,15 +16,16 @@ from test_attention_hopper import (
     problem,
     result,
     with_bias,
+    with_extremes,
 )
 from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, place
+from tritonite.engine.attention import backward, place, scores
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
-from tritonite.engine.attention.hopper import of_keys, of_queries
+from tritonite.engine.attention.hopper import descriptors, of_keys, of_queries
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.tune import attention as table
 from tritonite.tune.attention import Ring, WarpSpecializedBackward
@@ -41,7 +42,7 @@ def by_definition(work, grad):
     if work.bias is not None:
         seen = seen & ~work.bias.isneginf()
         scores = scores + work.bias.double().nan_to_num(neginf=0)
-    out = scores.masked_fill(~seen, -1e30).softmax(-1) * seen @ value
+    out = scores.masked_fill(~seen, -1e300).softmax(-1) * seen @ value
     logarithms = scores.masked_fill(~seen, -torch.inf).logsumexp(-1).detach()
     return out.detach(), logarithms, torch.autograd.grad(out, wide, grad.double())
 
@@ -129,7 +130,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
             self.names = list(kernel.jit.signature.parameters)
             self.kernel = warps.Kernel(
                 kernel.jit.fn,
-                warps.device_functions(of_queries, of_keys, place),
+                warps.device_functions(scores, descriptors, of_queries, of_keys, place),
                 at_once,
                 # Which registers hold an operand is the compiler's matter.
                 in_halves=lambda tile, dtype, total: tile.to(dtype),
@@ -234,6 +235,21 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
             torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
 
 
+@pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tiles", TILES[:2])
+def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
+    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+    work = with_extremes(problem(S=80, T=90, causal=False, dtype=dtype), 61, 5)
+    grad = drawn(2, 4, 80, 64, dtype=dtype)
+    out, logarithms, expected = by_definition(work, grad)
+    grads = tuple([torch.full_like(x, math.nan) for x in work[:3]])
+    run(work, tiles, grad, out.to(dtype), logarithms.float(), grads, False)
+    far = 1e-2 if dtype is torch.float16 else 6e-2
+    for own, exact in zip(grads, expected, strict=True):
+        torch.testing.assert_close(own.double(), exact, atol=far, rtol=far)
+
+
 def check(work, far=None):
     """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
     far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
@@ -295,6 +311,12 @@ def test_biases(D, V, broadcast, dtype):
     ):
         work = problem(S=S, T=T, D=D, V=V, causal=causal, diagonal=diagonal, dtype=dtype)
         check(with_bias(work, broadcast))
+
+
+@on_sm_90
+@pytest.mark.parametrize("D", [64, 128])
+def test_biases_of_the_least_and_largest_numbers(D):
+    check(with_extremes(problem(S=300, D=D, causal=False, dtype=torch.bfloat16), 120, 130))
 
 
 @on_sm_90

@@ -283,6 +283,8 @@ IN_PARTS = Tile(32, 32)
 # So many programs for keys are in a multiprocessor as a rule; with as many registers as leave room for one more, which
 # the assembler moves to memory in part, each takes longer in proportion.
 _USUAL_RESIDENT, _MORE_RESIDENT = 2, 3
+# The registers of a thread where programs of float32's gradients have room for one more.
+REGISTERS_OF_MORE = _registers(IN_PARTS.num_warps * 32 * _MORE_RESIDENT)
 
 
 def registers_for_keys(programs: int, multiprocessors: int) -> int | None:
@@ -296,7 +298,7 @@ def registers_for_keys(programs: int, multiprocessors: int) -> int | None:
         return resident * -(-programs // (resident * multiprocessors))
 
     less = time(_MORE_RESIDENT) < time(_USUAL_RESIDENT)
-    return _registers(IN_PARTS.num_warps * 32 * _MORE_RESIDENT) if less else None
+    return REGISTERS_OF_MORE if less else None
 
 
 # Queries, and rows of queries by the heads that share a key, that are few; and keys that are worth sharing.

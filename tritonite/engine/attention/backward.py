@@ -19,10 +19,13 @@ from tritonite.engine.attention.hopper import float32_backward
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import (
+    are_rounded,
     biased,
-    exponential,
+    excess_of,
+    exponentials,
     load_bias,
     load_logarithms,
+    probabilities_of,
     score_factor,
     seen,
     store_scores,
@@ -33,15 +36,46 @@ from tritonite.launch import libentry
 
 
 @triton.jit
-def _probabilities(scores, logarithms, exists, added, factor, MASKED: tl.constexpr, FACTS: tl.constexpr):
-    """The probabilities that products of queries and keys stand for."""
+def _probabilities(scores, logarithms, excess, exists, added, factor, MASKED: tl.constexpr, FACTS: tl.constexpr):
+    """The probabilities that products of queries and keys stand for; without a bias of numbers `excess` is None."""
     scores *= factor
     if added is not None:
-        scores = biased(scores, added, FACTS.natural)
-    probability = exponential(scores - logarithms, FACTS.natural)
+        scores = biased(scores, added)
+    if excess is not None:
+        probability = probabilities_of(scores, logarithms, excess, FACTS.natural)
+    else:
+        probability = exponentials(scores, logarithms, FACTS.natural, False)
     if MASKED:
         probability = tl.where(exists, probability, 0.0)
     return probability
+
+
+@triton.jit
+def _excess(q, key, bias, strides, rows, span, factor, logarithms, end, FACTS: tl.constexpr):
+    """The logarithms of the sums of probabilities of rows whose logarithms are rounded, 0 of other rows.
+
+    Only a block that has such a row goes through its keys for that, up to `end`.
+    """
+    PRECISION: tl.constexpr = FACTS.precision
+    BLOCK_M: tl.constexpr = FACTS.block_m
+    BLOCK_N: tl.constexpr = FACTS.block_n
+    HEAD: tl.constexpr = FACTS.head_size
+    BLOCK_D: tl.constexpr = FACTS.block_d
+    excess = tl.zeros((BLOCK_M,), tl.float32)
+    if tl.max(are_rounded(logarithms).to(tl.int32), 0) > 0:
+        sums = tl.zeros((BLOCK_M,), tl.float32)
+        for start in range(0, end, BLOCK_N):
+            columns = start + tl.arange(0, BLOCK_N).to(FACTS.index)
+            exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
+            added = load_bias(bias, strides[3], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
+            k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, True)
+            scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
+            probability = _probabilities(
+                scores, logarithms[:, None], excess[:, None], exists, added, factor, True, FACTS
+            )
+            sums += tl.sum(probability, 1)
+        excess = excess_of(sums, logarithms, FACTS.natural)
+    return excess
 
 
 @triton.jit
@@ -55,6 +89,7 @@ def _take_keys(
     grad_bias,
     drawn,
     of_rows,
+    excess,
     strides,
     rows,
     columns,
@@ -66,7 +101,8 @@ def _take_keys(
 ):
     """The gradient of queries and what a block of keys adds to it, and its scores' own where a bias' is asked for.
 
-    `of_rows` are the logarithms and `delta`, `corner` is the tile's first row and column.
+    `of_rows` are the logarithms and `delta`, beside a bias of numbers `excess` is theirs, `corner` is the tile's first
+    row and column.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -74,12 +110,14 @@ def _take_keys(
     BLOCK_V: tl.constexpr = FACTS.block_v
     PRECISION: tl.constexpr = FACTS.precision
     logarithms, delta = of_rows
+    if excess is not None:
+        excess = excess[:, None]
     exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
     added = load_bias(bias, strides[3], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
-    probability = _probabilities(scores, logarithms[:, None], exists, added, factor, MASKED, FACTS)
+    probability = _probabilities(scores, logarithms[:, None], excess, exists, added, factor, MASKED, FACTS)
     of_shares = multiply(grad, parts(tl.trans(v), PRECISION), None, PRECISION)
     if drawn is not None:
         of_shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), of_shares * drawn[3], 0.0)
@@ -106,6 +144,7 @@ def attend_to_queries(
     grad_query,
     grad_bias,
     delta,
+    excesses,
     query_starts,
     key_starts,
     memory,
@@ -127,7 +166,8 @@ def attend_to_queries(
 
     `strides` are those of query, key, value, bias, the result's gradient, the result, the logarithms and the gradients
     of query and bias. `delta`, of all heads' queries, gets the sums over a value's elements of the result and its
-    gradient: its strides come last, of the batch and of heads.
+    gradient: its strides come last, of the batch and of heads. `excesses`, of the same strides, gets those of rows for
+    the launch for keys, and is None without a bias of numbers.
     """
     wait_for_previous_launch()
     BLOCK_M: tl.constexpr = FACTS.block_m
@@ -158,6 +198,8 @@ def attend_to_queries(
     if grad_bias is not None:
         grad_bias += batch * strides[8][0] + head * strides[8][1]
     delta += batch * strides[9][0] + head * strides[9][1] + first
+    if excesses is not None:
+        excesses += batch * strides[9][0] + head * strides[9][1] + first
     if query_starts is not None:
         # A block beyond a sequence that is shorter than the longest.
         keys = tl.where(block * BLOCK_M < queries, keys, 0)
@@ -167,13 +209,17 @@ def attend_to_queries(
     products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + rows, products, mask=rows < queries)
     q, grad = parts(q, PRECISION), parts(grad, PRECISION)
-    logarithms = load_logarithms(logsumexp, rows, strides[6][2], queries, FACTS.natural)
+    logarithms = load_logarithms(logsumexp, rows, strides[6][2], queries, FACTS.nats)
     number = tl.full((), scale, tl.float64)
-    factor = score_factor(number, FACTS.natural)
+    factor = score_factor(number, FACTS.nats)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     span = (queries, keys, diagonal)
     lanes = tl.arange(0, BLOCK_N).to(FACTS.index)
+    excess = None
+    if excesses is not None:
+        excess = _excess(q, key, bias, strides, rows, span, factor, logarithms, end, FACTS)
+        tl.store(excesses + rows, excess, mask=rows < queries)
     of_rows = (logarithms, products)
     for start in range(0, whole, BLOCK_N):
         total = _take_keys(
@@ -186,6 +232,7 @@ def attend_to_queries(
             grad_bias,
             drawn,
             of_rows,
+            excess,
             strides,
             rows,
             start + lanes,
@@ -206,6 +253,7 @@ def attend_to_queries(
             grad_bias,
             drawn,
             of_rows,
+            excess,
             strides,
             rows,
             start + lanes,
@@ -232,7 +280,7 @@ def _take_queries(
     shift,
     grad_out,
     logsumexp,
-    delta,
+    sums,
     drawn,
     strides,
     rows,
@@ -245,7 +293,8 @@ def _take_queries(
 ):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
 
-    The head's bias is `shift` from the first one's. `corner` is the tile's first query and key.
+    The head's bias is `shift` from the first one's. `sums` are where the launch for queries has left `delta` and the
+    excess. `corner` is the tile's first query and key.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -259,10 +308,13 @@ def _take_queries(
     added = load_bias(bias, strides[3], rows[None, :], columns[:, None], span, exists, FACTS.bias_of_keys)
     q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
-    logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.natural)
-    products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
+    logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.nats)
+    products = tl.load(sums[0] + rows, mask=rows < span[0], other=0.0)
+    excess = None
+    if sums[1] is not None:
+        excess = tl.load(sums[1] + rows, mask=rows < span[0], other=0.0)[None, :]
     scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
-    probability = _probabilities(scores, logarithms[None, :], exists, added, factor, MASKED, FACTS)
+    probability = _probabilities(scores, logarithms[None, :], excess, exists, added, factor, MASKED, FACTS)
     weights = probability
     if drawn is not None:
         keeps = tl.trans(kept_tile(drawn, corner[0], corner[1], span[1], FACTS))
@@ -288,6 +340,7 @@ def attend_to_keys(
     grad_out,
     logsumexp,
     delta,
+    excesses,
     grad_key,
     grad_value,
     query_starts,
@@ -336,7 +389,7 @@ def attend_to_keys(
     k = parts(load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True), PRECISION)
     v = parts(load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True), PRECISION)
     number = tl.full((), scale, tl.float64)
-    factor = score_factor(number, FACTS.natural)
+    factor = score_factor(number, FACTS.nats)
     # Queries from `whole` on see all keys. Masked are blocks before that, and the last where it is not full.
     first, whole, last = 0, 0, queries // BLOCK_M * BLOCK_M
     if FACTS.causal:
@@ -355,7 +408,10 @@ def attend_to_keys(
         shift = batch * strides[3][0] + head * strides[3][1]
         own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
         own = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
-        sums = delta + batch * strides[8][0] + head * strides[8][1] + first_query
+        shift_of_sums = batch * strides[8][0] + head * strides[8][1] + first_query
+        sums = (delta + shift_of_sums, None)
+        if excesses is not None:
+            sums = (delta + shift_of_sums, excesses + shift_of_sums)
         drawn = None
         if FACTS.dropout != "":
             drawn = drawn_for(seed, offset, memory, p, (batch * heads) * RATIO + head, queries, keys, FACTS)
@@ -433,6 +489,7 @@ def attention_backward(
     grad_query, grad_key, grad_value = grads
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
     delta = empty(query.shape[:3], torch.float32, query.device)
+    excesses = empty(query.shape[:3], torch.float32, query.device) if problem.adds else None
     tensors = (grad_out, out, logsumexp, *grads, *(() if grad_bias is None else (grad_bias,)))
     operands = *[problem.strides(tensor) for tensor in (query, key, value)], problem.bias_strides
     read = (*operands, problem.strides(grad_out))
@@ -451,7 +508,8 @@ def attention_backward(
     blocks = -(-problem.queries // tile.BLOCK_M)
     if blocks * problem.batch * heads:
         attend_to_queries[(blocks * problem.batch * heads,)](
-            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, grad_bias, delta, *problem.starts, memory),
+            *(query, key, value, bias, grad_out, out, logsumexp, grad_query, grad_bias, delta, excesses),
+            *(*problem.starts, memory),
             strides=(
                 *(*read, problem.strides(out), logarithms, problem.strides(grad_query)),
                 *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), sums),
@@ -469,7 +527,8 @@ def attention_backward(
     blocks, shared = -(-problem.keys // tile.BLOCK_N), key.shape[1]
     if blocks * problem.batch * shared:
         attend_to_keys[(blocks * problem.batch * shared,)](
-            *(query, key, value, bias, grad_out, logsumexp, delta, grad_key, grad_value, *problem.starts, memory),
+            *(query, key, value, bias, grad_out, logsumexp, delta, excesses, grad_key, grad_value),
+            *(*problem.starts, memory),
             strides=(*read, logarithms, problem.strides(grad_key), problem.strides(grad_value), sums),
             heads=shared,
             blocks=blocks,

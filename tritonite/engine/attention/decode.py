@@ -19,7 +19,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dispatch.call import Number, empty, settings
 from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
-from tritonite.engine.attention.scores import LOG2E, biased, load_bias
+from tritonite.engine.attention.scores import LOG2E, base_of, biased, exponentials, load_bias, score_factor
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
@@ -224,8 +224,8 @@ def _take(
     """The state of rows after a block of keys: sums of values, the largest score, and the sum of exponentials.
 
     `of_key` and `of_value` are the strides of pages and of rows, `of_bias` those of rows and of keys. `seen` is (the
-    first key that any row sees, where those end, the diagonal, the window), `numbers` the factor of scores and the soft
-    cap, both to base 2.
+    first key that any row sees, where those end, the diagonal, the window), `numbers` the factor of scores, in nats or
+    to base 2, and the soft cap to base 2.
     """
     PRECISION: tl.constexpr = FACTS.precision
     total, largest, denominator = state
@@ -245,17 +245,27 @@ def _take(
         scores = numbers[1] * (1 - 2 / (tl.exp2(scores) + 1))
     if MASKED or bias is not None:
         if bias is not None:
-            scores = biased(scores, added, False)
+            scores = biased(scores, added)
         scores = tl.where(visible, scores, float("-inf"))
     most = tl.maximum(largest, tl.max(scores, 1))
-    base = tl.where(most == float("-inf"), 0.0, most)
-    exponentials = tl.exp2(scores - base[:, None])
-    kept = tl.exp2(largest - base)
-    denominator = denominator * kept + tl.sum(exponentials, 1)
+    base = base_of(most)
+    shares = exponentials(scores, base[:, None], False, FACTS.nats)
+    kept = exponentials(largest, base, False, FACTS.nats)
+    denominator = denominator * kept + tl.sum(shares, 1)
     v = _load(value, _offset(page, start, of_value, FACTS), exists, FACTS.value_size, FACTS.block_v, MASKED)
     v = _converted(v, q.dtype)
-    total = tl.dot(exponentials.to(q.dtype), v, total * kept[:, None], input_precision=PRECISION)
+    total = tl.dot(shares.to(q.dtype), v, total * kept[:, None], input_precision=PRECISION)
     return total, most, denominator
+
+
+@triton.jit
+def _logarithm(largest, denominator, FACTS: tl.constexpr):
+    """The natural logarithms of the sums of rows, from their largest scores and the sums of exponentials."""
+    if FACTS.nats:
+        result = largest + tl.log2(denominator) / LOG2E
+    else:
+        result = (largest + tl.log2(denominator)) / LOG2E
+    return result
 
 
 @triton.jit
@@ -392,7 +402,7 @@ def attend_to_splits(
     out = out + (batch * strides[3][0] + heads * strides[3][1] + token * strides[3][2])[:, None]
     if logsumexp is not None:
         logsumexp = logsumexp + batch * strides[5][0] + heads * strides[5][1] + token * strides[5][2]
-    factor, of_value = (tl.full((), scale, tl.float64) * LOG2E).to(tl.float32), 1.0
+    factor, of_value = score_factor(tl.full((), scale, tl.float64), FACTS.nats), 1.0
     if scales is not None:
         factor *= tl.load(scales[0] + head * strides[7][0])
         of_value = tl.load(scales[1] + head * strides[7][1])
@@ -449,7 +459,7 @@ def attend_to_splits(
         total /= denominator[:, None]
         tl.store(out + columns[None, :], (total * of_value).to(ELEMENT), mask=mask)
         if logsumexp is not None:
-            logarithm = tl.where(nothing, float(EMPTY), (largest + tl.log2(denominator)) / LOG2E)
+            logarithm = tl.where(nothing, float(EMPTY), _logarithm(largest, denominator, FACTS))
             tl.store(logsumexp, logarithm, mask=there)
 
 
@@ -514,9 +524,9 @@ def combine_splits(
         mask = (i < there)[:, None] & (columns < FACTS.value_size)[None, :]
         values = tl.load(partial[0] + place[:, None] * FACTS.value_size + columns[None, :], mask=mask, other=0.0)
         most = tl.maximum(largest, tl.max(each, 0))
-        shift = tl.where(most == float("-inf"), 0.0, most)
-        weights = tl.exp2(each - shift)
-        kept = tl.exp2(largest - shift)
+        shift = base_of(most)
+        weights = exponentials(each, shift, False, FACTS.nats)
+        kept = exponentials(largest, shift, False, FACTS.nats)
         denominator = denominator * kept + tl.sum(sums * weights, 0)
         total = total * kept + tl.sum(values * weights[:, None], 0)
         largest = most
@@ -526,7 +536,7 @@ def combine_splits(
     total *= of_value
     tl.store(out + columns, total.to(out.dtype.element_ty), mask=columns < FACTS.value_size)
     if logsumexp is not None:
-        tl.store(logsumexp, tl.where(nothing, float(EMPTY), (largest + tl.log2(denominator)) / LOG2E))
+        tl.store(logsumexp, tl.where(nothing, float(EMPTY), _logarithm(largest, denominator, FACTS)))
 
 
 class Paged(NamedTuple):
@@ -697,6 +707,7 @@ def attend_to_pages(work: Paged, out: torch.Tensor) -> None:
         causal=ragged or work.window is not None,
         last=True,
         natural=False,
+        nats=False,
         empty="inf",
         bias_of_keys=False,
         dropout="",

@@ -14,7 +14,7 @@ from tritonite.engine.attention.hopper import float32_forward
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
-from tritonite.engine.attention.scores import biased, exponential, load_bias, score_factor, seen
+from tritonite.engine.attention.scores import base_of, biased, exponentials, load_bias, score_factor, seen
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
 from tritonite.launch import libentry
@@ -96,22 +96,22 @@ def _take(
     if MASKED or bias is not None:
         scores *= factor
         if bias is not None:
-            scores = biased(scores, added, NATURAL)
+            scores = biased(scores, added)
         if MASKED:
             scores = tl.where(exists, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(most == float("-inf"), 0.0, most)
-        exponentials = exponential(scores - base[:, None], NATURAL)
     else:
         most = tl.maximum(largest, tl.max(scores, 1) * factor)
-        base = tl.where(most == float("-inf"), 0.0, most)
-        exponentials = exponential(scores * factor - base[:, None], NATURAL)
-    kept = exponential(largest - base, NATURAL)
-    denominator = denominator * kept + tl.sum(exponentials, 1)
+    base = base_of(most)
+    if not MASKED and bias is None:
+        scores *= factor
+    shares = exponentials(scores, base[:, None], NATURAL, FACTS.nats)
+    kept = exponentials(largest, base, NATURAL, FACTS.nats)
+    denominator = denominator * kept + tl.sum(shares, 1)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     if drawn is not None:
-        exponentials = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), exponentials, 0.0)
-    weights = parts(exponentials.to(v.dtype), PRECISION)
+        shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), shares, 0.0)
+    weights = parts(shares.to(v.dtype), PRECISION)
     total = multiply(weights, parts(v, PRECISION), total * kept[:, None], PRECISION)
     return total, most, denominator
 
@@ -188,7 +188,7 @@ def attend(
     # What is largest is so after scaling by a positive number.
     number = tl.full((), scale, tl.float64)
     q = parts(tl.where(number < 0, -q, q), PRECISION)
-    factor = score_factor(tl.abs(number), NATURAL)
+    factor = score_factor(tl.abs(number), FACTS.nats)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -240,6 +240,8 @@ def attend(
     if logsumexp is not None:
         if NATURAL:
             logarithm = largest + tl.log(denominator)
+        elif FACTS.nats:
+            logarithm = largest + tl.log2(denominator) * _LN2
         else:
             logarithm = (largest + tl.log2(denominator)) * _LN2
         logarithm = tl.where(nothing, float(EMPTY), logarithm)

@@ -27,15 +27,17 @@ class Facts:
     `ratio` is how many heads of the query share one of key and value, `head_size` and `value_size` the elements of
     theirs, and `block_d` and `block_v` the powers of two that hold these. `block_m` queries and `block_n` keys are
     taken at a time. Exponentials are `natural` in float32, where the logarithm of e would cost an error of its own, and
-    otherwise powers of two. `empty` is the logarithm of the sum over no keys, "0" or "inf". With `last` the last query
-    of a sequence sees all of its keys. A `bias_of_keys` is the same for all queries. With `dropout`, which is "" or by
-    "lanes" or "elements", rows of the latter are `aligned` where they begin with the first word of a draw.
+    otherwise powers of two. Scores are in `nats` in float32, and where a bias of numbers is added to them. `empty` is
+    the logarithm of the sum over no keys, "0" or "inf". With `last` the last query of a sequence sees all of its keys.
+    A `bias_of_keys` is the same for all queries. With `dropout`, which is "" or by "lanes" or "elements", rows of the
+    latter are `aligned` where they begin with the first word of a draw.
     """
 
     causal: bool
     last: bool
     precision: str
     natural: bool
+    nats: bool
     index: Any
     ratio: int
     head_size: int
@@ -143,6 +145,11 @@ class Problem(NamedTuple):
         return 1 / math.sqrt(max(1, self.query.shape[3])) if self.scale is None else self.scale
 
     @property
+    def adds(self) -> bool:
+        """Whether there is a bias of numbers, not a mask of bools."""
+        return self.bias is not None and self.bias.dtype is not torch.bool
+
+    @property
     def group(self) -> int:
         """How many heads of the query are begun together: of causal attention as many as share a cache."""
         if not self.causal:
@@ -168,6 +175,7 @@ class Problem(NamedTuple):
             last=self.packed is not None and self.packed.last,
             precision=products(self.precision, self.query),
             natural=self.query.dtype is torch.float32,
+            nats=self.query.dtype is torch.float32 or self.adds,
             index=index,
             ratio=self.ratio,
             head_size=head,

@@ -90,7 +90,8 @@ def attention_backward(
     """As `backward.attention_backward`, of a problem that these kernels take."""
     batch, heads, queries, _ = problem.query.shape
     # Rows of 16 bytes, as descriptors take them.
-    sums = empty((batch, heads, 2, -(-queries // 4) * 4), torch.float32, problem.query.device)
+    kinds = 2 if problem.bias is None else 3
+    sums = empty((batch, heads, kinds, -(-queries // 4) * 4), torch.float32, problem.query.device)
     sizes = block_sizes(problem)
     tiles = table.warp_specialized_backward(*sizes, problem.bias is not None)
     sizes = (max(sizes), max(sizes)) if tiles.key.apart else sizes

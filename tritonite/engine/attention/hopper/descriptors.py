@@ -44,16 +44,31 @@ def copy_bias(bias, biases, place, ready, stage, STAGES: gl.constexpr, OF_KEYS: 
 
 @gluon.jit
 def biased(scores, biases, step, which, factor, STAGES: gl.constexpr, OF_KEYS: gl.constexpr):
-    """(scores of group `which`, what they are multiplied by for powers of 2); where there is a bias it is added."""
-    if biases is None:
-        result, power = scores, factor
-    else:
+    """Scores in nats of group `which` beside a bias, of products times `factor`; without a bias the products."""
+    result = scores
+    if biases is not None:
         COPIES: gl.constexpr = biases.shape[0] // STAGES
         bias = biases.index(step % STAGES * COPIES + which % COPIES).reshape((biases.shape[3], biases.shape[4]))
         if OF_KEYS:
             bias = bias.permute((1, 0))
-        result, power = scores * factor + bias.load(scores.type.layout).to(gl.float32), LOG2E
-    return result, power
+        result = scores * factor + bias.load(scores.type.layout).to(gl.float32)
+    return result
+
+
+@gluon.jit
+def by_thread(x):
+    """(rows, columns) in five dimensions, of which the fourth is that of the four threads that have a row.
+
+    A thread has two of every eight columns. To fold the others one after the other makes a tree, which waits for its
+    operations less often than a row of them does.
+    """
+    return x.reshape((x.shape[0], x.shape[1] // 32, 4, 4, 2))
+
+
+@gluon.jit
+def thread_sums(x):
+    """The sums of rows by thread, in four columns."""
+    return gl.sum(gl.sum(gl.sum(by_thread(x), 4), 2), 1)
 
 
 def _takes(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:

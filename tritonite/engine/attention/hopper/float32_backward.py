@@ -31,7 +31,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
 from tritonite.engine.attention.hopper.of_keys import block_of_queries, queries_of_tile
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
-from tritonite.engine.attention.scores import load_logarithms, store_scores
+from tritonite.engine.attention.scores import are_rounded, excess_of, load_logarithms, probabilities_of, store_scores
 from tritonite.engine.gemm.hopper_parts import (
     BEGUN,
     begin,
@@ -48,10 +48,53 @@ from tritonite.tune import attention as table
 
 
 @gluon.jit
+def _probabilities(scores, logarithms, excess):
+    """The probabilities of scores; without a bias of numbers `excess` is None."""
+    if excess is None:
+        result = gl.exp(scores - logarithms)
+    else:
+        result = probabilities_of(scores, logarithms, excess, True)
+    return result
+
+
+@gluon.jit
+def _excess(rows, operands, buffers, strides, count, factor, span, FACTS: gl.constexpr):
+    """The logarithms of the sums of probabilities of rows whose logarithms are rounded, 0 of other rows.
+
+    Only a program that has such a row goes through its `count` blocks of keys for that.
+    """
+    places, logarithms = rows
+    key, bias = operands
+    qs, ks = buffers
+    of_scores: gl.constexpr = logarithms.type.layout.parent
+    excess = gl.zeros((ROWS,), gl.float32, logarithms.type.layout)
+    if gl.max(are_rounded(logarithms).to(gl.int32), 0) > 0:
+        sums = gl.zeros((ROWS,), gl.float32, logarithms.type.layout)
+        for i in range(0, count):
+            first = i * FACTS.block_n
+            k = load_rows(
+                key, first, strides[1][2], span[1], FACTS.head_size, FACTS.block_n, FACTS.block_d, FACTS.index
+            )
+            store_parts(ks, k)
+            fence_async_shared()
+            scores = begin(qs, transposed(ks), of_scores)
+            columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
+            own = places[:, None], columns[None, :]
+            added = added_to(own, bias, strides[3], span, FACTS)
+            scores = go_on(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
+            scores = scaled(warpgroup_mma_wait(0, deps=(scores,)), added, factor)
+            probabilities = probabilities_of(scores, logarithms[:, None], excess[:, None], True)
+            sums += gl.sum(masked(probabilities, own, span, True, FACTS), 1)
+        excess = excess_of(sums, logarithms, True)
+    return excess
+
+
+@gluon.jit
 def _take_keys(
     total,
     loaded,
     rows,
+    excess,
     operands,
     grad_bias,
     buffers,
@@ -63,12 +106,14 @@ def _take_keys(
 ):
     """The gradient of queries and what a block of keys adds to it, and the next block.
 
-    The scores' own gradient is written where a bias' is asked for. `numbers` are the first keys of the block and of the
-    next, and what scores are multiplied by.
+    The scores' own gradient is written where a bias' is asked for. Beside a bias of numbers `excess` is that of rows'
+    logarithms. `numbers` are the first keys of the block and of the next, and what scores are multiplied by.
     """
     qs, gs, ks, vs = buffers
     key, value, bias = operands
     places, logarithms, delta = rows
+    if excess is not None:
+        excess = excess[:, None]
     first, following, factor = numbers
     of_scores: gl.constexpr = logarithms.type.layout.parent
     of_result: gl.constexpr = total.type.layout
@@ -84,7 +129,7 @@ def _take_keys(
     scores = go_on(qs, transposed(ks), warpgroup_mma_wait(BEGUN, deps=(scores,)))
     grads = go_on(gs, transposed(vs), warpgroup_mma_wait(1, deps=(grads,)))
     scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
-    probabilities = gl.exp(scores - logarithms[:, None])
+    probabilities = _probabilities(scores, logarithms[:, None], excess)
     grads = warpgroup_mma_wait(0, deps=(grads,))
     grad_scores = masked(probabilities * (grads - delta[:, None]), own, span, MASKED, FACTS)
     if grad_bias is not None:
@@ -108,6 +153,7 @@ def attend_to_queries_in_parts(
     grad_query,
     grad_bias,
     delta,
+    excesses,
     query_starts,
     key_starts,
     strides,
@@ -152,6 +198,8 @@ def attend_to_queries_in_parts(
     if grad_bias is not None:
         grad_bias += batch * strides[8][0] + head * strides[8][1]
     delta += batch * strides[9][0] + head * strides[9][1] + first_query
+    if excesses is not None:
+        excesses += batch * strides[9][0] + head * strides[9][1] + first_query
     span = queries, keys, diagonal
     loaded = load_keys((key, value), strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, FACTS)
     store_parts(qs, load_rows(query, first, strides[0][2], queries, FACTS.head_size, ROWS, BLOCK_D, FACTS.index))
@@ -161,19 +209,24 @@ def attend_to_queries_in_parts(
     products = gl.convert_layout(gl.sum(grad * result, 1), of_rows)
     places = (first + gl.arange(0, ROWS, of_rows)).to(FACTS.index)
     gl.store(delta + places, products, mask=places < queries)
-    own = places, load_logarithms(logsumexp, places, strides[6][2], queries, True), products
+    logarithms = load_logarithms(logsumexp, places, strides[6][2], queries, True)
     factor = scale.to(gl.float32)
+    excess = None
+    if excesses is not None:
+        excess = _excess((places, logarithms), (key, bias), (qs, ks), strides, count, factor, span, FACTS)
+        gl.store(excesses + places, excess, mask=places < queries)
+    own = places, logarithms, products
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     operands, buffers = (key, value, bias), (qs, gs, ks, vs)
     for i in range(0, cut):
         numbers = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N, factor
         total, loaded = _take_keys(
-            total, loaded, own, operands, grad_bias, buffers, strides, numbers, span, True, FACTS
+            total, loaded, own, excess, operands, grad_bias, buffers, strides, numbers, span, True, FACTS
         )
     for i in range(cut, count):
         numbers = (count - 1 - i) * BLOCK_N, gl.maximum(count - 2 - i, 0) * BLOCK_N, factor
         total, loaded = _take_keys(
-            total, loaded, own, operands, grad_bias, buffers, strides, numbers, span, False, FACTS
+            total, loaded, own, excess, operands, grad_bias, buffers, strides, numbers, span, False, FACTS
         )
     if grad_bias is not None:
         nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores)
@@ -200,6 +253,7 @@ def _take_queries(
     loaded,
     columns,
     operands,
+    excesses,
     bias,
     shift,
     buffers,
@@ -211,8 +265,9 @@ def _take_queries(
 ):
     """The gradients of keys and of values and what a block of queries adds to them, and the next block.
 
-    Tiles have a row for each key. The head's bias is `shift` from the first one's. `numbers` are the first queries of
-    the block and of the next, and what scores are multiplied by.
+    Tiles have a row for each key. Beside a bias of numbers `excesses` are those of rows' logarithms. The head's bias is
+    `shift` from the first one's. `numbers` are the first queries of the block and of the next, and what scores are
+    multiplied by.
     """
     of_key, of_value = totals
     ks, vs, qs, gs = buffers
@@ -233,11 +288,14 @@ def _take_queries(
     added = added_to(own, bias, strides[3], span, FACTS)
     logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], True)
     products = gl.load(delta + rows, mask=rows < span[0], other=0.0)
+    excess = None
+    if excesses is not None:
+        excess = gl.load(excesses + rows, mask=rows < span[0], other=0.0)[None, :]
     loaded = _load_queries((query, grad_out), strides, following, span[0], FACTS)
     scores = go_on(ks, transposed(qs), warpgroup_mma_wait(BEGUN, deps=(scores,)))
     grads = go_on(vs, transposed(gs), warpgroup_mma_wait(1, deps=(grads,)))
     scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
-    probabilities = masked(gl.exp(scores - logarithms[None, :]), own, span, MASKED, FACTS)
+    probabilities = masked(_probabilities(scores, logarithms[None, :], excess), own, span, MASKED, FACTS)
     weights = in_registers(probabilities, of_values)
     more = begin(weights, gs, of_values)
     grads = warpgroup_mma_wait(BEGUN, deps=(grads,))
@@ -261,6 +319,7 @@ def attend_to_keys_in_parts(
     grad_out,
     logsumexp,
     delta,
+    excesses,
     grad_key,
     grad_value,
     query_starts,
@@ -314,8 +373,11 @@ def attend_to_keys_in_parts(
         own_query = query + batch * strides[0][0] + head * strides[0][1] + first_query * strides[0][2]
         own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
         own_logarithms = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
-        own_delta = delta + batch * strides[8][0] + head * strides[8][1] + first_query
-        operands = own_query, own_grad, own_logarithms, own_delta
+        place_of_sums = batch * strides[8][0] + head * strides[8][1] + first_query
+        own_excesses = None
+        if excesses is not None:
+            own_excesses = excesses + place_of_sums
+        operands = own_query, own_grad, own_logarithms, delta + place_of_sums
         shift = batch * strides[3][0] + head * strides[3][1]
         # A program of keys beyond its sequence has no blocks, of which the last would begin before the sequence.
         begin_at = gl.maximum(block_of_queries(0, first, count, queries, BLOCK_M), 0)
@@ -325,14 +387,38 @@ def attend_to_keys_in_parts(
             numbers = here, block_of_queries(i + 1, first, count, queries, BLOCK_M), factor
             totals = of_key, of_value
             of_key, of_value, loaded = _take_queries(
-                totals, loaded, columns, operands, bias, shift, buffers, strides, numbers, span, True, FACTS
+                totals,
+                loaded,
+                columns,
+                operands,
+                own_excesses,
+                bias,
+                shift,
+                buffers,
+                strides,
+                numbers,
+                span,
+                True,
+                FACTS,
             )
         for i in range(cut, count):
             here = block_of_queries(i, first, count, queries, BLOCK_M)
             numbers = here, block_of_queries(i + 1, first, count, queries, BLOCK_M), factor
             totals = of_key, of_value
             of_key, of_value, loaded = _take_queries(
-                totals, loaded, columns, operands, bias, shift, buffers, strides, numbers, span, False, FACTS
+                totals,
+                loaded,
+                columns,
+                operands,
+                own_excesses,
+                bias,
+                shift,
+                buffers,
+                strides,
+                numbers,
+                span,
+                False,
+                FACTS,
             )
     store_rows(grad_key, row, strides[6][2], keys, of_key * factor, FACTS.head_size, FACTS.index)
     store_rows(grad_value, row, strides[7][2], keys, of_value, FACTS.value_size, FACTS.index)
@@ -354,6 +440,7 @@ def attention_backward(
     """As `backward.attention_backward`, of a problem that these kernels take."""
     query, key, value, bias = problem.query, problem.key, problem.value, problem.bias
     delta = empty(query.shape[:3], torch.float32, query.device)
+    excesses = empty(query.shape[:3], torch.float32, query.device) if problem.adds else None
     tensors = (grad_out, out, logsumexp, delta, *grads, *(() if grad_bias is None else (grad_bias,)))
 
     operands = [problem.strides(tensor) for tensor in (query, key, value)]
@@ -363,7 +450,7 @@ def attention_backward(
     numbers |= {"scale": problem.factor, "num_warps": 4} | compiler_options(True)
     blocks, batch_heads = -(-problem.queries // ROWS.value), problem.batch * query.shape[1]
     attend_to_queries_in_parts[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta, *problem.starts),
+        *(query, key, value, bias, grad_out, out, logsumexp, grads[0], grad_bias, delta, excesses, *problem.starts),
         strides=(
             *(*read, problem.strides(out), logarithms, problem.strides(grads[0])),
             *((0, 0, 0, 0) if grad_bias is None else grad_bias.stride(), sums),
@@ -373,6 +460,8 @@ def attention_backward(
         group=problem.group,
         blocks=blocks,
         FACTS=facts(problem, ROWS.value, table.IN_PARTS.BLOCK_N, tensors),
+        # The rows of the excess are gone through in a branch that would take the registers of a third program.
+        maxnreg=table.REGISTERS_OF_MORE if problem.adds and grad_bias is None else None,
         **numbers,
     )
     blocks, batch_heads = -(-problem.keys // ROWS.value), problem.batch * key.shape[1]
@@ -380,7 +469,7 @@ def attention_backward(
         most = table.registers_for_keys(blocks * batch_heads, devices.multiprocessors(query.device))
         numbers |= {} if most is None else {"maxnreg": most}
     attend_to_keys_in_parts[(blocks * batch_heads,)](
-        *(query, key, value, bias, grad_out, logsumexp, delta, *grads[1:], *problem.starts),
+        *(query, key, value, bias, grad_out, logsumexp, delta, excesses, *grads[1:], *problem.starts),
         strides=(*read, logarithms, problem.strides(grads[1]), problem.strides(grads[2]), sums),
         heads=key.shape[1],
         batch_heads=batch_heads,

@@ -97,7 +97,7 @@ def scaled(scores, added, factor):
     """Products of queries and keys as scores, beside a tile of a bias or a mask if there is one."""
     scores *= factor
     if added is not None:
-        scores = biased(scores, added, True)
+        scores = biased(scores, added)
     return scores
 
 

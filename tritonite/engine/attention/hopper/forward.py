@@ -28,13 +28,16 @@ from tritonite.engine.attention.hopper.descriptors import (
     bias_descriptor,
     biased,
     block_sizes,
+    by_thread,
     copy_bias,
     descriptor,
     take,
+    thread_sums,
     wait_for_block,
 )
 from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.scores import base_of, exponentials
 from tritonite.engine.gemm.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
@@ -215,22 +218,6 @@ def _add_values(pairs, total, vs, v_ready, step):
 
 
 @gluon.jit
-def _by_thread(x):
-    """(rows, columns) in five dimensions, of which the fourth is that of the four threads that have a row.
-
-    A thread has two of every eight columns. To fold the others one after the other makes a tree, which waits for its
-    operations less often than a row of them does.
-    """
-    return x.reshape((x.shape[0], x.shape[1] // 32, 4, 4, 2))
-
-
-@gluon.jit
-def _thread_sums(x):
-    """The sums of rows by thread, in four columns."""
-    return gl.sum(gl.sum(gl.sum(_by_thread(x), 4), 2), 1)
-
-
-@gluon.jit
 def _larger(x, y):
     return gl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
@@ -238,21 +225,27 @@ def _larger(x, y):
 @gluon.jit
 def _row_max(x):
     """The largest of each row, or NaN."""
-    by_thread = gl.reduce(gl.reduce(_by_thread(x), 4, _larger), 2, _larger)
-    largest = gl.reduce(gl.reduce(by_thread, 1, _larger), 1, _larger)
+    of_threads = gl.reduce(gl.reduce(by_thread(x), 4, _larger), 2, _larger)
+    largest = gl.reduce(gl.reduce(of_threads, 1, _larger), 1, _larger)
     return gl.convert_layout(largest, gl.SliceLayout(1, x.type.layout), assert_trivial=True)
 
 
 @gluon.jit
-def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr):
-    """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end."""
+def _exponentials(scores, largest, factor, ends, first, MASKED: gl.constexpr, NATS: gl.constexpr):
+    """(exponentials of scores, the largest, what is kept of sums so far), for keys from `first` to each row's end.
+
+    Scores are in NATS, or products that `factor` makes powers of two.
+    """
     if MASKED:
         columns = first + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(columns[None, :] < ends[:, None], scores, float("-inf"))
-    most = _larger(largest, _row_max(scores) * factor)
-    base = gl.where(most == float("-inf"), 0.0, most)
-    exponentials = gl.exp2(scores * factor - base[:, None])
-    return exponentials, most, gl.exp2(largest - base)
+    if NATS:
+        most = _larger(largest, _row_max(scores))
+    else:
+        most = _larger(largest, _row_max(scores) * factor)
+        scores = scores * factor
+    base = base_of(most)
+    return exponentials(scores, base[:, None], False, NATS), most, exponentials(largest, base, False, NATS)
 
 
 @gluon.jit
@@ -295,21 +288,22 @@ def _attend_block(
         scores = warpgroup_mma_wait(1, deps=(scores,))
     else:
         scores = warpgroup_mma_wait(0, deps=(scores,))
-    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
+    scores = biased(scores, biases, step, WHICH, factor, STAGES, False)
     if OVERLAPPED:
         mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, kept = _exponentials(scores, largest, power, ends, left * ks.shape[3], MASKED)
+    NATS: gl.constexpr = biases is not None
+    shares, largest, kept = _exponentials(scores, largest, factor, ends, left * ks.shape[3], MASKED, NATS)
     if not OVERLAPPED:
         total = _rows_times(total, kept)
     rows: gl.constexpr = gl.SliceLayout(1, denominator.type.layout)
-    denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + _thread_sums(exponentials)
+    denominator = denominator * gl.convert_layout(kept, rows, assert_trivial=True)[:, None] + thread_sums(shares)
     # Here, because the assembler does not move what comes after it before the exponentials.
     wait_for_block(ks, k_ready, step + 1, left > 0)
     if OVERLAPPED:
         total, weights = warpgroup_mma_wait(0, deps=(total, weights))
         mbarrier.arrive(v_free.index((step - 1) % STAGES))
         total = _rows_times(total, kept)
-    pairs = _packed(exponentials, vs.dtype)
+    pairs = _packed(shares, vs.dtype)
     if not OVERLAPPED:
         total, weights = _add_values(pairs, total, vs, v_ready, step)
         total, weights = warpgroup_mma_wait(0, deps=(total, weights))
@@ -342,10 +336,10 @@ def _first_exponentials(scores, factor, ends, first, count, sizes, FACTS: gl.con
     nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, scores.type.layout))
     last = (count - 1) * scores.shape[1]
     if _masked_blocks(first, count, sizes, FACTS) > 0:
-        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, last, True)
+        shares, largest, _kept = _exponentials(scores, nothing, factor, ends, last, True, FACTS.nats)
     else:
-        exponentials, largest, _kept = _exponentials(scores, nothing, factor, ends, last, False)
-    return exponentials, largest, _thread_sums(exponentials)
+        shares, largest, _kept = _exponentials(scores, nothing, factor, ends, last, False, FACTS.nats)
+    return shares, largest, thread_sums(shares)
 
 
 @gluon.jit
@@ -361,7 +355,10 @@ def _finish(state, where, sizes, results, FACTS: gl.constexpr, WHICH: gl.constex
     denominator = gl.where(nothing, 1.0, denominator)
     if logsumexp is not None:
         rows = row + gl.arange(0, ROWS, largest.type.layout)
-        logarithm = (largest + gl.log2(denominator)) * _LN2
+        if FACTS.nats:
+            logarithm = largest + gl.log2(denominator) * _LN2
+        else:
+            logarithm = (largest + gl.log2(denominator)) * _LN2
         logarithm = gl.where(nothing, float(EMPTY), logarithm)
         logarithm = gl.where(rows < queries, logarithm, float("inf"))
         place_of_head = batch.to(gl.int64) * logarithm_strides[0] + head.to(gl.int64) * logarithm_strides[1]
@@ -408,12 +405,12 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
         ends = gl.minimum(ends, first + WHICH * ROWS + gl.arange(0, ROWS, of_rows) + (diagonal + 1))
     scores = _first_scores(gl.program_id(0), number, step, buffers, barriers, programs, of_scores, WHICH, ORDER)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
+    scores = biased(scores, biases, step, WHICH, factor, STAGES, False)
     if OVERLAPPED:
         mbarrier.arrive(k_free.index(step % STAGES))
-    exponentials, largest, denominator = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
+    shares, largest, denominator = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
     wait_for_block(ks, k_ready, step + 1, count > 1)
-    pairs = _packed(exponentials, vs.dtype)
+    pairs = _packed(shares, vs.dtype)
     for tile in range(gl.program_id(0), tiles, programs):
         total = gl.zeros((ROWS, BLOCK_V), gl.float32, of_result)
         # Here, because Triton 3.6 takes what goes round a loop and only bounds others for unused, and keeps the first.
@@ -458,16 +455,16 @@ def _attend(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHIC
             else:
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
                 scores = warpgroup_mma_wait(0, deps=(scores,))
-            scores, power = biased(scores, biases, step, WHICH, factor, STAGES, False)
+            scores = biased(scores, biases, step, WHICH, factor, STAGES, False)
             if OVERLAPPED:
                 mbarrier.arrive(k_free.index(step % STAGES))
-            exponentials, most, sums = _first_exponentials(scores, power, ends, first, count, sizes, FACTS)
+            shares, most, sums = _first_exponentials(scores, factor, ends, first, count, sizes, FACTS)
             wait_for_block(ks, k_ready, step + 1, count > 1)
             if OVERLAPPED:
                 total, weights = warpgroup_mma_wait(0, deps=(total, weights))
                 mbarrier.arrive(v_free.index((step - 1) % STAGES))
                 _finish((total, largest, denominator), where, sizes, results, FACTS, WHICH, OWN_STAGING)
-            pairs, largest, denominator = _packed(exponentials, vs.dtype), most, sums
+            pairs, largest, denominator = _packed(shares, vs.dtype), most, sums
         else:
             if OVERLAPPED:
                 total, weights = _add_values(pairs, total, vs, v_ready, step - 1)

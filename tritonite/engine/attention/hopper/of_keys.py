@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, biased, copy_bias
 from tritonite.engine.attention.hopper.tiles import GROUPS, again, in_halves, matrix, products
 from tritonite.engine.attention.place import place
+from tritonite.engine.attention.scores import probabilities_of, score_factor
 from tritonite.engine.gemm.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
@@ -59,13 +60,13 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, SPLIT
     Where heads that share keys are SPLIT, those of one alone.
     """
     query, key, value, grad_out, sums, bias = operands
-    ks, vs, qs, gs, logarithms, deltas, biases, _shared = buffers
+    ks, vs, qs, gs, logarithms, deltas, biases, _shared, excesses = buffers
     k_ready, v_ready, q_ready, g_ready, free, _, _ = barriers
     _, _, _, _, queries, _, _ = sizes
     SETS: gl.constexpr = ks.shape[0]
     STAGES: gl.constexpr = qs.shape[0]
     BLOCK_M: gl.constexpr = FACTS.block_m
-    BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2
+    BIAS_BYTES: gl.constexpr = 0 if biases is None else SETS * biases.shape[3] * ROWS * 2 + BLOCK_M * 4
     row, batch, own_head, first, count, _masked = queries_of_tile(sizes, SETS * ROWS, FACTS)
     key_head = own_head // FACTS.ratio if SPLIT else own_head
     for i in gl.static_range(SETS):
@@ -87,6 +88,7 @@ def _copy_queries(operands, buffers, barriers, sizes, FACTS: gl.constexpr, SPLIT
             load(sums, [batch, head, 0, begin], here, logarithms.index(stage))
             if bias is not None:
                 copy_bias(bias, biases, (batch, head, begin, row), here, stage, STAGES, True)
+                load(sums, [batch, head, 2, begin], here, excesses.index(stage))
             here = g_ready.index(stage)
             mbarrier.expect(here, BLOCK_M * (FACTS.block_v * 2 + 4))
             load(grad_out, [batch, head, begin, 0], here, gs.index(stage))
@@ -112,7 +114,7 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
     """
     of_key, of_value = totals
     which, begins = rows
-    ks, vs, qs, gs, logarithms, deltas, biases, _ = buffers
+    ks, vs, qs, gs, logarithms, deltas, biases, _, excesses = buffers
     _, _, q_ready, g_ready, free, _, _ = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -126,10 +128,14 @@ def _take_queries(totals, rows, buffers, barriers, factor, numbers, queries, MAS
     mbarrier.wait(g_ready.index(stage), phase)
     grads = products(v, grad, of_scores)
     scores = warpgroup_mma_wait(1, deps=(scores,))
-    scores, power = biased(scores, biases, step, which, factor, STAGES, True)
+    scores = biased(scores, biases, step, which, factor, STAGES, True)
     # One row, which all rows of scores take theirs from.
     logarithm = matrix(logarithms, stage).load(of_scores)
-    probabilities = gl.exp2(scores * power - logarithm)
+    if biases is None:
+        probabilities = gl.exp2(scores * factor - logarithm)
+    else:
+        excess = matrix(excesses, stage).load(of_scores)
+        probabilities = probabilities_of(scores, logarithm, excess, False)
     if MASKED:
         exists = _are_seen(first, begins, queries, BLOCK_M, FACTS)
         probabilities = gl.where(exists, probabilities, 0.0)
@@ -163,7 +169,7 @@ def _store_part(parts, total, part, SIZE: gl.constexpr):
 def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WHICH: gl.constexpr, SPLIT: gl.constexpr):
     """What a group of four warps does: the gradients of the keys and values of number WHICH of a program."""
     grad_key, grad_value = results
-    ks, vs, _, _, _, _, biases, _ = buffers
+    ks, vs, _, _, _, _, _, _, _ = buffers
     k_ready, v_ready, _, _, _, _, _ = barriers
     heads, _, _, _, queries, keys, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -175,7 +181,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
     row, batch, head, first, count, masked = queries_of_tile(sizes, GROUPS * ROWS, FACTS)
     row += WHICH * ROWS
     begins = row - diagonal + gl.arange(0, ROWS, gl.SliceLayout(1, of_scores))
-    factor = (number * LOG2E).to(gl.float32) if biases is None else number.to(gl.float32)
+    factor = score_factor(number, FACTS.nats)
     of_key = gl.zeros((ROWS, BLOCK_D), gl.float32, of_keys)
     of_value = gl.zeros((ROWS, BLOCK_V), gl.float32, of_values)
     mbarrier.wait(k_ready.index(WHICH), 0)
@@ -211,7 +217,7 @@ def _for_keys(results, buffers, barriers, sizes, number, FACTS: gl.constexpr, WH
 def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradient of values and what a block of queries adds to it, whose probabilities another group gets."""
     k, begins = rows
-    _, _, qs, gs, logarithms, _, _, shared = buffers
+    _, _, qs, gs, logarithms, _, _, shared, _ = buffers
     _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -241,7 +247,7 @@ def _add_to_values(total, rows, buffers, barriers, factor, numbers, queries, MAS
 def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.constexpr, FACTS: gl.constexpr):
     """The gradient of keys and what a block of queries adds to it, whose probabilities another group computes."""
     v, begins = rows
-    _, _, qs, gs, _, deltas, _, shared = buffers
+    _, _, qs, gs, _, deltas, _, shared, _ = buffers
     _, _, q_ready, g_ready, free, shared_ready, shared_free = barriers
     step, first = numbers
     STAGES: gl.constexpr = qs.shape[0]
@@ -269,7 +275,7 @@ def _add_to_keys(total, rows, buffers, barriers, numbers, queries, MASKED: gl.co
 @gluon.jit
 def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's values."""
-    ks, vs, _, _, _, _, _, _ = buffers
+    ks, vs, _, _, _, _, _, _, _ = buffers
     k_ready, _, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -299,7 +305,7 @@ def _for_values_alone(result, buffers, barriers, sizes, number, FACTS: gl.conste
 @gluon.jit
 def _for_keys_alone(result, buffers, barriers, sizes, number, FACTS: gl.constexpr):
     """What a group of four warps does where registers hold one gradient: that of a program's keys."""
-    ks, vs, _, _, _, _, _, _ = buffers
+    ks, vs, _, _, _, _, _, _, _ = buffers
     _, v_ready, _, _, _, _, _ = barriers
     _, _, _, _, queries, _, diagonal = sizes
     BLOCK_M: gl.constexpr = FACTS.block_m
@@ -375,9 +381,10 @@ def attend_to_keys_warp_specialized(
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(g_ready.index(i), count=1)
         mbarrier.init(free.index(i), count=GROUPS)
-    biases, shared, shared_ready, shared_free = None, None, None, None
+    biases, excesses, shared, shared_ready, shared_free = None, None, None, None, None
     if bias is not None:
         biases = gl.allocate_shared_memory(bias.dtype, [STAGES * SETS] + bias.block_shape, bias.layout)
+        excesses = gl.allocate_shared_memory(sums.dtype, [STAGES] + sums.block_shape, sums.layout)
     if APART:
         # A thread's eight columns lie apart from those of rows that are written with it.
         swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
@@ -388,7 +395,7 @@ def attend_to_keys_warp_specialized(
             mbarrier.init(shared_ready.index(i), count=1)
             mbarrier.init(shared_free.index(i), count=1)
     operands = query, key, value, grad_out, sums, bias
-    buffers = ks, vs, qs, gs, logarithms, deltas, biases, shared
+    buffers = ks, vs, qs, gs, logarithms, deltas, biases, shared, excesses
     barriers = k_ready, v_ready, q_ready, g_ready, free, shared_ready, shared_free
     results = grad_key, grad_value
     sizes = heads, batch_heads, group, blocks, queries, keys, diagonal

@@ -11,9 +11,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, biased, copy_bias, wait_for_block
+from tritonite.engine.attention.hopper.descriptors import LOG2E, ROWS, biased, copy_bias, thread_sums, wait_for_block
 from tritonite.engine.attention.hopper.tiles import GROUPS, again, in_halves, matrix, products
 from tritonite.engine.attention.place import place
+from tritonite.engine.attention.scores import excess_of, exponentials, score_factor
 from tritonite.engine.gemm.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import libentry
@@ -73,9 +74,9 @@ def _copy_keys(operands, buffers, barriers, sizes, FACTS: gl.constexpr):
 
 @gluon.jit
 def _logarithms(pointers, exists):
-    """The logarithms of the sums of rows, of 2; infinite where there is no row or it sees nothing."""
+    """The logarithms of the sums of rows; infinite where there is no row or it sees nothing."""
     found = gl.load(pointers, mask=exists, other=float("inf"))
-    return gl.where(found == float("-inf"), float("inf"), found) * LOG2E
+    return gl.where(found == float("-inf"), float("inf"), found)
 
 
 @gluon.jit
@@ -93,12 +94,13 @@ def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
 
 
 @gluon.jit
-def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
-    """The gradient of queries and what a block of keys adds to it.
+def _take_keys(totals, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
+    """(The gradient of queries, sums of probabilities by thread) and what a block of keys adds to them.
 
-    `numbers` are those of the block, of its first key, and how many blocks are left after it. Its keys have come, and
-    those of the next block are waited for.
+    Without a bias there are no sums. `numbers` are those of the block, of its first key, and how many blocks are left
+    after it. Its keys have come, and those of the next block are waited for.
     """
+    total, sums = totals
     which, logarithms, delta = rows
     qs, gs, ks, vs, biases = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
@@ -114,21 +116,29 @@ def _take_keys(total, rows, buffers, barriers, factor, ends, numbers, MASKED: gl
     wait_for_block(vs, v_ready, step, True)
     grads = products(grad, v, of_scores)
     scores = warpgroup_mma_wait(1, deps=(scores,))
-    scores, power = biased(scores, biases, step, which, factor, STAGES, False)
-    probabilities = gl.exp2(scores * power - logarithms[:, None])
+    scores = biased(scores, biases, step, which, factor, STAGES, False)
+    if biases is None:
+        scores = scores * factor
+    probabilities = exponentials(scores, logarithms[:, None], False, biases is not None)
     # Here, because the assembler does not move what comes after it before the exponentials.
     wait_for_block(ks, k_ready, step + 1, left > 0)
     grads = warpgroup_mma_wait(0, deps=(grads,))
     mbarrier.arrive(v_free.index(v_stage))
-    grad_scores = probabilities * (grads - delta[:, None])
     if MASKED:
         columns = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))
-        grad_scores = gl.where(columns[None, :] < ends[:, None], grad_scores, 0.0)
+        exists = columns[None, :] < ends[:, None]
+    if biases is not None:
+        if MASKED:
+            probabilities = gl.where(exists, probabilities, 0.0)
+        sums += thread_sums(probabilities)
+    grad_scores = probabilities * (grads - delta[:, None])
+    if MASKED:
+        grad_scores = gl.where(exists, grad_scores, 0.0)
     halves = in_halves(grad_scores, ks.dtype, total)
     total = warpgroup_mma(halves, k, total, is_async=True)
     total, halves = warpgroup_mma_wait(0, deps=(total, halves))
     mbarrier.arrive(k_free.index(stage))
-    return total
+    return total, sums
 
 
 @gluon.jit
@@ -147,7 +157,7 @@ def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr,
     row += WHICH * ROWS
     rows = row + gl.arange(0, ROWS, of_rows)
     exists = rows < queries
-    factor = (number * LOG2E).to(gl.float32) if biases is None else number.to(gl.float32)
+    factor = score_factor(number, FACTS.nats)
     ends = gl.full((ROWS,), 0, gl.int32, of_rows) + keys
     if FACTS.causal:
         ends = gl.minimum(ends, rows + (diagonal + 1))
@@ -159,18 +169,32 @@ def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr,
     mbarrier.wait(g_ready.index(WHICH), 0)
     delta = gl.convert_layout(_row_products(grad, out, out_strides[2], row, queries, FACTS), of_rows)
     sums += far * sum_strides[0] + head.to(gl.int64) * sum_strides[1]
+    if not FACTS.nats:
+        logarithms = logarithms * LOG2E
     gl.store(sums + rows, logarithms, mask=exists)
     gl.store(sums + sum_strides[2] + rows, delta, mask=exists)
     total = gl.zeros((ROWS, BLOCK_D), gl.float32, of_result)
     mbarrier.wait(q_ready.index(WHICH), 0)
     wait_for_block(ks, k_ready, 0, True)
     own = (WHICH, logarithms, delta)
-    for i in range(0, cut):
-        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, True)
-    for i in range(cut, count):
-        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-        total = _take_keys(total, own, buffers, barriers, factor, ends, numbers, False)
+    if biases is None:
+        for i in range(0, cut):
+            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+            total, _shares = _take_keys((total, None), own, buffers, barriers, factor, ends, numbers, True)
+        for i in range(cut, count):
+            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+            total, _shares = _take_keys((total, None), own, buffers, barriers, factor, ends, numbers, False)
+    else:
+        shares = thread_sums(gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores))
+        for i in range(0, cut):
+            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+            total, shares = _take_keys((total, shares), own, buffers, barriers, factor, ends, numbers, True)
+        for i in range(cut, count):
+            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+            total, shares = _take_keys((total, shares), own, buffers, barriers, factor, ends, numbers, False)
+        excess = excess_of(gl.convert_layout(gl.sum(shares, 1), of_rows), logarithms, False)
+        gl.store(sums + 2 * sum_strides[2] + rows, excess, mask=exists)
+        total = total * gl.convert_layout(gl.exp2(-excess), gl.SliceLayout(1, of_result))[:, None]
     q.store((total * number.to(gl.float32)).to(qs.dtype))
     fence_async_shared()
     store(grad_query, [batch, head, row, 0], qs.index(WHICH))
@@ -207,7 +231,8 @@ def attend_to_queries_warp_specialized(
     """As `backward.attend_to_queries`, of operands that tensor descriptors tell of, without packed sequences.
 
     `sums`, of the batch, heads, two and queries, gets what the launch for keys reads of rows: the logarithms, of 2, and
-    the sums over a value's elements of the result and its gradient.
+    the sums over a value's elements of the result and its gradient. Beside a bias the logarithms are in nats, and their
+    excess is the third of three.
     """
     qs = gl.allocate_shared_memory(query.dtype, [GROUPS] + query.block_shape, query.layout)
     gs = gl.allocate_shared_memory(grad_out.dtype, [GROUPS] + grad_out.block_shape, grad_out.layout)
