@@ -541,3 +541,45 @@ def test_biases_of_the_least_and_largest_numbers(small_tiles, dtype, of_bias):
     bias = _extreme(_drawn(1, 2, 20, 24, dtype=of_bias), 3, 17)
     _check(*_operands(dtype=dtype), bias=bias, far=far)
     _check(*_operands(dtype=dtype), bias=_extreme(torch.zeros_like(bias), 0, 0), far=far, scale=-0.3)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, -4.0, 1e-40])
+@pytest.mark.parametrize("causal", [False, True])
+def test_scales_of_bfloat16(small_tiles, scale, causal):
+    _check(*_operands(dtype=torch.bfloat16), causal=causal, scale=scale, far=6e-2)
+
+
+@only_cpu
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 1e300, -1e300])
+def test_scales_that_are_not_finite(scale):
+    query, key, value = _operands()
+    with tritonite.use_gems(include=[_CPU]):
+        found, _ = getattr(_ATEN, _CPU)(query, key, value, scale=scale)
+    # ATen's logarithms of such rows are nan or infinite, as its vectors have it.
+    expected, _ = getattr(_ATEN, _CPU)(query, key, value, scale=scale)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert not tritonite.stats()[_CPU].declined
+
+
+@only_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 20])
+def test_gradients_of_padded_rows_through_the_dispatcher(dtype, queries, path):
+    """Few queries over many keys decode, whose logarithms the gradient takes; rows of padding have one as others do."""
+    keys = 300
+    operands = _operands(S=queries, T=keys, dtype=dtype)
+    mask = torch.zeros(queries, keys, dtype=dtype)
+    mask[:, 200:] = torch.finfo(dtype).min
+    mask[-1] = torch.finfo(dtype).min
+    grad = _drawn(*operands[0].shape, dtype=dtype)
+    own, wide = [[x.detach().to(to).requires_grad_() for x in operands] for to in (dtype, torch.float64)]
+    with tritonite.use_gems(include=[_CPU, f"{_CPU}_backward"]):
+        out = torch.nn.functional.scaled_dot_product_attention(*own, mask)
+        found = torch.autograd.grad(out, own, grad)
+    exact, _ = _by_definition(*wide, mask.double())
+    far = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out.double(), exact, atol=far, rtol=far)
+    for each, expected in zip(found, torch.autograd.grad(exact, wide, grad.double()), strict=True):
+        torch.testing.assert_close(each.double(), expected, atol=far, rtol=far)
+    counts = tritonite.stats()
+    assert not counts[_CPU].declined and not counts[f"{_CPU}_backward"].declined

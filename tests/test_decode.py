@@ -277,3 +277,29 @@ def test_how_keys_are_shared(programs, keys):
         assert 200 <= programs * splits <= 264
     if programs >= 4000:
         assert splits == 1 or split_keys >= 2048
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_bias"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+        (torch.float16, torch.float32),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_biases_of_the_least_and_largest_numbers(small_tiles, dtype, of_bias):
+    """Rows that one number fills, or one column, in one split and in several."""
+    far = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}[dtype]
+    info = torch.finfo(of_bias)
+    bias = _drawn(1, 4, 6, 70, dtype=of_bias)
+    bias[:, :, :2], bias[:, :, 3] = info.min, info.max
+    bias[:, :, 1, 40], bias[:, :, 2, 40] = -3, info.max
+    bias[:, :, 4], bias[:, :, 4, 40] = -math.inf, info.min
+    _check(*_operands(B=1, S=6, T=70, dtype=dtype), bias=bias, far=far)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1e-40])
+def test_scales_of_bfloat16(small_tiles, scale):
+    _check(*_operands(B=1, S=2, T=70, dtype=torch.bfloat16), scale=scale, far=3e-2)
