@@ -280,7 +280,8 @@ def _take_queries(
     shift,
     grad_out,
     logsumexp,
-    sums,
+    delta,
+    excesses,
     drawn,
     strides,
     rows,
@@ -293,8 +294,8 @@ def _take_queries(
 ):
     """The gradients of keys and of values and what a block of queries adds to them; tiles have a row for each key.
 
-    The head's bias is `shift` from the first one's. `sums` are where the launch for queries has left `delta` and the
-    excess. `corner` is the tile's first query and key.
+    The head's bias is `shift` from the first one's. Beside a bias of numbers `excesses` are those of rows'
+    logarithms. `corner` is the tile's first query and key.
     """
     HEAD: tl.constexpr = FACTS.head_size
     VALUE: tl.constexpr = FACTS.value_size
@@ -309,10 +310,10 @@ def _take_queries(
     q = load_rows(query, rows, strides[0][2], span[0], HEAD, BLOCK_D, MASKED)
     grad = load_rows(grad_out, rows, strides[4][2], span[0], VALUE, BLOCK_V, MASKED)
     logarithms = load_logarithms(logsumexp, rows, strides[5][2], span[0], FACTS.nats)
-    products = tl.load(sums[0] + rows, mask=rows < span[0], other=0.0)
+    products = tl.load(delta + rows, mask=rows < span[0], other=0.0)
     excess = None
-    if sums[1] is not None:
-        excess = tl.load(sums[1] + rows, mask=rows < span[0], other=0.0)[None, :]
+    if excesses is not None:
+        excess = tl.load(excesses + rows, mask=rows < span[0], other=0.0)[None, :]
     scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
     probability = _probabilities(scores, logarithms[None, :], excess, exists, added, factor, MASKED, FACTS)
     weights = probability
@@ -408,10 +409,10 @@ def attend_to_keys(
         shift = batch * strides[3][0] + head * strides[3][1]
         own_grad = grad_out + batch * strides[4][0] + head * strides[4][1] + first_query * strides[4][2]
         own = logsumexp + batch * strides[5][0] + head * strides[5][1] + first_query * strides[5][3]
-        shift_of_sums = batch * strides[8][0] + head * strides[8][1] + first_query
-        sums = (delta + shift_of_sums, None)
+        sums = delta + batch * strides[8][0] + head * strides[8][1] + first_query
+        own_excesses = None
         if excesses is not None:
-            sums = (delta + shift_of_sums, excesses + shift_of_sums)
+            own_excesses = excesses + batch * strides[8][0] + head * strides[8][1] + first_query
         drawn = None
         if FACTS.dropout != "":
             drawn = drawn_for(seed, offset, memory, p, (batch * heads) * RATIO + head, queries, keys, FACTS)
@@ -428,6 +429,7 @@ def attend_to_keys(
                 own_grad,
                 own,
                 sums,
+                own_excesses,
                 drawn,
                 strides,
                 start + lanes,
@@ -450,6 +452,7 @@ def attend_to_keys(
                 own_grad,
                 own,
                 sums,
+                own_excesses,
                 drawn,
                 strides,
                 start + lanes,

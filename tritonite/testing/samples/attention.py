@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def _heads(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def _scores(
-    query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, last: bool, scale: float = _SCALE
+    query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, last: bool, scale: float
 ) -> torch.Tensor:
     """In float64; `last` where the last query sees all keys, and not the first one alone."""
     ratio, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
@@ -53,7 +54,7 @@ def _operands(tensors: facts.Tensors, shared: int, biased: bool, last: bool = Fa
     query, (key, value) = _heads(x, 2, 4, 20, 16), [_heads(each, 2, shared, 24, 16) for each in (y, x)]
     causal = x.is_contiguous()
     bias = _heads(x.contiguous(), 2, 1, 1, 24).expand(2, 4, 20, 24) if biased and not causal else None
-    scores = _scores(query, key, bias, causal, last)
+    scores = _scores(query, key, bias, causal, last, _SCALE)
     out = (scores.softmax(-1) @ value.double().repeat_interleave(4 // shared, 1)).to(x.dtype)
     given = {"query": query, "key": key, "value": value, "is_causal": causal, "scale": _SCALE, "dropout_p": 0.0}
     given |= {"attn_mask": bias, "attn_bias": bias, "compute_log_sumexp": True, "return_debug_mask": False}
@@ -286,6 +287,33 @@ def _gradients(bias: int, causal: int, last: bool, mask: int = 0) -> Any:
     return reference
 
 
+def _gradients_of_cpu(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    dropout_p: float,
+    causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """By the definition: logarithms near the largest finite number do not tell how many keys a row has, as ATen's need.
+
+    A row that sees nothing has no gradient.
+    """
+    operands = [x.detach().requires_grad_() for x in (query, key, value)]
+    with torch.enable_grad():
+        factor = query.shape[3] ** -0.5 if scale is None else scale
+        scores = _scores(operands[0], operands[1], attn_mask, causal, False, factor)
+        empty = scores.isneginf().all(-1, keepdim=True)
+        shares = scores.masked_fill(empty, 0).softmax(-1) * ~empty
+        result = shares @ operands[2].repeat_interleave(query.shape[1] // key.shape[1], 1)
+        return torch.autograd.grad(result, operands, grad)
+
+
 def _attended_rows(
     operands: list[torch.Tensor], starts: Any, causal: Any, last: bool, scale: Any, bias: Any = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -337,6 +365,7 @@ facts.REFERENCES |= {
 }
 facts.UNWRITTEN |= {f"{_FLASH_ROWS}_forward": (2, 3), f"{_EFFICIENT_ROWS}_forward": (2, 3)}
 # ATen has no float64 on GPUs.
+facts.REFERENCES[f"{_CPU}_backward"] = _gradients_of_cpu
 facts.REFERENCES |= {_FLASH: _flash, _EFFICIENT: _efficient, _CUDNN: _cudnn}
 facts.REFERENCES |= {
     f"{_FLASH}_backward": _gradients(0, 11, True),
@@ -347,13 +376,60 @@ facts.REFERENCES |= {
 facts.UNWRITTEN |= {_FLASH: (6, 7), _EFFICIENT: (2, 3), _CUDNN: (6, 7)}
 
 
+def _draw(given: dict[str, Any]) -> int:
+    """A number of 32 bits that the values of a call's floating-point tensors decide."""
+    drawn = 0
+    for x in given.values():
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.layout is torch.strided:
+            drawn = zlib.crc32(x.detach().resolve_neg().double().cpu().contiguous().numpy().tobytes(), drawn)
+    return drawn
+
+
+def _scale(given: dict[str, Any]) -> float:
+    """A scale of the drawn one's sign. Beside a causal mask ATen's scores are nan where it is not positive."""
+    number = given.get("scale")
+    if not isinstance(number, (int, float)) or given["is_causal"]:
+        return _SCALE
+    return -_SCALE if number < 0 else 0.0 if number == 0 else _SCALE
+
+
+def _with_extremes(bias: torch.Tensor, drawn: int) -> torch.Tensor:
+    """A bias with the row or the column that a padding mask has, or as it is."""
+    info, bias = torch.finfo(bias.dtype), bias.contiguous().clone()
+    rows = [info.min, info.max, *([-math.inf] if bias.device.type == "cpu" else [])]
+    columns = [info.min, info.max, -math.inf]
+    if drawn % 4 == 1:
+        bias[..., drawn // 4 % bias.shape[-2], :] = rows[drawn // 256 % len(rows)]
+    elif drawn % 4 == 2 and bias.shape[-1] > 1:
+        bias[..., drawn // 4 % bias.shape[-1]] = columns[drawn // 256 % 3]
+    elif drawn % 4 == 3 and bias.shape[-1] > 1:
+        bias[..., drawn // 4 % bias.shape[-2], 1:] = columns[drawn // 256 % 3]
+    return bias
+
+
+def _decoding(given: dict[str, Any], many: bool) -> dict[str, Any]:
+    """A call's first query alone, and over so `many` keys that several programs share them."""
+    times = 13 if many else 1
+    found = {**given, "query": given["query"][:, :, :1]}
+    found |= {name: given[name].repeat(1, 1, times, 1) for name in ("key", "value")}
+    for name in ("attn_mask", "attn_bias"):
+        bias = given.get(name)
+        if isinstance(bias, torch.Tensor) and bias.dim() in (2, 4):
+            wide = bias[..., :1, :]
+            found[name] = wide if bias.shape[-1] == 1 else wide.repeat(*[1] * (bias.dim() - 1), times)
+    return found
+
+
 def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[str, Any]:
-    """Operands that fit, of values whose scores are of a few units.
+    """Operands that fit, of values whose scores are of a few units but for what masks are made of.
 
     ATen's kernels for CPUs look at few shapes, and read or write beyond those that do not fit, as cuDNN's do of other
     dtypes. They end the process where there are no rows.
     """
-    given = {**given, "scale": _SCALE}
+    drawn = _draw(given)
+    given = {**given, "scale": _scale(given)}
+    if drawn % 16 and "dropout_p" in given:
+        given["dropout_p"] = 0.0
     query = given["query"]
     operands = query, given["key"], given["value"]
     fits = _fits(*operands)
@@ -362,15 +438,24 @@ def _tame(given: dict[str, Any], dtypes: tuple[torch.dtype, ...] = ()) -> dict[s
         alike = len({(x.dtype, x.device) for x in operands}) == 1
         fits = alike and query.dtype in dtypes and query.shape[3] % 8 == 0
     if not fits:
-        query = query if not dtypes and _fits(query, query, query) else torch.ones(1, 2, 3, 8)
-        query = query.to(devices.current.type, *dtypes[:1])
-        given |= {"query": query, "key": query, "value": query}
+        generator = torch.Generator().manual_seed(drawn)
+        accepted = dtypes or (torch.float32, torch.float16, torch.bfloat16)
+        made = [torch.randn(1, 2, rows, 8, generator=generator) for rows in (3, 8, 8)]
+        query, key, value = [x.to(devices.current.type, accepted[drawn % len(accepted)]) for x in made]
+        given |= {"query": query, "key": key, "value": value}
         given |= {name: None for name in ("attn_mask", "attn_bias") if name in given}
     for name in ("query", "key", "value", "attn_mask", "attn_bias", "grad_out", "grad_out_"):
         x = given.get(name)
+        if x is None and name in given and drawn % 3 and not given["is_causal"]:
+            # ATen's kernel for CPUs alone takes a mask of another dtype.
+            wide = name == "attn_mask" and drawn % 2
+            dtype = torch.float32 if wide else query.dtype
+            x = query.new_zeros((*query.shape[:3], given["key"].shape[2]), dtype=dtype)
         if isinstance(x, torch.Tensor) and facts.real(x) and x.is_floating_point():
             given[name] = x.nan_to_num(1, 1, 1).clamp(-3, 3)
-    return given
+            if name.startswith("attn") and x.numel() and x.dim() >= 2:
+                given[name] = _with_extremes(given[name], drawn // 8)
+    return _decoding(given, drawn % 8 == 0) if drawn % 4 == 0 else given
 
 
 @facts.drawn(_CPU, f"{_CPU}_backward")
@@ -384,15 +469,18 @@ def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
     if "logsumexp" not in given:
         return given
     query, key, value = given["query"], given["key"], given["value"]
+    scores = plain = _scores(query, key, None, bool(given["is_causal"]), False, given["scale"])
     try:
-        scores = _scores(query, key, given["attn_mask"], bool(given["is_causal"]), False)
+        scores = _scores(query, key, given["attn_mask"], bool(given["is_causal"]), False, given["scale"])
     except (AttributeError, RuntimeError):
         given["attn_mask"] = None
-        scores = _scores(query, key, None, bool(given["is_causal"]), False)
-    out = (scores.softmax(-1) @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)).to(query.dtype)
+    if scores.shape != plain.shape:
+        given["attn_mask"], scores = None, plain
+    shares, logarithms = scores.softmax(-1).nan_to_num(0), scores.logsumexp(-1)
+    out = (shares @ value.double().repeat_interleave(query.shape[1] // key.shape[1], 1)).to(query.dtype)
     if not isinstance(given["grad_out"], torch.Tensor) or given["grad_out"].shape != out.shape:
         given["grad_out"] = out
-    return given | {"out": out, "logsumexp": scores.logsumexp(-1).float()}
+    return given | {"out": out, "logsumexp": logarithms.masked_fill(logarithms.isneginf(), 0).float()}
 
 
 _OF_CUDA = (_FLASH, _EFFICIENT, _CUDNN)
