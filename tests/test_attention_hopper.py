@@ -455,6 +455,16 @@ def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
     assert faster("cudnn", "decoding", 2, 64, False, 512)
 
 
+def test_few_queries_by_few_keys_are_left_to_aten():
+    """Where tiles are few; decoding serves more keys, and gradients are another matter."""
+    assert table.are_short(1, 148) and not table.are_short(1, 256) and not table.are_short(17, 148)
+    for few, short in itertools.product((False, True), repeat=2):
+        assert table.aten_is_faster("flash", "warp specialised", 2, 80, False, 148, few, short) == (few and short)
+        assert not table.aten_is_faster("flash", "warp specialised backward", 2, 80, False, 148, few, short)
+        assert table.aten_is_faster("efficient", "forward", 4, 256, False, 1788, few) == few
+        assert not table.aten_is_faster("efficient", "forward", 4, 128, False, 1788, few)
+
+
 def test_short_heads_beside_cudnn_want_many_keys_or_few_tiles():
     slower = lambda head, keys, biased=False, few=False: table.aten_is_faster(
         "cudnn", "warp specialised", 2, head, biased, keys, few

@@ -119,7 +119,8 @@ def _decline_if_slower(problem, backend, *done_by):
     unmeasured = devices.current.aten_measured and not measured
     if problem.dropout is None:
         heads, multiprocessors = problem.batch * query.shape[1], devices.multiprocessors(query.device)
-        given = size, head, biased, problem.keys, table.are_few(problem.queries, heads, multiprocessors)
+        few = table.are_few(problem.queries, heads, multiprocessors)
+        given = size, head, biased, problem.keys, few, table.are_short(problem.queries, problem.keys)
         slower = any([table.aten_is_faster(backend, each, *given) for each in done_by])
     else:
         # FlashAttention's gradients have 0.69 to 0.83 of ATen's speed here, all else 1.1 to 2.0.

@@ -129,20 +129,25 @@ FASTER_OF_FEW: dict[tuple[str, int, str], range] = FASTER | {
     ("cudnn", 2, "warp specialised"): range(17, 257),
     ("cudnn", 2, "warp specialised backward"): range(17, 257),
     ("flash", 2, "backward"): range(65, 129),
+    # Tiles of 32 float32 rows take all keys in turn, and few of them leave most multiprocessors idle.
+    ("efficient", 4, "forward"): range(1, 129),
 }
 
 
 def aten_is_faster(
-    backend: str, done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False
+    backend: str, done_by: str, size: int, head: int, biased: bool, keys: int, few: bool = False, short: bool = False
 ) -> bool:
     """Whether a backend of ATen's is, on Hopper's GPUs, for elements of `size` bytes, heads of `head` and so many keys.
 
     A pass is done by the "forward" kernel, the "warp specialised" one, that of "decoding", those of "backward" or of
-    "warp specialised backward", or of "backward of a bias". There may be `few` tiles. Decoding has 0.94 to 5 of ATen's
-    speed.
+    "warp specialised backward", or of "backward of a bias". There may be `few` tiles, of `short` rows. Decoding has
+    0.94 to 5 of ATen's speed.
     """
     if done_by == "decoding":
         return False
+    if few and short and done_by in ("forward", "warp specialised"):
+        # Beginning and ending a tile of 64 rows, most of them empty, takes longer than its keys.
+        return True
     faster = FASTER_WITH_BIAS if biased else FASTER_OF_FEW if few else FASTER
     if head not in faster.get((backend, size, done_by), ()):
         return True
@@ -217,6 +222,11 @@ PAIRED_ROUNDS = 8
 def are_few(queries: int, heads: int, multiprocessors: int) -> bool:
     """Whether so few tiles of the fewest queries leave multiprocessors idle."""
     return -(-queries // 64) * heads <= _RESIDENT * multiprocessors
+
+
+def are_short(queries: int, keys: int) -> bool:
+    """Whether queries are as few as in decoding, and keys too few for that."""
+    return queries <= FEW_QUERIES and keys < MANY_KEYS
 
 
 def warp_specialized(
