@@ -549,6 +549,13 @@ def test_scales_of_bfloat16(small_tiles, scale, causal):
     _check(*_operands(dtype=torch.bfloat16), causal=causal, scale=scale, far=6e-2)
 
 
+@pytest.mark.parametrize(("S", "T"), [(20, 0), (1, 0), (1, 1), (1, 24)])
+def test_no_keys_and_single_rows(small_tiles, S, T):
+    """Rows without keys are 0, and so are their gradients, beside a bias too."""
+    for bias in (None, _drawn(1, 2, S, T)):
+        _check(*_operands(S=S, T=T), bias=bias)
+
+
 @only_cpu
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 1e300, -1e300])
 def test_scales_that_are_not_finite(scale):

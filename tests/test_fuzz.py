@@ -182,3 +182,28 @@ def test_a_short_run_finds_nothing():
     findings = list(fuzz(600, None, 20261122, 2, tally, turns))
     assert not findings, "\n".join(map(str, findings))
     assert tally.calls + len(tally.aten_crashes) == 2 * turns and tally.served > tally.calls / 3
+
+
+def _bounds(dtype):
+    info = torch.finfo(dtype)
+    return {info.min, info.max}
+
+
+@pytest.mark.skipif(tritonite.device != "cpu", reason="of ATen's kernel for CPUs")
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+def test_calls_of_attention_have_masks_of_every_kind(suffix):
+    """The least and largest finite numbers and -inf, scales of any sign, and one query over few keys and many."""
+    op = tritonite.overloads()[f"_scaled_dot_product_flash_attention_for_cpu{suffix}"]
+    met = set()
+    for number in range(120):
+        arguments = draw(op, 5, number).arguments
+        queries, keys, scale = arguments["query"].shape[2], arguments["key"].shape[2], arguments["scale"]
+        met |= {"one query over many" if keys > 200 else "one query"} if queries == 1 else set()
+        met |= {"negative"} if scale < 0 else {"zero"} if scale == 0 else set()
+        mask = arguments["attn_mask"]
+        if isinstance(mask, torch.Tensor) and mask.is_floating_point() and mask.numel():
+            met |= {bound for bound in _bounds(mask.dtype) if mask.eq(bound).any()}
+            met |= {"-inf"} if mask.isneginf().any() else set()
+            met |= {"a row"} if mask.eq(min(_bounds(mask.dtype))).all(-1).any() else set()
+    extremes = {bound for dtype in (torch.float32, torch.bfloat16) for bound in _bounds(dtype)}
+    assert met >= {"one query", "one query over many", "negative", "zero", "-inf", "a row"} | extremes

@@ -191,3 +191,23 @@ def test_a_launch_is_prepared_where_device_and_driver_can(monkeypatch):
     assert not devices.prepares_launches("cuda", 90)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     assert not devices.has_dependent_launch(torch.device("cuda", 0))
+
+
+@tritonite.libentry()
+@triton.jit
+def combined(x, y, out, above, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)
+    a, b = tl.load(x + index), tl.load(y + index)
+    tl.store(out + index, -a)
+    tl.store(out + BLOCK + index, a + b)
+    tl.store(out + 2 * BLOCK + index, a * b)
+    tl.store(out + 3 * BLOCK + index, a - b)
+    tl.store(above + index, (a > b).to(tl.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_arithmetic_of_every_dtype(dtype):
+    x, y = torch.randn(2, 64, device=tritonite.device).to(dtype)
+    out, above = x.new_empty(4, 64), torch.empty(64, dtype=torch.int32, device=tritonite.device)
+    combined[(1,)](x, y, out, above, BLOCK=64)
+    assert torch.equal(out, torch.stack([-x, x + y, x * y, x - y])) and torch.equal(above, (x > y).int())
