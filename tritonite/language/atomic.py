@@ -1,4 +1,7 @@
-"""Atomic additions of half types, as NVIDIA's GPUs have them: two elements of a word at a time."""
+"""Atomic operations that Triton does not have, as NVIDIA's GPUs have them.
+
+16-bit floats are added two elements of a word at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,46 @@ _ADD_PAIR = tl.constexpr("""{
 }""")
 _ADD_FLOAT16 = tl.constexpr(_ADD_PAIR.value % "f16")
 _ADD_BFLOAT16 = tl.constexpr(_ADD_PAIR.value % "bf16")
+
+_SWAP = tl.constexpr("""{
+    .reg .pred p;
+    setp.ne.b32 p, $4, 0;
+    mov.b%s $0, $2;
+    @p atom.relaxed.gpu.global.cas.b%s $0, [$1], $2, $3;
+}""")
+_SWAP_32 = tl.constexpr(_SWAP.value % ("32", "32"))
+_SWAP_64 = tl.constexpr(_SWAP.value % ("64", "64"))
+# Registers of 16 bits are no operands of assembly that takes an element at a time.
+_SWAP_16 = tl.constexpr("""{
+    .reg .pred p;
+    .reg .b16 old, wanted;
+    setp.ne.b32 p, $4, 0;
+    cvt.u16.u32 old, $2;
+    cvt.u16.u32 wanted, $3;
+    @p atom.relaxed.gpu.global.cas.b16 old, [$1], old, wanted;
+    cvt.u32.u16 $0, old;
+}""")
+
+
+@triton.jit
+def swap_where(pointers, old, wanted, mask):
+    """Compare and swap words of 16, 32 or 64 bits where a mask is set, and return what was there.
+
+    Lanes off the mask access no memory, and return `old`. Triton's own operation has no mask. A lane of the block must
+    belong to one thread alone.
+    """
+    address = pointers.to(tl.int64)
+    lanes = mask.to(tl.int32)
+    if old.dtype.primitive_bitwidth == 16:
+        word = tl.inline_asm_elementwise(
+            _SWAP_16, "=&r,l,r,r,r", [address, old.to(tl.int32), wanted.to(tl.int32), lanes], tl.int32, False, 1
+        )
+        found = word.to(tl.int16)
+    elif old.dtype.primitive_bitwidth == 32:
+        found = tl.inline_asm_elementwise(_SWAP_32, "=&r,l,r,r,r", [address, old, wanted, lanes], tl.int32, False, 1)
+    else:
+        found = tl.inline_asm_elementwise(_SWAP_64, "=&l,l,l,l,r", [address, old, wanted, lanes], tl.int64, False, 1)
+    return found
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
-from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX
+from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
 from tritonite.engine.indexing.places import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
@@ -25,7 +25,7 @@ from tritonite.engine.indexing.places import (
     linear_index,
 )
 from tritonite.engine.indexing.segments import add_rows_at
-from tritonite.engine.indexing.write import ADD, LARGEST, MULTIPLY, SMALLEST, write_at
+from tritonite.engine.indexing.write import ADD, LARGEST, MULTIPLY, SMALLEST, widened, write_at
 from tritonite.engine.iteration import broadcast_shape, expand_strides, output_strides
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
@@ -62,15 +62,19 @@ def destination(
     outs: Sequence[torch.Tensor],
     accepts: Sequence[torch.dtype],
     like: bool = False,
+    filled: bool = True,
 ) -> torch.Tensor:
-    """What becomes of `self`: itself, or a copy of it in `outs`, or a fresh one, contiguous or laid out `like` it."""
+    """What becomes of `self`: itself, or a copy of it in `outs`, or a fresh one, contiguous or laid out `like` it.
+
+    Nothing is copied yet unless `filled`.
+    """
     if outs or not like:
         (out,) = outputs((self, *others), [self.shape], [self.dtype], outs, in_place=[self], accepts=accepts)
     else:
         outputs((self, *others), [], [], (), accepts=accepts)
         layout = output_strides(tuple(self.shape), [(self.shape, self.stride())], False)
         out = empty_strided(self.shape, layout, self.dtype, self.device)
-    if out is not self and out.numel():
+    if filled and out is not self and out.numel():
         out.copy_(self)
     return out
 
@@ -173,8 +177,8 @@ def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
 @operator("scatter", accepts=ALL)
 def scatter_with(self, dim, index, src, reduce, outs=()):
     places, operation = _scattered(self, dim, index, src), _operation(self, reduce, ("add", "multiply"))
-    out = destination(self, (index, src), outs, ALL)
-    places.write(out, src, _strides(src, places), operation=operation)
+    out = destination(self, (index, src), outs, ALL, filled=False)
+    places.write(out, src, _strides(src, places), operation=operation, start=self)
     return (out,)
 
 
@@ -182,35 +186,40 @@ def scatter_with(self, dim, index, src, reduce, outs=()):
 def scatter_value_with(self, dim, index, value, reduce, outs=()):
     places, operation = _scattered(self, dim, index), _operation(self, reduce, ("add", "multiply"))
     check_number(self, value)
-    out = destination(self, (index,), outs, ALL)
-    places.write(out, number=value, operation=operation)
+    out = destination(self, (index,), outs, ALL, filled=False)
+    places.write(out, number=value, operation=operation, start=self)
     return (out,)
 
 
-def _add(out, source, places, row_dims):
-    """Add a source to places of a tensor: in no order, or in theirs where torch was asked for it."""
+def _add(out, start, source, places, row_dims):
+    """Write `start` to `out`, with a source added at its places: in no order, or in theirs where torch was asked for it."""
+    in_order = torch.are_deterministic_algorithms_enabled() and bool(places.shape)
+    if in_order or out.is_complex():
+        if start is not out and out.numel():
+            out.copy_(start)
+        start = None
     if out.is_complex():
         if not out.dim():
             # A tensor of parts has a dimension, along which no index counts.
             out, source, places = out.view(1), source.reshape(1), Places(places.index.reshape(1), 0, (1,), (1,))
             row_dims = (0,)
         out, source, places = torch.view_as_real(out), torch.view_as_real(source), places.of_parts()
-    if torch.are_deterministic_algorithms_enabled() and places.shape:
+    if in_order:
         places.add_in_order(out, source, row_dims)
     else:
-        places.write(out, source, _strides(source, places), operation=ADD)
+        places.write(out, source, _strides(source, places), operation=ADD, start=start)
 
 
 @operator("scatter_add", accepts=WITH_COMPLEX)
 def scatter_add(self, dim, index, src, outs=()):
     places = _scattered(self, dim, index, src, in_order=True)
     _check_count(places, self)
-    out = destination(self, (index, src), outs, WITH_COMPLEX)
-    _add(out, src, places, range(index.dim()))
+    out = destination(self, (index, src), outs, WITH_COMPLEX, filled=False)
+    _add(out, self, src, places, range(index.dim()))
     return (out,)
 
 
-@scalar_kernel(own=("count",), static=("included",))
+@scalar_kernel(own=("total", "count"), static=("included",))
 def _mean(total, count, included):
     """Of integers the quotient is rounded down. Where nothing has been added, the total stays as it is."""
     count = tl.maximum(count + 1 if included else count, 1)
@@ -237,14 +246,17 @@ def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
     operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
-    out = destination(self, (places.index, source), outs, accepts)
+    # A mean divides the sum before that is rounded.
+    wide = reduce == "mean" and opmath(self.dtype) is not self.dtype
+    out = destination(self, (places.index, source), outs, accepts, filled=not wide)
+    total = widened(self, out) if wide else out
     if not include_self:
-        places.write(out, number=_identity(out.dtype, operation))
-    places.write(out, source, _strides(source, places), operation=operation)
+        places.write(total, number=_identity(out.dtype, operation))
+    places.write(total, source, _strides(source, places), operation=operation)
     if reduce == "mean" and out.numel():
         count = zeros(out.shape, torch.int32, out.device)
         places.write(count, number=1, operation=ADD)
-        _mean.run((out, count, include_self), (out,))
+        _mean.run((total, count, include_self), (out,))
     return (out,)
 
 
@@ -314,14 +326,14 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
         raise Decline("a bool for numbers")
     check_number(torch.view_as_real(self) if self.is_complex() else self, alpha)
     _check_count(places, self)
-    out = destination(self, (index, source), outs, WITH_COMPLEX)
+    out = destination(self, (index, source), outs, WITH_COMPLEX, filled=False)
     in_order = torch.are_deterministic_algorithms_enabled()
     if not source.is_complex() and not in_order:
-        places.write(out, source, _strides(source, places), alpha, ADD)
+        places.write(out, source, _strides(source, places), alpha, ADD, start=self)
         return (out,)
     if source.numel() and (source.is_complex() or zero_or_one(alpha) != 1):
         source = _scaled(source, alpha)
-    _add(out, source, places, (places.dim,))
+    _add(out, self, source, places, (places.dim,))
     return (out,)
 
 
@@ -363,17 +375,18 @@ def put(self, index, source, accumulate=False, outs=()):
     if source.dtype is not self.dtype or index.numel() != source.numel() or (index.numel() and not self.numel()):
         raise Decline("a source of another dtype or size")
     accepts = ALL if accumulate else WITH_COMPLEX
-    out = destination(self, (index, source), outs, accepts, like=True)
     if source.shape != index.shape:
         if not (source.is_contiguous() and index.is_contiguous()):
             raise Decline("a source of another shape than its index's")
         source, index = source.view(-1), index.view(-1)
+    out = destination(self, (index, source), outs, accepts, like=True, filled=False)
     counted = linear_index(index, index.stride(), out)
     write_at(
         *(out, index.shape, (0,) * index.dim(), [counted], source, source.stride()),
         operation=ADD if accumulate else "",
         wraps=True,
         message=IN_RANGE_OF_BOTH_SIGNS,
+        start=self,
     )
     return (out,)
 

@@ -3,11 +3,15 @@
 Programs combine by atomic operations: a device's own addition where it has one for the dtype, and else by comparing and
 swapping the word that an element is in until nobody else has changed it between. So the order in which numbers
 are added up differs from run to run, as it does in ATen's kernels.
+
+Sums and products of 16-bit floats are accumulated in float32 and rounded once, because a 16-bit sum stops growing: 256
+ones are the most that bfloat16 counts. `_accumulates_wide` says for which calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +20,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, number_type
+from tritonite.dispatch.call import Number, empty_strided, number_type
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, Space
 from tritonite.engine.indexing.read import places, rows_and_columns
 from tritonite.engine.iteration import span
-from tritonite.engine.movement import words
-from tritonite.language.atomic import add_halves
+from tritonite.engine.movement import move, words
+from tritonite.language.atomic import add_halves, swap_where
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.launch import ASSERTING, libentry
@@ -30,6 +34,8 @@ from tritonite.launch import ASSERTING, libentry
 # Dtypes that every device adds to memory by itself.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)
 ADD, MULTIPLY, LARGEST, SMALLEST = "add", "multiply", "largest", "smallest"
+# Elements of a target whose copy in float32 costs less than the launches that make it.
+_SMALL = 2**16
 
 
 @triton.jit
@@ -82,12 +88,19 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
     else:
         shift = 0
         swapped = pointers.to(tl.pointer_type(FACTS.word), bitcast=True)
-    old = tl.load(swapped)
+    # From the cache that all programs share: the nearest one keeps what was there when the kernel began.
+    old = tl.load(swapped, cache_modifier=".cg")
     pending = mask
     while tl.max(pending.to(tl.int32), axis=None) > 0:
         combined = _combined(_element_of(old, shift, ELEMENT, COMPUTE), value, OPERATION, FLAGS)
         wanted = tl.where(pending, _word_with(old, combined, shift, ELEMENT), old)
-        found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
+        if OPERATION == "largest" or OPERATION == "smallest" or FLAGS:
+            # An element that a value leaves as it is will not change back, so that there is nothing to write.
+            pending = pending & (wanted != old)
+        if FACTS.masked:
+            found = swap_where(swapped, old, wanted, pending)
+        else:
+            found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
         pending = pending & (found != old)
         old = found
 
@@ -98,7 +111,9 @@ class Writing:
 
     `number` is "float" or "int" where one is written instead of values, and `scaled` where values are multiplied with
     it. An `operation` combines what is written with what is there, in the dtype `compute`; a `native` one is the
-    device's own, any other swaps each `word`. It adds halves in pairs where `paired`.
+    device's own, any other swaps each `word`, or those of the lanes that have one to write where it is `masked`. It adds
+    halves in pairs where `paired`. Numbers and products are rounded to the dtype `rounded`, if there is one, before
+    they are combined.
     """
 
     operation: str = ""
@@ -106,8 +121,10 @@ class Writing:
     scaled: bool = False
     native: bool = False
     paired: bool = False
+    masked: bool = False
     compute: Any = None
     word: Any = None
+    rounded: Any = None
 
 
 @libentry()
@@ -147,9 +164,8 @@ def _write_at(
             value = value.to(WRITING.compute)
         if WRITING.scaled:
             value = value * given
-    if WRITING.operation != "" and WRITING.scaled:
-        # ATen rounds the product before it adds.
-        value = value.to(target.dtype.element_ty).to(WRITING.compute)
+    if WRITING.rounded is not None:
+        value = value.to(WRITING.rounded).to(WRITING.compute)
     if WRITING.operation == "":
         tl.store(target + far, value.to(target.dtype.element_ty), mask=mask)
     elif WRITING.paired:
@@ -176,6 +192,30 @@ def _adds_in_memory(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in _ADDED_IN_MEMORY or (dtype is torch.float16 and not devices.current.interpreted)
 
 
+def widened(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A copy of 16-bit floats in float32, with the strides of a tensor `like` it."""
+    wide = empty_strided(like.shape, like.stride(), opmath(tensor.dtype), tensor.device)
+    move(tensor, wide)
+    return wide
+
+
+def _accumulates_wide(
+    target: torch.Tensor, shape: Sequence[int], target_strides: Sequence[int], operation: str
+) -> bool:
+    """Whether sums and products of 16-bit floats are accumulated in a copy of the target in float32.
+
+    They are where an element may get several updates: as many as there are along the dimensions that only indices
+    count. On a GPU, whose own addition of 16-bit floats ATen uses too, the copy must not cost more than the updates,
+    so the target must have no more elements than there are updates, or few.
+    """
+    if operation not in (ADD, MULTIPLY) or opmath(target.dtype) is target.dtype:
+        return False
+    if math.prod([size for size, stride in zip(shape, target_strides, strict=True) if stride == 0]) == 1:
+        return False
+    reach = span(target.shape, target.stride())
+    return target.device.type == "cpu" or reach <= max(_SMALL, math.prod(shape))
+
+
 def write_at(
     target: torch.Tensor,
     shape: Sequence[int],
@@ -187,39 +227,54 @@ def write_at(
     operation: str = "",
     wraps: bool = False,
     message: str = IN_RANGE,
+    start: torch.Tensor | None = None,
 ) -> None:
     """Write to `target`, at the places that its strides over `shape`, and indices, tell.
 
-    What is written are `values`, of the same dtype, with their strides over `shape`, or a `number`, or their products.
-    An `operation` (ADD, MULTIPLY, LARGEST, SMALLEST) combines them with what is there; without one, of several values
-    for a place it is not defined which remains. Index tensors are as for `read_at`.
+    What is written are `values`, with their strides over `shape`, or a `number`, or their products. An `operation`
+    (ADD, MULTIPLY, LARGEST, SMALLEST) combines them with what is there; without one the values have the target's dtype,
+    and of several values for a place it is not defined which remains. Index tensors are as for `read_at`. A target that
+    is not `start`, if that is given, first becomes a copy of it.
     """
+    start = target if start is None else start
+    wide = 0 not in shape and _accumulates_wide(target, shape, target_strides, operation)
+    if start is not target and not wide and target.numel():
+        target.copy_(start)
     if 0 in shape:
         return
-    number = _as_integer(number)
-    itemsize, moved = target.dtype.itemsize, number is None and not operation
-    space = Space.of(shape, value_strides or (0,) * len(shape), target_strides, indices, itemsize if moved else 8)
-    facts = space.facts(itemsize, wraps, message)
-    native = operation == ADD and _adds_in_memory(target.dtype, target.device)
+    total = target
+    if wide:
+        total = widened(start, target)
+    places_of = Space.of(
+        *(shape, value_strides or (0,) * len(shape), target_strides, indices),
+        8 if number is not None or operation else target.dtype.itemsize,
+    )
+    _launch(total, places_of, values, _as_integer(number), operation, wraps, message, target.dtype)
+    if wide:
+        move(total, target)
+
+
+def _launch(
+    target: torch.Tensor,
+    space: Space,
+    values: torch.Tensor | None,
+    number: Any,
+    operation: str,
+    wraps: bool,
+    message: str,
+    dtype: torch.dtype,
+) -> None:
+    """Write to a target, which accumulates what is rounded to `dtype` in the end."""
+    facts = space.facts(target.dtype.itemsize, wraps, message)
     if operation:
         # One lane an element at least, since lanes that have the same one would both combine it.
         facts = dataclasses.replace(facts, block=_filling(facts.block))
-    if moved:
+    if number is None and not operation:
         assert values is not None
         target, values = words(target), words(values)
         writing = Writing()
     else:
-        # Numbers are converted to bools and to integers of 8 bits by way of wider ones.
-        compute = torch.uint8 if target.dtype is torch.bool else opmath(target.dtype)
-        writing = Writing(
-            operation=operation,
-            number="" if number is None else "float" if number_type(number) is float else "int",
-            scaled=number is not None and values is not None,
-            native=native,
-            paired=native and itemsize == 2 and devices.current.ptx,
-            compute=TRITON_DTYPES[target.dtype if target.dtype is torch.bool and not operation else compute],
-            word={2: tl.int16, 4: tl.int32, 8: tl.int64}.get(itemsize),
-        )
+        writing = _combining(target, values, number, operation, dtype)
     floating = writing.number == "float"
     _write_at[(space.programs(facts),)](
         *(target, values, number if floating else 0.0, number if writing.number == "int" else 0),
@@ -229,6 +284,29 @@ def write_at(
         WRITING=writing,
         num_warps=4,
         **ASSERTING,
+    )
+
+
+def _combining(
+    target: torch.Tensor, values: torch.Tensor | None, number: Any, operation: str, dtype: torch.dtype
+) -> Writing:
+    """How numbers are written, or elements combined."""
+    native = operation == ADD and _adds_in_memory(target.dtype, target.device)
+    scaled = number is not None and values is not None
+    # Numbers are converted to bools and to integers of 8 bits by way of wider ones.
+    compute = torch.uint8 if target.dtype is torch.bool else opmath(target.dtype)
+    # ATen converts a number first, and rounds products before it adds them, which costs a wide sum some of its digits.
+    rounds = bool(operation) and number is not None and not (scaled and dtype is not target.dtype)
+    return Writing(
+        operation=operation,
+        number="" if number is None else "float" if number_type(number) is float else "int",
+        scaled=scaled,
+        native=native,
+        paired=native and target.dtype.itemsize == 2 and devices.current.ptx,
+        masked=devices.current.ptx,
+        compute=TRITON_DTYPES[target.dtype if target.dtype is torch.bool and not operation else compute],
+        word={2: tl.int16, 4: tl.int32, 8: tl.int64}.get(target.dtype.itemsize),
+        rounded=TRITON_DTYPES[dtype] if rounds else None,
     )
 
 
