@@ -73,6 +73,7 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
         factors,
         padding,
         0 if _ON_CPU else -1,
+        last,
     )
     if not counts:
         fill_zero(sizes)

@@ -125,6 +125,9 @@ def _take_apart(
         total = tl.load(offsets + n_sequences).to(tl.int64)
         fits = (place >= 0) & (place < longest) & (row < end) & (total == n_rows)
         tl.device_assert((mask == 0) | fits, "sequences that are longer than the padded ones, or of another length")
+        for i in range(n_sequences):
+            length = tl.load(offsets + i + 1).to(tl.int64) - tl.load(offsets + i).to(tl.int64)
+            tl.device_assert((length >= 0) & (length <= longest), "a sequence longer than the padded ones, or below 0")
     exists = mask & (place >= 0) & (place < longest)
     begins = sequence.to(INDEX) * strides[0] + tl.where(exists, place, 0).to(INDEX) * strides[1]
     whole = (column < n_columns)[None, :]

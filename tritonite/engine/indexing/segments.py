@@ -176,8 +176,10 @@ def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.
 
 
 @triton.jit
-def _load_rows(values, order, mask, shape, strides, bags, factors, FACTS: tl.constexpr):
-    """The next rows of an order, all on their way at once, and their slots; of one that goes nowhere zeros."""
+def _load_rows(values, order, mask, shape, strides, bags, factors, n_bags, FACTS: tl.constexpr):
+    """The next rows of an order, all on their way at once, and their slots; zeros for a row that goes nowhere, and for
+    one of no bag of the `n_bags`.
+    """
     ROWS: tl.constexpr = FACTS.rows
     slots = ()
     rows = ()
@@ -188,7 +190,9 @@ def _load_rows(values, order, mask, shape, strides, bags, factors, FACTS: tl.con
         there = slot != FACTS.nowhere
         own = number
         if FACTS.bagged:
-            own = tl.load(bags + number, mask=there, other=0).to(FACTS.index)
+            bag = tl.load(bags + number, mask=there, other=0).to(tl.int64)
+            there = there & (bag >= 0) & (bag < n_bags)
+            own = tl.where(there, bag, 0).to(FACTS.index)
         place = strided_offset(own, shape, strides)
         slots = slots + (slot,)
         row = tl.load(values + place, mask=mask & there, other=0)
@@ -201,7 +205,7 @@ def _load_rows(values, order, mask, shape, strides, bags, factors, FACTS: tl.con
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "n_bags"])
 def _add_rows(
     target,
     parts,
@@ -216,6 +220,7 @@ def _add_rows(
     n_columns,
     bags,
     factors,
+    n_bags,
     FACTS: tl.constexpr,
 ):
     """A program adds up the next FACTS.rows rows of an order, in a block of columns.
@@ -231,7 +236,7 @@ def _add_rows(
     near = strided_offset(column, column_shape, column_strides[0])
     far = strided_offset(column, column_shape, column_strides[1])
     ROWS: tl.constexpr = FACTS.rows
-    slots, rows = _load_rows(values + near, order + first, mask, shape, row_strides, bags, factors, FACTS)
+    slots, rows = _load_rows(values + near, order + first, mask, shape, row_strides, bags, factors, n_bags, FACTS)
     part = parts + chunk.to(tl.int64) * 2 * n_columns + column
     before = tl.load(order + first - 1, mask=first > 0, other=-1) >> 32
     after = tl.load(order + first + FACTS.rows, mask=first + FACTS.rows < n, other=-1) >> 32
@@ -349,6 +354,6 @@ def add_rows_at(
     space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), counted, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
     warps = 4 if device.interpreted else max(1, width // 128)
-    bagged = (bags, bag_sizes if row_factors is None else row_factors)
+    bagged = (bags, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
     _add_rows[grid](target, parts, values, order, inner, tuple(rows[0]), *space, *bagged, FACTS=facts, num_warps=warps)
     _add_parts[grid](target, parts, order, *space, PARTS=_PARTS, FACTS=facts, num_warps=warps)

@@ -339,6 +339,8 @@ class Drawer:
         return value.to(self.dtype) if floats else value
 
     def _changed(self, argument: Any, value: Any) -> Any:
+        if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
+            return self._offsets(value)
         if self.unchecked:
             return self._argument(argument) if _is_number(argument) else value
         if not isinstance(value, torch.Tensor) or self._chance(0.2):
@@ -353,6 +355,14 @@ class Drawer:
         if way < 0.9 and value.dim():
             return value.narrow(self.random.randrange(value.dim()), 0, 0)
         return self._tensor(None, value.dtype)
+
+    def _offsets(self, value: torch.Tensor) -> torch.Tensor:
+        """As many offsets up to the same largest: in any order or none, from 0 or later."""
+        drawn = [self.random.randint(0, int(value.max())) for _ in range(value.numel())]
+        drawn = sorted(drawn) if self._chance(0.6) else drawn
+        if self._chance(0.6):
+            drawn[0] = 0
+        return torch.tensor(drawn, device=value.device).to(value.dtype).view(value.shape)
 
     def _answered(self, call: Call) -> Call:
         """The call, or one like it for which ATen has an answer."""

@@ -66,19 +66,30 @@ def _gradient_of_factors(tensors: facts.Tensors) -> dict[str, Any] | None:
     return given | {"offsets": torch.searchsorted(bags, torch.arange(len(grad), device=bags.device)), "padding_idx": 1}
 
 
+def _bags_in_reach(arguments: dict[str, Any], offsets: torch.Tensor) -> torch.Tensor:
+    """Offsets within the indices, in another order than theirs only where ATen then stays within its tensors.
+
+    On a GPU ATen takes the first for 0, and stops the program where others fall. On a CPU it refuses a first one that is
+    not 0; its fast kernel reads what falls as memory was.
+    """
+    weight, indices = arguments["weight"], arguments["indices"]
+    offsets = offsets.clamp(0, min(len(indices), 100) if indices.dim() else 0)
+    if offsets.dim() != 1 or not offsets.numel():
+        return offsets
+    if weight.device.type != "cpu":
+        return torch.cat((offsets[:1], offsets[1:].sort().values))
+    fast = arguments["mode"] != 2 and arguments["padding_idx"] < 0 and weight.dtype is not torch.float64
+    return offsets.sort().values if fast or not indices.numel() else offsets
+
+
 @facts.drawn("_embedding_bag", "_embedding_bag_forward_only")
-def _in_order(arguments: dict[str, Any]) -> dict[str, Any]:
-    """ATen does not look for bags that overlap, nor on a GPU for rows that there are not."""
+def _within_the_table(arguments: dict[str, Any]) -> dict[str, Any]:
+    """ATen does not look for rows that are not there on a GPU."""
     weight, indices, offsets = arguments["weight"], arguments["indices"], arguments["offsets"]
     if not (facts.real(indices) and facts.real(offsets) and isinstance(weight, torch.Tensor)):
         return arguments
     if weight.dim() and weight.shape[0] and not indices.is_floating_point() and not offsets.is_floating_point():
         indices = indices.clamp(0, min(weight.shape[0] - 1, 100))
-        offsets = offsets.clamp(0, min(len(indices), 100) if indices.dim() else 0)
-        if offsets.numel():
-            offsets = offsets.sort(0).values if offsets.dim() else offsets
-            offsets = offsets - offsets.flatten()[0]
-            if arguments["include_last_offset"] and offsets.dim() == 1 and indices.dim() == 1:
-                offsets[-1] = len(indices)
+        offsets = _bags_in_reach(arguments, offsets)
     last = arguments["include_last_offset"] and weight.device.type == "cpu"
     return arguments | {"indices": indices, "offsets": offsets, "include_last_offset": last}

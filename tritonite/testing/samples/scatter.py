@@ -65,11 +65,10 @@ def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.drawn("scatter_add", "scatter_reduce", "index_add", "index_reduce")
-def _few_digits(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Half types are added up in their own precision on GPUs, in more on CPUs: of small integers that is the same."""
-    halves = (torch.float16, torch.bfloat16)
+def _of_one_sign(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Sums of 16-bit floats that do not cancel: kernels accumulate them in float32, ATen's for GPUs in 16 bits."""
     return {
-        name: value.abs().round().clamp(max=2) if isinstance(value, torch.Tensor) and value.dtype in halves else value
+        name: value.abs() if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
         for name, value in within(arguments).items()
     }
 
@@ -104,7 +103,7 @@ def _one_value_for_a_place(arguments: dict[str, Any]) -> dict[str, Any]:
         # ATen does not look whether there are such places.
         arguments = of_each_dimension(arguments)
     adds = arguments.get("accumulate") or "reduce" in arguments
-    drawn = _few_digits(arguments) if adds and "indices" not in arguments else within(arguments)
+    drawn = _of_one_sign(arguments) if adds and "indices" not in arguments else within(arguments)
     name = next((name for name in ("src", "source", "values") if name in drawn), None)
     source = drawn[name] if name else None
     if adds or name is None or not isinstance(source, torch.Tensor) or not source.numel():

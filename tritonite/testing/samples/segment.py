@@ -64,5 +64,8 @@ def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = arguments | {"lengths": lengths.clamp(0, most) if whole else None}
     if isinstance(offsets, torch.Tensor) and offsets.dim() and offsets.numel():
         whole = facts.real(offsets) and not offsets.is_floating_point()
-        arguments = arguments | {"offsets": offsets.clamp(0, size).sort(-1).values if whole else None}
+        # Offsets that fall stop the program on a GPU, and are refused on a CPU.
+        bounds = offsets.clamp(0, size) if whole else None
+        falls = bounds is not None and data.device.type != "cpu"
+        arguments = arguments | {"offsets": bounds.sort(-1).values if falls else bounds}
     return arguments

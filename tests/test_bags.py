@@ -1,0 +1,147 @@
+"""Bags, segments and sequences whose offsets fall, do not start at 0, or do not end with the indices."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import tritonite
+from tritonite.engine import segmented
+from tritonite.engine.indexing import bags
+
+# By name: offsets of four indices, and whether they end with the end of the last bag. ATen accesses no memory beyond
+# its tensors for any of these on a CPU.
+OFFSETS = {
+    "falling": ([0, 3, 1], False),
+    "falling to an end": ([0, 3, 1, 4], True),
+    "late": ([1, 2], False),
+    "late to an end": ([1, 2, 4], True),
+    "short": ([0, 2, 3], True),
+    "long": ([0, 6], False),
+    "long to an end": ([0, 2, 6], True),
+    "in order": ([0, 0, 3], False),
+    "in order to an end": ([0, 3, 4], True),
+}
+CPU = pytest.mark.skipif(tritonite.device != "cpu", reason="an assertion ends a GPU's context")
+
+
+def _outcome(call):
+    try:
+        result = call()
+    except (IndexError, RuntimeError) as error:
+        return type(error), str(error)
+    return [x.tolist() for x in (result if isinstance(result, (list, tuple)) else [result])]
+
+
+def _declined(name):
+    counts = tritonite.stats()[name]
+    return sum(counts.declined.values()) if isinstance(counts.declined, dict) else counts.declined
+
+
+@CPU
+@pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
+@pytest.mark.parametrize("given", OFFSETS)
+def test_offsets_of_bags_give_what_aten_gives(given, name, path):
+    weight, indices = torch.arange(20.0).view(10, 2), torch.tensor([1, 2, 0, 5])
+    offsets, last = OFFSETS[given]
+    for mode, padding in itertools.product((0, 1, 2), (-1, 2)):
+        if "falling" in given and mode != 2 and padding < 0:
+            # ATen's fast kernel leaves what follows as its memory was.
+            continue
+
+        def call(mode=mode, padding=padding):
+            function = getattr(torch.ops.aten, name)
+            return function(weight, indices, torch.tensor(offsets), False, mode, False, None, last, padding)
+
+        expected = _outcome(call)
+        with tritonite.use_gems(include=["_embedding_bag*"]):
+            for _ in range(2):
+                assert _outcome(call) == expected, (mode, padding)
+    assert bool(_declined(name)) != ("in order" in given)
+
+
+@CPU
+def test_a_negative_padding_index_is_no_row(path):
+    """ATen refuses it among the indices on a CPU."""
+    weight, indices = torch.randn(5, 3), torch.tensor([1, -1])
+    call = lambda: torch.ops.aten._embedding_bag(weight, indices, torch.tensor([0]), padding_idx=-1)  # noqa: E731
+    expected = _outcome(call)
+    with tritonite.use_gems(include=["_embedding_bag"]):
+        assert _outcome(call)[0] is expected[0]
+
+
+def _bags_of(offsets, n):
+    """The rows of each bag as ATen's kernel for GPUs takes them, within the indices."""
+    ends = [*offsets[1:], n]
+    return [range(max(0, begin), min(end, n)) for begin, end in zip([0, *offsets[1:]], ends, strict=True)]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("offsets", [[0, 3, 1], [2, 3], [9, 3], [0, 9], [0, 9, 2], [0, -5, 2], [0, -(2**40), 2**40]])
+def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monkeypatch):
+    """What a GPU does, by kernels that ask nothing of the offsets. What is behind the indices is no row."""
+    facts = bags._facts
+    monkeypatch.setattr(bags, "_facts", lambda *a, **k: dataclasses.replace(facts(*a, **k), checks=False))
+    weight = torch.randn(6, 3, device=device)
+    indices = torch.tensor([-7, -7, -7, -7, 1, 2, -1, 5, -7, -7, -7, -7], device=device)[4:8]
+    out, sizes = torch.empty(len(offsets), 3, device=device), torch.empty(len(offsets), dtype=int, device=device)
+    told = torch.full((12,), -9, device=device)
+    largest = torch.empty(len(offsets), 3, dtype=int, device=device) if mode == "max" else None
+    given = torch.tensor(offsets, device=device)
+    bags.combine_bags(mode, out, told[4:8], sizes, largest, weight, indices, given, None, -1, -1, False)
+    reduce = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode]
+    for bag, places in enumerate(_bags_of(offsets, 4)):
+        rows = weight[[int(indices[i]) for i in places if indices[i] != -1]]
+        assert int(sizes[bag]) == len(rows)
+        torch.testing.assert_close(out[bag], reduce(rows, 0) if len(rows) else torch.zeros_like(out[bag]))
+    assert bool(told[:4].eq(-9).all()) and bool(told[8:].eq(-9).all())
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
+    memory = torch.full((9, 3), float("nan"), device=device)
+    memory[3:6] = 1.0
+    told = torch.tensor([0, -2, 3, 2, 2**40], device=device)
+    rows, sizes = torch.tensor([0, 0, 1, 2, 2], device=device), torch.ones(3, dtype=torch.int64, device=device)
+    with tritonite.use_gems(include=["_embedding_bag_dense_backward"]):
+        result = torch.ops.aten._embedding_bag_dense_backward(memory[3:6], rows, told, sizes, rows, 4, False, mode, None)
+    assert result.tolist() == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3]
+    assert tritonite.stats()["_embedding_bag_dense_backward"].launched
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("bounds", [[0, 3, 1, 4], [2, 9], [0, 9, 4], [-3, 2], [3, 1]])
+def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, monkeypatch):
+    """What a GPU does: segments are cut to the data, and one that ends before it begins is empty."""
+    facts = segmented._Facts
+    monkeypatch.setattr(segmented, "_Facts", lambda *a, **k: facts(*a, **k | {"checks": False}))
+    memory = torch.full((12, 2), float("nan"), device=device)
+    data = memory[4:8].copy_(torch.rand(4, 2, device=device) + 0.5)
+    given = torch.tensor(bounds, device=device)
+    op = tritonite.overloads()["segment_reduce"]
+    (found,) = op.results((data, reduce), {"offsets": given, "axis": 0, "initial": 1.0, "unsafe": True})
+    grad = torch.ones_like(found)
+    op = tritonite.overloads()["_segment_reduce_backward"]
+    (gradient,) = op.results((grad, found, data, reduce), {"offsets": given, "axis": 0, "initial": 1.0})
+    rows = [data[max(0, b) : max(0, b, min(e, 4))] for b, e in itertools.pairwise(bounds)]
+    lengths = torch.tensor([len(x) for x in rows], device=device)
+    packed = torch.cat(rows)
+    expected = torch.segment_reduce(packed, reduce, lengths=lengths, axis=0, initial=1.0, unsafe=True)
+    torch.testing.assert_close(found, expected)
+    covered = torch.zeros(4, dtype=torch.bool)
+    for b, e in itertools.pairwise(bounds):
+        covered[max(0, b) : max(0, b, min(e, 4))] = True
+    assert not gradient.isnan().any() and not gradient[~covered].any()
+
+
+@CPU
+@pytest.mark.parametrize("offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)])
+def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
+    dense = torch.arange(12.0).view(2, 3, 2)
+    call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [torch.tensor(offsets)], total)  # noqa: E731
+    expected = _outcome(call)
+    with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]):
+        for _ in range(2):
+            assert _outcome(call) == expected
+    assert bool(_declined("_padded_dense_to_jagged_forward")) == (offsets != [0, 2, 5])
