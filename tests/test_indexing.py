@@ -10,7 +10,7 @@ from conftest import FULL, calls_through, some
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.indexing import compact, read, segments
+from tritonite.engine.indexing import compact, read, segments, write
 from tritonite.errors import Decline
 
 conditional, embedding, indexing, scatter = (
@@ -405,8 +405,9 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_beside_others(device, dtype):
+def test_halves_beside_others(device, dtype, monkeypatch):
     """Additions to the halves of words, at both ends of a tensor, leave what is beside them bit for bit."""
+    monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
     # As a half no number, whose bits an addition would change.
     memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
     for begin, end in ((1, 8), (2, 9), (3, 4), (5, 70)):

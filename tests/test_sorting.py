@@ -523,9 +523,48 @@ def test_integers_next_to_which_their_dtype_has_none_are_told(dtype, device):
     info = torch.iinfo(dtype)
     for low, high, held in ((5, 5, True), (3, 9, True), (info.max, info.max, False), (info.min, info.min, False)):
         extrema = tuple(torch.tensor(x, dtype=dtype, device=device) for x in (low, high))
-        edges, flag = histogram.edges_of(dtype, torch.device(device), 0, 0, extrema, 1)
+        limits, flag = histogram.limits_of_extrema(dtype, extrema)
+        (edges,) = limits.edges
         assert (int(flag) == 0) is held
         assert not held or edges.tolist() == [low - (low == high), high + (low == high)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_limits_of_bins_have_the_precision_of_the_elements(dtype, device, path):
+    """Numbers that float32 does not hold are the first and the last bin's edges, and inside."""
+    x = torch.tensor([0.1, 0.3, 0.7, 0.7], dtype=dtype, device=device)
+    with tritonite.use_gems(include="histc"):
+        for _ in range(2):
+            assert torch.histc(x, 3, 0.1, 0.7).tolist() == [1, 1, 2]
+    assert served("histc")
+
+
+@pytest.mark.parametrize("ptx", [False, True], ids=["in registers", "in shared memory"])
+def test_few_elements_are_counted_by_one_program(ptx, device, monkeypatch):
+    """It writes the result; of several programs, and into an output with gaps, counts are added up first."""
+    monkeypatch.setattr(histogram, "_BLOCK", 128)
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=ptx))
+    monkeypatch.setattr(histogram, "zeros", noting := _Noting(histogram.zeros))
+    few, many = torch.rand(300, device=device), torch.rand(600, device=device)
+    gaps = torch.full((20,), -1.0, device=device)
+    for x, out, allocates in ((few, None, 0), (many, None, 1), (few, gaps[::2], 1), (few.double(), None, 0)):
+        noting.calls = 0
+        expected = torch.histc(x, 10, 0, 1)
+        with tritonite.use_gems(include="histc*"):
+            found = torch.histc(x, 10, 0, 1) if out is None else torch.histc(x, 10, 0, 1, out=out)
+        assert torch.equal(found, expected) and noting.calls == allocates
+    assert bool(gaps[1::2].eq(-1).all()) and served("histc") and served("histc.out")
+
+
+class _Noting:
+    """A function that notes its calls."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self.function(*args)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=str)

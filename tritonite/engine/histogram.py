@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,6 +15,7 @@ from tritonite.dispatch.call import Size, empty, zeros
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
+from tritonite.engine.movement import move
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
@@ -30,28 +32,38 @@ _OWN = 1024
 _APART = tl.constexpr(64)
 
 
-@libentry()
-@triton.jit(do_not_specialize=["least", "most"])
-def _write_edges(edges, flag, least, most, extrema, apart):
-    """One program: two edges, moved `apart` where they are equal; a flag below 0 where one is not finite.
+class Limits(NamedTuple):
+    """Where bins begin and end: two `edges` on the device, or numbers, as floats and as integers."""
 
-    They are the `extrema` where there are any. Of integers the flag tells that these cannot be moved in their dtype.
+    edges: tuple[torch.Tensor, ...] = ()
+    least: float = 0.0
+    most: float = 0.0
+    first: int = 0
+    last: int = 0
+
+    @classmethod
+    def of_numbers(cls, least: float, most: float, floating: bool) -> Limits:
+        """Two numbers, of which least is below most."""
+        return cls((), float(least), float(most)) if floating else cls((), 0.0, 0.0, int(least), int(most))
+
+
+@libentry()
+@triton.jit
+def _write_edges(edges, flag, extrema):
+    """One program: two edges, the extrema, moved apart by 1 where these are equal; a flag below 0 where one is not
+    finite, or of integers where the dtype has no such numbers.
     """
     wait_for_previous_launch()
     WIDE: tl.constexpr = tl.int64 if edges.dtype.element_ty.is_int() else tl.float64
-    if len(extrema) > 0:
-        low, high = tl.load(extrema[0]).to(WIDE), tl.load(extrema[1]).to(WIDE)
-    else:
-        low, high = least, most
+    OWN: tl.constexpr = extrema[0].dtype.element_ty
+    low, high = tl.load(extrema[0]).to(WIDE), tl.load(extrema[1]).to(WIDE)
     equal = low == high
-    low, high = tl.where(equal, low - apart, low), tl.where(equal, high + apart, high)
-    if not edges.dtype.element_ty.is_int():
-        finite = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
-        tl.store(flag, tl.where(finite, 0, -1).to(tl.int64))
-    elif len(extrema) > 0:
-        OWN: tl.constexpr = extrema[0].dtype.element_ty
+    low, high = tl.where(equal, low - 1, low), tl.where(equal, high + 1, high)
+    if WIDE == tl.float64:
+        held = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
+    else:
         held = (low < high) & (low.to(OWN).to(WIDE) == low) & (high.to(OWN).to(WIDE) == high)
-        tl.store(flag, tl.where(held, 0, -1).to(tl.int64))
+    tl.store(flag, tl.where(held, 0, -1).to(tl.int64))
     tl.store(edges, low.to(edges.dtype.element_ty))
     tl.store(edges + 1, high.to(edges.dtype.element_ty))
 
@@ -70,13 +82,19 @@ def _place_between(value, low, high, bins, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _counted_at(
-    x, edges, weights, shape, strides, weight_step, n, bins, linear, COMPUTE: tl.constexpr, DTYPE: tl.constexpr
+    x, limits, weights, shape, strides, weight_step, n, bins, linear, COUNTING: tl.constexpr, DTYPE: tl.constexpr
 ):
     """(bins, weights, whether there are any) of elements: bins that they are in, or that they tell themselves."""
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0)
-    if len(edges) > 0:
-        low, high = tl.load(edges[0]).to(COMPUTE), tl.load(edges[0] + 1).to(COMPUTE)
+    COMPUTE: tl.constexpr = COUNTING.compute
+    if COUNTING.limits != "none":
+        if COUNTING.limits == "edges":
+            low, high = tl.load(limits[0][0]).to(COMPUTE), tl.load(limits[0][0] + 1).to(COMPUTE)
+        elif COMPUTE.is_int():
+            low, high = tl.full((), limits[3], tl.int64).to(COMPUTE), tl.full((), limits[4], tl.int64).to(COMPUTE)
+        else:
+            low, high = tl.full((), limits[1], tl.float64).to(COMPUTE), tl.full((), limits[2], tl.float64).to(COMPUTE)
         place, inside = _place_between(value.to(COMPUTE), low, high, bins, COMPUTE)
         mask = mask & inside
     else:
@@ -88,11 +106,15 @@ def _counted_at(
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "bins", "counted"])
+@triton.jit(do_not_specialize=["n", "bins", "counted", "first", "last"])
 def _count(
     totals,
     x,
     edges,
+    least: tl.float64,
+    most: tl.float64,
+    first: tl.int64,
+    last: tl.int64,
     weights,
     shape,
     strides,
@@ -100,23 +122,22 @@ def _count(
     n,
     bins: tl.int64,
     counted,
-    ROOM: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COUNTING: tl.constexpr,
 ):
     """A program adds 1, or a weight, to the bin of each element of so many blocks: first in shared memory.
 
-    Where that has no ROOM for the bins, `_count_outside` does so.
+    Where that has no room for the bins, `_count_outside` does so. A program that is alone writes the totals.
     """
     wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
-    DTYPE: tl.constexpr = tl.int32 if tl.int64 == TOTAL else TOTAL
+    DTYPE: tl.constexpr = COUNTING.sum
+    BLOCK: tl.constexpr = COUNTING.block
+    limits = (edges, least, most, first, last)
     lane = tl.arange(0, BLOCK)
-    step = tl.num_programs(0).to(INDEX) * BLOCK
-    first = tl.program_id(0).to(INDEX) * BLOCK + lane
-    if bins < ROOM:
-        own = room(ROOM, DTYPE)
+    step = tl.num_programs(0).to(COUNTING.index) * BLOCK
+    begun = tl.program_id(0).to(COUNTING.index) * BLOCK + lane
+    if bins < COUNTING.room:
+        own = room(COUNTING.room, DTYPE)
         few = bins.to(tl.int32)
         # The one after the last is for what is not counted.
         for begin in range(0, few, BLOCK):
@@ -124,26 +145,33 @@ def _count(
         tl.debug_barrier()
         for j in range(counted):
             place, weight, mask = _counted_at(
-                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, DTYPE)
+                *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, DTYPE)
             )
             add(own, tl.where(mask, place.to(tl.int32), few), weight)
         tl.debug_barrier()
         # Each program begins elsewhere, so that not all add to the same places at a time.
-        begun = tl.program_id(0) * _APART % few
+        turned = tl.program_id(0) * _APART % few
         for begin in range(0, few, BLOCK):
             bin = begin + lane
             mask = bin < few
-            bin = (tl.minimum(bin, few - 1) + begun) % few
+            bin = (tl.minimum(bin, few - 1) + turned) % few
             count = get(own, bin, tl.zeros((BLOCK,), DTYPE))
-            tl.atomic_add(totals + bin, count.to(TOTAL), mask=mask & (count != 0), sem="relaxed")
+            if COUNTING.alone:
+                tl.store(totals + bin, count.to(TOTAL), mask=mask)
+            else:
+                tl.atomic_add(totals + bin, count.to(TOTAL), mask=mask & (count != 0), sem="relaxed")
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "bins", "counted"])
+@triton.jit(do_not_specialize=["n", "bins", "counted", "first", "last"])
 def _count_outside(
     totals,
     x,
     edges,
+    least: tl.float64,
+    most: tl.float64,
+    first: tl.int64,
+    last: tl.int64,
     weights,
     shape,
     strides,
@@ -151,30 +179,31 @@ def _count_outside(
     n,
     bins: tl.int64,
     counted,
-    OWN: tl.constexpr,
-    ROOM: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COUNTING: tl.constexpr,
 ):
-    """The same where there is no ROOM in shared memory: first in registers, where a program has OWN ones."""
+    """The same where there is no room in shared memory: first in registers, where a program has bins of its own."""
     wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
-    step = tl.num_programs(0).to(INDEX) * BLOCK
-    first = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    OWN: tl.constexpr = COUNTING.own
+    limits = (edges, least, most, first, last)
+    step = tl.num_programs(0).to(COUNTING.index) * COUNTING.block
+    begun = tl.program_id(0).to(COUNTING.index) * COUNTING.block + tl.arange(0, COUNTING.block)
     if OWN > 0:
         sums = tl.zeros((OWN,), tl.int32)
         for j in range(counted):
             place, _, mask = _counted_at(
-                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, TOTAL)
+                *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, TOTAL)
             )
             sums += tl.histogram(place.to(tl.int32), OWN, mask=mask)
         bin = tl.arange(0, OWN)
-        tl.atomic_add(totals + bin, sums.to(TOTAL), mask=(sums > 0) & (bin < bins), sem="relaxed")
-    elif bins >= ROOM:
+        if COUNTING.alone:
+            tl.store(totals + bin, sums.to(TOTAL), mask=bin < bins)
+        else:
+            tl.atomic_add(totals + bin, sums.to(TOTAL), mask=(sums > 0) & (bin < bins), sem="relaxed")
+    elif bins >= COUNTING.room:
         for j in range(counted):
             place, weight, mask = _counted_at(
-                *(x, edges, weights, shape, strides, weight_step, n, bins, first + j * step, COMPUTE, TOTAL)
+                *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, TOTAL)
             )
             tl.atomic_add(totals + place, weight, mask=mask, sem="relaxed")
 
@@ -188,61 +217,99 @@ def _write_bins(out, least, largest, minimum: tl.int64):
     tl.store(out, tl.where(tl.load(least).to(tl.int64) < 0, -1, needed))
 
 
-def edges_of(
-    dtype: torch.dtype, device: torch.device, least: Any, most: Any, extrema: tuple[torch.Tensor, ...], apart: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(two edges, a flag below 0 where they are no numbers of the dtype): those given, or the extrema of elements."""
+def limits_of_extrema(dtype: torch.dtype, extrema: Sequence[torch.Tensor]) -> tuple[Limits, torch.Tensor]:
+    """(the extrema of elements as limits, a flag below 0 where they are no numbers of the dtype)."""
+    device = extrema[0].device
     edges = empty((2,), torch.int64 if not dtype.is_floating_point else dtype, device)
-    flag = zeros((1,), torch.int64, device)
-    _write_edges[(1,)](edges, flag, least, most, extrema, int(apart) if not dtype.is_floating_point else float(apart))
-    return edges, flag
+    flag = empty((1,), torch.int64, device)
+    _write_edges[(1,)](edges, flag, tuple(extrema))
+    return Limits((edges,)), flag
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """What kernels that count are compiled for.
+
+    `limits` are "edges" on the device, "numbers", or "none" where elements are bins themselves, in the dtype `compute`.
+    A program has a block of elements at a time, and sums of dtype `sum` in shared memory, which has `room` for so many,
+    or in `own` registers. One that is `alone` writes the totals, to which others add.
+    """
+
+    limits: str
+    compute: Any
+    sum: Any
+    index: Any
+    block: int
+    room: int
+    own: int
+    alone: bool
+
+
+def _programs(n: int, device: torch.device) -> int:
+    """As few programs as fill the device, where they have counts of their own, so that there is little to add up."""
+    return max(1, min(2 * devices.multiprocessors(device), -(-n // _BLOCK) // _LEAST))
+
+
+def _counts_alone(n: int, bins: int, device: torch.device) -> bool:
+    """Whether one program counts all elements in bins of its own."""
+    room = ROOM // 8 if devices.current.ptx else _OWN + 1
+    return 0 < n < INT32_LIMIT and bins < room and _programs(n, device) == 1
 
 
 def _add_counts(
     totals: torch.Tensor,
     x: torch.Tensor,
-    edges: tuple[torch.Tensor, ...],
+    limits: Limits | None,
     weights: torch.Tensor | None,
     bins: int | Size,
     compute: torch.dtype,
+    alone: bool = False,
 ) -> None:
-    """Add to totals of int32, int64, float32 or float64 what there is in each bin."""
+    """Add to totals of int32, int64, float32 or float64 what there is in each bin, or write totals of any dtype `alone`."""
     n = x.numel()
     if not n:
         return
-    device = devices.current
+    ptx = devices.current.ptx
     known = bins if isinstance(bins, int) else None
-    # A sum of integers in shared memory has 32 bits.
-    room = ROOM // (8 if totals.dtype is torch.float64 else 4) if device.ptx else 0
+    # A sum of integers in shared memory has 32 bits, and so has a count.
+    total = TRITON_DTYPES[torch.int32 if alone or totals.dtype is torch.int64 else totals.dtype]
+    room = ROOM // (8 if total == tl.float64 else 4) if ptx else 0
     shape, strides, integer = in_row_major(x)
     for kernel in (_count, _count_outside):
         inside = kernel is _count
         if (inside and not room) or (known is not None and (known < room) != inside):
             continue
         own = power_of_2(known) if known is not None and not room and known <= _OWN and weights is None else 0
-        # As few programs as fill the device where they have counts of their own, so that there is little to add up.
-        block, programs = _BLOCK, -(-n // _BLOCK)
-        if inside or own:
-            programs = max(1, min(2 * devices.multiprocessors(x.device), programs // _LEAST))
-        reach = max(n + programs * block, 0 if weights is None else span(weights.shape, weights.stride()))
+        programs = _programs(n, x.device) if inside or own else -(-n // _BLOCK)
+        reach = max(n + programs * _BLOCK, 0 if weights is None else span(weights.shape, weights.stride()))
+        counting = _Counting(
+            limits="none" if limits is None else "edges" if limits.edges else "numbers",
+            compute=TRITON_DTYPES[compute],
+            sum=total,
+            index=tl.int64 if reach >= INT32_LIMIT else integer,
+            block=_BLOCK,
+            room=room,
+            own=own and max(2, own),
+            alone=alone,
+        )
         kernel[(programs,)](
-            *(totals, x, edges, () if weights is None else (weights,), shape, strides),
-            *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * block))),
-            **({} if inside else {"OWN": own and max(2, own)}),
-            ROOM=room,
-            COMPUTE=TRITON_DTYPES[compute],
-            INDEX=tl.int64 if reach >= INT32_LIMIT else integer,
-            BLOCK=block,
+            *(totals, x, *(limits or Limits()), () if weights is None else (weights,), shape, strides),
+            *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * _BLOCK))),
+            COUNTING=counting,
             # An addition to shared memory is made by every thread that has its element.
-            num_warps=min(16 if inside else 8, max(1, block // 32)),
+            num_warps=min(16 if inside else 8, max(1, _BLOCK // 32)),
         )
 
 
-def count_in_bins(x: torch.Tensor, edges: torch.Tensor, bins: int) -> torch.Tensor:
-    """How many elements each of so many bins has."""
+def count_in_bins(out: torch.Tensor, x: torch.Tensor, limits: Limits, compute: torch.dtype) -> None:
+    """Write how many elements each bin of a vector has, whose limits are compared in the dtype `compute`."""
+    bins = len(out)
+    if out.is_contiguous() and _counts_alone(x.numel(), bins, x.device):
+        _add_counts(out, x, limits, None, bins, compute, alone=True)
+        return
     counts = zeros((bins,), torch.int32 if x.numel() < INT32_LIMIT else torch.int64, x.device)
-    _add_counts(counts, x, (edges,), None, bins, edges.dtype)
-    return counts
+    _add_counts(counts, x, limits, None, bins, compute)
+    move(counts, out)
 
 
 def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.Tensor:
@@ -254,7 +321,7 @@ def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.T
 
 def add_at(totals: torch.Tensor, bins: Size, x: torch.Tensor, weights: torch.Tensor | None) -> None:
     """Add to as many totals what the elements of a vector tell: 1, or their weights."""
-    _add_counts(totals, x, (), weights, bins, x.dtype)
+    _add_counts(totals, x, None, weights, bins, x.dtype)
 
 
 @libentry()

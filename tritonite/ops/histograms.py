@@ -9,8 +9,8 @@ from tritonite import devices
 from tritonite.catalog import exclude, operator
 from tritonite.dispatch.call import empty, read, refuse_if_negative, zeros
 from tritonite.dtypes import FLOATS, FULL_FLOATS, INTS
-from tritonite.engine.histogram import add_at, add_between, bins_of, count_in_bins, edges_of
-from tritonite.engine.movement import fill, move
+from tritonite.engine.histogram import Limits, add_at, add_between, bins_of, count_in_bins, limits_of_extrema
+from tritonite.engine.movement import fill, fill_zero
 from tritonite.engine.rows.declare import outputs
 from tritonite.errors import Decline
 from tritonite.launch import looking
@@ -39,13 +39,15 @@ def histc(self, bins=100, min=0, max=0, outs=()):
         raise Decline("a number with a fraction for integers")
     if floating and builtins.max(abs(min), abs(max)) > torch.finfo(self.dtype).max:
         raise Decline("a number that the dtype does not hold")
-    number = float if floating else int
-    from_data = min == max and self.numel() > 0
-    extrema = aminmax(self) if from_data else ()
-    edges, flag = edges_of(self.dtype, self.device, number(min), number(max), tuple(extrema), 1)
-    if from_data:
+    if not self.numel():
+        fill_zero(out)
+        return (out,)
+    if min == max:
+        limits, flag = limits_of_extrema(self.dtype, aminmax(self))
         refuse_if_negative(flag, "a range that is not finite, or of one integer next to which the dtype has no other")
-    move(count_in_bins(self, edges, bins), out)
+    else:
+        limits = Limits.of_numbers(min, max, floating)
+    count_in_bins(out, self, limits, self.dtype if floating else torch.int64)
     return (out,)
 
 
