@@ -1,26 +1,30 @@
 """Sums and products of 16-bit floats at one index, and extrema of many updates an element."""
 
+import importlib
 import itertools
 
 import pytest
 import torch
+from conftest import some
 
 import tritonite
 from tritonite.engine.indexing import write
 
+scatter = importlib.import_module("tritonite.ops.scatter")
+
 HALVES = [torch.float16, torch.bfloat16]
-# More ones than the dtype counts.
-COUNT = {torch.float16: 2100, torch.bfloat16: 300}
+# What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
+TERM = {torch.float16: 9.0, torch.bfloat16: 1.0}
 
 
 def _updates(dtype, device, columns):
-    """(the tensor, an index with one element twice and all others at one place, ones)."""
-    n = COUNT[dtype]
+    """(the tensor, an index with one place twice and all others another, the terms)."""
+    n = 300
     rows = torch.zeros(n, dtype=torch.int64, device=device)
     rows[0], rows[1] = 2, 2
     shape = (3, columns) if columns else (3,)
     x = torch.full(shape, 1.0, dtype=dtype, device=device)
-    return x, rows, torch.ones(n, *shape[1:], dtype=dtype, device=device)
+    return x, rows, torch.full((n, *shape[1:]), TERM[dtype], dtype=dtype, device=device)
 
 
 CALLS = {
@@ -28,7 +32,7 @@ CALLS = {
     "scatter_add_": lambda x, rows, index, one: x.clone().scatter_add_(0, index, one),
     "scatter.reduce": lambda x, rows, index, one: torch.ops.aten.scatter.reduce(x, 0, index, one, reduce="add"),
     "scatter.value_reduce": lambda x, rows, index, one: torch.ops.aten.scatter.value_reduce(
-        x, 0, index, 1.0, reduce="add"
+        x, 0, index, TERM[x.dtype], reduce="add"
     ),
     "scatter_reduce.two": lambda x, rows, index, one: x.scatter_reduce(0, index, one, "sum"),
     "index_add": lambda x, rows, index, one: x.index_add(0, rows, one),
@@ -56,10 +60,9 @@ def _served(name):
     return counts.launched + counts.replayed
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("columns", [0, 2])
+@pytest.mark.parametrize("dtype, columns", [(torch.float16, 0), (torch.bfloat16, 2)], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_ones_at_one_place_are_counted(name, columns, dtype, device):
+def test_terms_at_one_place_are_added_up(name, columns, dtype, device):
     x, rows, one = _updates(dtype, device, columns)
     index = rows.view(-1, *[1] * (x.dim() - 1)).expand(one.shape)
     with tritonite.use_gems(include=[name]):
@@ -68,7 +71,7 @@ def test_ones_at_one_place_are_counted(name, columns, dtype, device):
     if name == "put":
         # All columns' updates come to the first column.
         expected = x.double()
-        expected.view(-1).index_add_(0, rows * max(1, columns), torch.full((len(rows),), max(1, columns)).to(expected))
+        expected.view(-1).index_add_(0, rows * max(1, columns), torch.full((len(rows),), TERM[dtype] * max(1, columns)).to(expected))
     else:
         alpha = 2 if name == "index_add_" else 1
         expected = first.index_add(0, rows, one.double(), alpha=alpha)
@@ -80,7 +83,7 @@ def test_ones_at_one_place_are_counted(name, columns, dtype, device):
 @pytest.mark.parametrize("name, own", list(itertools.product(MEANS, [True, False])))
 def test_a_mean_divides_a_sum_of_full_precision(name, own, dtype, device, path):
     x, rows, one = _updates(dtype, device, 2)
-    one[::2] = 3.0
+    one[::2] += 4
     index = rows[:, None].expand(one.shape)
     expected = MEANS[name](x.double(), rows, index, one.double(), own).to(dtype)
     with tritonite.use_gems(include=[name]):
@@ -92,7 +95,7 @@ def test_a_mean_divides_a_sum_of_full_precision(name, own, dtype, device, path):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_a_product_is_rounded_once(dtype, device, path):
     x, rows, one = _updates(dtype, device, 0)
-    one = one * (1 + 2 * torch.finfo(dtype).eps)
+    one = torch.full_like(one, 1 + 2 * torch.finfo(dtype).eps)
     calls = {
         "scatter_reduce.two": lambda x, one: x.scatter_reduce(0, rows, one, "prod"),
         "index_reduce": lambda x, one: x.index_reduce(0, rows, one, "prod"),
@@ -133,10 +136,48 @@ def test_a_large_target_of_few_updates_is_not_copied():
     assert write._accumulates_wide(x[:9], few, (0, 1), write.MULTIPLY), "a small target"
 
 
+@pytest.mark.parametrize("dtype, own", [(torch.bfloat16, True), (torch.int8, True), (torch.float64, False)], ids=str)
+def test_products_of_many_factors_are_sorted(own, dtype, device, monkeypatch):
+    """So that none waits for another's compare and swap: of elements, of rows, and of views."""
+    monkeypatch.setattr(scatter, "_LEAST", 200)
+    monkeypatch.setattr(write, "_combining", None)
+    x = torch.randint(2, 4, (4, 6), device=device).to(dtype).t()
+    elements, rows = torch.randint(0, 2, (300, 3), device=device), torch.randint(0, 6, (256,), device=device)
+    factors, slices = (torch.randint(0, 2, shape, device=device) * 2 - 1 for shape in ((300, 3), (256, 4)))
+    factors[7], slices[9] = 2, 2
+    factors, slices = factors.to(dtype), slices.to(dtype)
+    calls = {
+        "scatter_reduce.two": lambda: x[:, :3].scatter_reduce(0, elements, factors, "prod"),
+        "scatter_reduce_.two": lambda: x.clone().scatter_reduce_(0, elements, factors, "prod"),
+        "index_reduce": lambda: x.index_reduce(0, rows, slices, "prod"),
+        "scatter.reduce": lambda: torch.ops.aten.scatter.reduce(x, 0, elements, factors, reduce="multiply"),
+    }
+    if not own:
+        monkeypatch.undo()
+        monkeypatch.setattr(scatter, "_LEAST", 200)
+        calls = {
+            "scatter_reduce.two": lambda: x.scatter_reduce(0, elements, factors, "prod", include_self=False),
+            "index_reduce": lambda: x.index_reduce(0, rows, slices, "prod", include_self=False),
+        }
+    for name, call in calls.items():
+        expected = call()
+        with tritonite.use_gems(include=[name]):
+            result = call()
+        assert torch.equal(result, expected) and result.stride() == expected.stride(), name
+        assert _served(name) == 1
+
+
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool], ids=str
+    ("dtype", "reduce", "path"),
+    some(
+        [torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool],
+        ["amax", "amin", "sum"],
+        ["native", "python"],
+        turns=2,
+    ),
+    ids=str,
+    indirect=["path"],
 )
-@pytest.mark.parametrize("reduce", ["amax", "amin", "sum"])
 def test_many_updates_an_element(reduce, dtype, device, path):
     """Most of which leave the element as it is: extrema with nan and infinities, and flags."""
     if dtype is torch.bool and device == "cuda" and reduce != "sum":

@@ -46,6 +46,10 @@ _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod"
 _OPERATIONS |= {"amax": LARGEST, "max": LARGEST, "amin": SMALLEST, "min": SMALLEST}
 
 
+# Factors of an element, in the mean, and of all, from which sorting them is faster than multiplying them one by one.
+_CROWD, _LEAST = 32, 1024
+
+
 exclude("_unsafe_masked_index", "ATen makes it of clamp, _unsafe_index and masked_fill, which have kernels")
 exclude("_unsafe_masked_index_put_accumulate", "ATen makes it of clamp, masked_fill and index_put, which have kernels")
 
@@ -116,8 +120,13 @@ class Places(NamedTuple):
         indices = [index_along(self.index, self.strides, target, self.dim)]
         write_at(target, self.shape, without_dimension(target, self.dim, self.shape), indices, *values, **how)
 
-    def add_in_order(self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int]) -> None:
-        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order."""
+    def add_in_order(
+        self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int], multiplied: bool = False
+    ) -> None:
+        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order.
+
+        Or multiply them with it.
+        """
         shape, rank = self.shape, len(self.shape)
         indices = [index_along(self.index, self.strides, target, self.dim)]
         steps = list(without_dimension(target, self.dim, shape))
@@ -131,7 +140,8 @@ class Places(NamedTuple):
             indices.append(Index(coordinates, along, target.shape[d], (target.stride(d),)))
             steps[d] = 0
         strides = _strides(source, self)
-        add_rows_at(target, shape, row_dims, steps, indices, source, strides, message=IN_RANGE)
+        how = {"multiplied": multiplied, "message": IN_RANGE}
+        add_rows_at(target, shape, row_dims, steps, indices, source, strides, **how)
 
 
 def _scattered(self, dim, index, source=None, in_order=False):
@@ -178,7 +188,7 @@ def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
 def scatter_with(self, dim, index, src, reduce, outs=()):
     places, operation = _scattered(self, dim, index, src), _operation(self, reduce, ("add", "multiply"))
     out = destination(self, (index, src), outs, ALL, filled=False)
-    places.write(out, src, _strides(src, places), operation=operation, start=self)
+    _combine(self, out, src, places, operation, range(index.dim()), self)
     return (out,)
 
 
@@ -241,7 +251,25 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
     return least if operation == LARGEST else most
 
 
-def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
+def _are_crowded(self, places, operation):
+    """Whether products are of so many elements each that programs would wait for each other's compare and swap."""
+    count = torch.Size(places.shape).numel()
+    if operation != MULTIPLY or not places.shape or not self.numel() or self.dtype is torch.bool:
+        return False
+    return max(_LEAST, _CROWD * self.numel()) <= count < 2**30
+
+
+def _combine(self, out, source, places, operation, row_dims, start=None):
+    """Write `start`, or what is there, combined with a source at its places."""
+    if not _are_crowded(self, places, operation):
+        places.write(out, source, _strides(source, places), operation=operation, start=start)
+        return
+    if start is not None and start is not out:
+        out.copy_(start)
+    places.add_in_order(out, source, row_dims, multiplied=True)
+
+
+def _reduced(self, source, places, row_dims, reduce, include_self, outs, names, accepts):
     """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
     operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
@@ -252,7 +280,7 @@ def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
     total = widened(self, out) if wide else out
     if not include_self:
         places.write(total, number=_identity(out.dtype, operation))
-    places.write(total, source, _strides(source, places), operation=operation)
+    _combine(self, total, source, places, operation, row_dims)
     if reduce == "mean" and out.numel():
         count = zeros(out.shape, torch.int32, out.device)
         places.write(count, number=1, operation=ADD)
@@ -264,7 +292,7 @@ def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
 def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
     places = _scattered(self, dim, index, src)
     names = ("sum", "prod", "mean", "amax", "amin", "max", "min")
-    return _reduced(self, src, places, reduce, include_self, outs, names, ALL)
+    return _reduced(self, src, places, range(index.dim()), reduce, include_self, outs, names, ALL)
 
 
 def _check_count(places: Places, target: torch.Tensor) -> None:
@@ -341,7 +369,8 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
     """ATen refuses bools on GPUs, and on CPUs most of the time."""
     places = _along(self, dim, index, source)
-    return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"), NUMBERS)
+    names = ("prod", "mean", "amax", "amin")
+    return _reduced(self, source, places, (places.dim,), reduce, include_self, outs, names, NUMBERS)
 
 
 @operator("index_copy", accepts=WITH_COMPLEX)
