@@ -65,7 +65,7 @@ def test_offsets_of_bags_give_what_aten_gives(given, name, path):
 def test_a_negative_padding_index_is_no_row(path):
     """ATen refuses it among the indices on a CPU."""
     weight, indices = torch.randn(5, 3), torch.tensor([1, -1])
-    call = lambda: torch.ops.aten._embedding_bag(weight, indices, torch.tensor([0]), padding_idx=-1)  # noqa: E731
+    call = lambda: torch.ops.aten._embedding_bag(weight, indices, torch.tensor([0]), padding_idx=-1)
     expected = _outcome(call)
     with tritonite.use_gems(include=["_embedding_bag"]):
         assert _outcome(call)[0] is expected[0]
@@ -105,7 +105,9 @@ def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
     told = torch.tensor([0, -2, 3, 2, 2**40], device=device)
     rows, sizes = torch.tensor([0, 0, 1, 2, 2], device=device), torch.ones(3, dtype=torch.int64, device=device)
     with tritonite.use_gems(include=["_embedding_bag_dense_backward"]):
-        result = torch.ops.aten._embedding_bag_dense_backward(memory[3:6], rows, told, sizes, rows, 4, False, mode, None)
+        result = torch.ops.aten._embedding_bag_dense_backward(
+            memory[3:6], rows, told, sizes, rows, 4, False, mode, None
+        )
     assert result.tolist() == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3]
     assert tritonite.stats()["_embedding_bag_dense_backward"].launched
 
@@ -136,10 +138,12 @@ def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, mo
 
 
 @CPU
-@pytest.mark.parametrize("offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)])
+@pytest.mark.parametrize(
+    "offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)]
+)
 def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
     dense = torch.arange(12.0).view(2, 3, 2)
-    call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [torch.tensor(offsets)], total)  # noqa: E731
+    call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [torch.tensor(offsets)], total)
     expected = _outcome(call)
     with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]):
         for _ in range(2):

@@ -71,7 +71,9 @@ def test_terms_at_one_place_are_added_up(name, columns, dtype, device):
     if name == "put":
         # All columns' updates come to the first column.
         expected = x.double()
-        expected.view(-1).index_add_(0, rows * max(1, columns), torch.full((len(rows),), TERM[dtype] * max(1, columns)).to(expected))
+        expected.view(-1).index_add_(
+            0, rows * max(1, columns), torch.full((len(rows),), TERM[dtype] * max(1, columns)).to(expected)
+        )
     else:
         alpha = 2 if name == "index_add_" else 1
         expected = first.index_add(0, rows, one.double(), alpha=alpha)

@@ -59,7 +59,7 @@ def _write_edges(edges, flag, extrema):
     low, high = tl.load(extrema[0]).to(WIDE), tl.load(extrema[1]).to(WIDE)
     equal = low == high
     low, high = tl.where(equal, low - 1, low), tl.where(equal, high + 1, high)
-    if WIDE == tl.float64:
+    if tl.float64 == WIDE:
         held = ((high - low) == (high - low)) & (tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))
     else:
         held = (low < high) & (low.to(OWN).to(WIDE) == low) & (high.to(OWN).to(WIDE) == high)
@@ -265,7 +265,10 @@ def _add_counts(
     compute: torch.dtype,
     alone: bool = False,
 ) -> None:
-    """Add to totals of int32, int64, float32 or float64 what there is in each bin, or write totals of any dtype `alone`."""
+    """Add to totals of int32, int64, float32 or float64 what there is in each bin.
+
+    One program that counts `alone` writes totals of any dtype instead.
+    """
     n = x.numel()
     if not n:
         return

@@ -202,7 +202,10 @@ def scatter_value_with(self, dim, index, value, reduce, outs=()):
 
 
 def _add(out, start, source, places, row_dims):
-    """Write `start` to `out`, with a source added at its places: in no order, or in theirs where torch was asked for it."""
+    """Write `start` to `out`, with a source added at its places.
+
+    It is added in no order, or in the order of the places where torch was asked for deterministic algorithms.
+    """
     in_order = torch.are_deterministic_algorithms_enabled() and bool(places.shape)
     if in_order or out.is_complex():
         if start is not out and out.numel():

@@ -174,7 +174,7 @@ def combine_bags(
     last: bool,
 ) -> None:
     """Write what bags of rows of `weight` come to, which bag each index is in, how many of each count, and which rows
-    have the largest elements, as far as there are tensors for them. Offsets end with that of the last bag's end if `last`.
+    have the largest elements, as far as there are tensors for them. The last offset is the last bag's end if `last`.
     """
     facts = _facts(
         *(mode, weight, out),

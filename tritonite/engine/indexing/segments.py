@@ -333,8 +333,9 @@ def add_rows_at(
 
     As in `write_at`, strides are over `shape`, of which indices tell in the `row_dims`. What is there is overwritten
     unless `added`. Sums are divided by the number of their rows where it is `averaged`, and are products where it is
-    `multiplied`; rows whose index is `skipped` are left out. With `bags`, a vector, the values have a row for each bag and a row's are those of its own, times its
-    `row_factors` or divided by the `bag_sizes`. Declines where rows or places are too many for one word of 64 bits.
+    `multiplied`; rows whose index is `skipped` are left out. With `bags`, a vector, the values have a row for each bag
+    and a row's are those of its own, times its `row_factors` or divided by the `bag_sizes`. Declines where rows or
+    places are too many for one word of 64 bits.
     """
     shape = tuple(shape)
     kept = [d for d in range(len(shape)) if d not in row_dims]

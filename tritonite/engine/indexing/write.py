@@ -111,7 +111,7 @@ class Writing:
 
     `number` is "float" or "int" where one is written instead of values, and `scaled` where values are multiplied with
     it. An `operation` combines what is written with what is there, in the dtype `compute`; a `native` one is the
-    device's own, any other swaps each `word`, or those of the lanes that have one to write where it is `masked`. It adds
+    device's own, any other swaps each `word`, and where it is `masked` only words that a lane has to write. It adds
     halves in pairs where `paired`. Numbers and products are rounded to the dtype `rounded`, if there is one, before
     they are combined.
     """

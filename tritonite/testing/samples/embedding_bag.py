@@ -67,10 +67,10 @@ def _gradient_of_factors(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 def _bags_in_reach(arguments: dict[str, Any], offsets: torch.Tensor) -> torch.Tensor:
-    """Offsets within the indices, in another order than theirs only where ATen then stays within its tensors.
+    """Offsets within the indices, sorted where ATen stops the program or leaves results as their memory was.
 
-    On a GPU ATen takes the first for 0, and stops the program where others fall. On a CPU it refuses a first one that is
-    not 0; its fast kernel reads what falls as memory was.
+    On a GPU ATen takes the first for 0, and stops the program where others fall. On a CPU it refuses a first one that
+    is not 0, and its fast kernel leaves bags behind one that falls as their memory was.
     """
     weight, indices = arguments["weight"], arguments["indices"]
     offsets = offsets.clamp(0, min(len(indices), 100) if indices.dim() else 0)

@@ -68,7 +68,9 @@ def _index_put(tensors: facts.Tensors) -> dict[str, Any] | None:
 def _of_one_sign(arguments: dict[str, Any]) -> dict[str, Any]:
     """Sums of 16-bit floats that do not cancel: kernels accumulate them in float32, ATen's for GPUs in 16 bits."""
     return {
-        name: value.abs() if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
+        name: value.abs()
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        else value
         for name, value in within(arguments).items()
     }
 
