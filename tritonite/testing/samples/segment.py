@@ -65,8 +65,8 @@ def _within_the_data(arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(offsets, torch.Tensor) and offsets.dim() and offsets.numel():
         whole = facts.real(offsets) and not offsets.is_floating_point()
         # Offsets that fall stop the program on a GPU, and are refused on a CPU.
-        bounds = offsets.clamp(0, size)
-        if data.device.type != "cpu":
+        bounds = offsets.clamp(0, size) if whole else None
+        if bounds is not None and data.device.type != "cpu":
             bounds = bounds.sort(-1).values
-        arguments = arguments | {"offsets": bounds if whole else None}
+        arguments = arguments | {"offsets": bounds}
     return arguments
