@@ -9,6 +9,7 @@ import torch
 import tritonite
 from tritonite.engine import segmented
 from tritonite.engine.indexing import bags
+from tritonite.ops import jagged
 
 # By name: offsets of four indices, and whether they end with the end of the last bag. ATen accesses no memory beyond
 # its tensors for any of these on a CPU.
@@ -22,6 +23,22 @@ OFFSETS = {
     "long to an end": ([0, 2, 6], True),
     "in order": ([0, 0, 3], False),
     "in order to an end": ([0, 3, 4], True),
+}
+# By whether ATen's kernel is that for aligned rows of fp16, and by offsets: the places in two sequences of three rows
+# that six rows come from on a GPU.
+ROWS = {
+    False: {
+        (0, 3, 1): [(0, 0), None, None, None, None, None],
+        (0, 2, 3): [(0, 0), (0, 1), (1, 0), None, None, None],
+        (0, 5, 5): [(0, 0), (0, 1), (0, 2), None, None, None],
+        (0, 1, 0): [None] * 6,
+    },
+    True: {
+        (0, 3, 1): [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)],
+        (0, 2, 3): [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), None],
+        (0, 5, 5): [(0, 0), (0, 1), (0, 2), None, None, (1, 0)],
+        (0, 1, 0): [(0, 0), (1, 0), (1, 1), (1, 2), None, None],
+    },
 }
 CPU = pytest.mark.skipif(tritonite.device != "cpu", reason="an assertion ends a GPU's context")
 
@@ -149,3 +166,21 @@ def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
         for _ in range(2):
             assert _outcome(call) == expected
     assert bool(_declined("_padded_dense_to_jagged_forward")) == (offsets != [0, 2, 5])
+
+
+@pytest.mark.parametrize("width, dtype", [(2, torch.float32), (8, torch.float16), (2, torch.float16)], ids=str)
+@pytest.mark.parametrize("offsets", [[0, 3, 1], [0, 2, 3], [0, 5, 5], [0, 1, 0]], ids=str)
+def test_rows_of_no_sequence_are_what_aten_gives_on_a_gpu(offsets, width, dtype, device, monkeypatch):
+    """Its bisection takes rows behind the last sequence for rows of that one, or of none, by the layout."""
+    monkeypatch.setattr(jagged, "_ON_CPU", False)
+    dense = torch.arange(1, 1 + 6 * width, device=device).view(2, 3, width).to(dtype)
+    ends = torch.tensor(offsets, device=device)
+    call = lambda: torch.ops.aten._padded_dense_to_jagged_forward(dense, [ends], 6)
+    if device == "cuda":
+        expected = call()
+    else:
+        places = ROWS[width == 8][tuple(offsets)]
+        expected = torch.stack([torch.zeros_like(dense[0, 0]) if at is None else dense[at] for at in places])
+    with tritonite.use_gems(include=["_padded_dense_to_jagged_forward"]):
+        assert torch.equal(call(), expected)
+    assert tritonite.stats()["_padded_dense_to_jagged_forward"].launched == 1

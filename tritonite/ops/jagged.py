@@ -1,5 +1,6 @@
 """Sequences of different lengths that lie end to end, and padded to one length."""
 
+import torch
 import triton
 import triton.language as tl
 
@@ -91,13 +92,14 @@ def jagged_to_padded_dense(values, offsets, max_lengths, padding_value=0.0, outs
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n_rows", "n_sequences", "longest"])
+@triton.jit(do_not_specialize=["n_rows", "n_sequences", "n_searched", "longest"])
 def _take_apart(
     out,
     dense,
     offsets,
     n_rows,
     n_sequences,
+    n_searched,
     longest,
     n_columns,
     strides,
@@ -107,18 +109,25 @@ def _take_apart(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program writes a block of rows, whose sequences it finds by bisection; zeros beyond the padded length."""
+    """A program writes a block of rows, and zeros for rows of no sequence or beyond the padded length.
+
+    It looks at the same of the first `n_searched` offsets after 0 as ATen's bisection does, whose answer depends on
+    that where offsets are not in order.
+    """
     wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)
     row = (tl.program_id(0) // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks).to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)
     mask = row < n_rows
     sequence = tl.zeros((ROWS,), tl.int32)
-    for i in tl.static_range(STEPS):
-        further = sequence + (1 << (STEPS - 1 - i))
-        inside = mask & (further < n_sequences)
-        begin = tl.load(offsets + further, mask=inside, other=0).to(tl.int64)
-        sequence = tl.where(inside & (begin <= row), further, sequence)
+    count = sequence + n_searched
+    for _ in tl.static_range(STEPS):
+        step = count // 2
+        looking = mask & (count > 0)
+        begin = tl.load(offsets + sequence + 1 + step, mask=looking, other=0).to(tl.int64)
+        further = looking & (begin <= row)
+        sequence = tl.where(further, sequence + 1 + step, sequence)
+        count = tl.where(further, count - step - 1, step)
     place = row.to(tl.int64) - tl.load(offsets + sequence, mask=mask, other=0).to(tl.int64)
     if CHECKS:
         end = tl.load(offsets + sequence + 1, mask=mask, other=0).to(tl.int64)
@@ -128,11 +137,17 @@ def _take_apart(
         for i in range(n_sequences):
             length = tl.load(offsets + i + 1).to(tl.int64) - tl.load(offsets + i).to(tl.int64)
             tl.device_assert((length >= 0) & (length <= longest), "a sequence longer than the padded ones, or below 0")
-    exists = mask & (place >= 0) & (place < longest)
-    begins = sequence.to(INDEX) * strides[0] + tl.where(exists, place, 0).to(INDEX) * strides[1]
+    exists = mask & (sequence < n_sequences) & (place >= 0) & (place < longest)
+    begins = tl.where(exists, sequence, 0).to(INDEX) * strides[0] + tl.where(exists, place, 0).to(INDEX) * strides[1]
     whole = (column < n_columns)[None, :]
     value = tl.load(dense + begins[:, None] + (column * strides[2])[None, :], mask=exists[:, None] & whole, other=0)
     tl.store(out + (row * n_columns)[:, None] + column[None, :], value, mask=mask[:, None] & whole)
+
+
+def _are_aligned(dense: torch.Tensor) -> bool:
+    """Whether ATen's kernel for rows of fp16 in words of 16 bytes takes a tensor."""
+    aligned = dense.shape[2] % 8 == dense.stride(1) % 8 == dense.data_ptr() % 16 == 0
+    return dense.dtype is torch.float16 and dense.stride(2) == 1 and aligned
 
 
 @operator("_padded_dense_to_jagged_forward", accepts=FLOATS)
@@ -155,10 +170,12 @@ def padded_dense_to_jagged(dense, offsets, total_L=None, outs=()):
     elements = devices.current.row_elements
     columns = min(elements, power_of_2(n_columns))
     rows = min(max(1, elements // columns), power_of_2(total_L))
+    # ATen's kernel for aligned rows of fp16 takes rows behind the last sequence for rows of that one.
+    searched = len(dense) - (_ON_CPU or _are_aligned(dense))
     _take_apart[(-(-total_L // rows) * -(-n_columns // columns),)](
-        *(result, dense, ends, total_L, len(dense), dense.shape[1], n_columns, dense.stride()),
+        *(result, dense, ends, total_L, len(dense), searched, dense.shape[1], n_columns, dense.stride()),
         CHECKS=_ON_CPU,
-        STEPS=max(1, (len(dense) - 1).bit_length()),
+        STEPS=searched.bit_length(),
         INDEX=offset_type(result, dense),
         ROWS=rows,
         COLUMNS=columns,
