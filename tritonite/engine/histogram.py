@@ -15,7 +15,7 @@ from tritonite.dispatch.call import Size, empty, zeros
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
-from tritonite.engine.movement import move
+from tritonite.engine.movement import fill_zero, move
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
@@ -24,10 +24,14 @@ from tritonite.launch import libentry
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2
+# Blocks that one program counts by itself, which saves the launches that clear and convert totals.
+_ALONE = 3
 # Points that a program takes.
 _POINTS = 1024
 # Bins that a program counts in registers, where it cannot in shared memory.
 _OWN = 1024
+# Counts up to which these dtypes have all integers. Devices add to them in memory.
+_EXACT = {torch.int32: INT32_LIMIT, torch.int64: 2**63, torch.float32: 2**24, torch.float64: 2**53}
 # How far apart programs begin to add to the totals.
 _APART = tl.constexpr(64)
 
@@ -245,15 +249,19 @@ class _Counting:
     alone: bool
 
 
-def _programs(n: int, device: torch.device) -> int:
-    """As few programs as fill the device, where they have counts of their own, so that there is little to add up."""
-    return max(1, min(2 * devices.multiprocessors(device), -(-n // _BLOCK) // _LEAST))
+def _programs(n: int, bins: int | None, device: torch.device) -> int:
+    """As few programs as fill the device, where they have counts of their own, so that there is little to add up.
+
+    With few bins there is little to add up anyway, and a program may have one block.
+    """
+    least = 1 if bins is not None and bins <= _OWN else _LEAST
+    return max(1, min(2 * devices.multiprocessors(device), -(-n // _BLOCK) // least))
 
 
-def _counts_alone(n: int, bins: int, device: torch.device) -> bool:
+def _counts_alone(n: int, bins: int) -> bool:
     """Whether one program counts all elements in bins of its own."""
     room = ROOM // 8 if devices.current.ptx else _OWN + 1
-    return 0 < n < INT32_LIMIT and bins < room and _programs(n, device) == 1
+    return 0 < n <= _ALONE * _BLOCK and bins < room
 
 
 def _add_counts(
@@ -275,7 +283,7 @@ def _add_counts(
     ptx = devices.current.ptx
     known = bins if isinstance(bins, int) else None
     # A sum of integers in shared memory has 32 bits, and so has a count.
-    total = TRITON_DTYPES[torch.int32 if alone or totals.dtype is torch.int64 else totals.dtype]
+    total = TRITON_DTYPES[torch.int32 if weights is None else totals.dtype]
     room = ROOM // (8 if total == tl.float64 else 4) if ptx else 0
     shape, strides, integer = in_row_major(x)
     for kernel in (_count, _count_outside):
@@ -283,7 +291,8 @@ def _add_counts(
         if (inside and not room) or (known is not None and (known < room) != inside):
             continue
         own = power_of_2(known) if known is not None and not room and known <= _OWN and weights is None else 0
-        programs = _programs(n, x.device) if inside or own else -(-n // _BLOCK)
+        programs = _programs(n, known, x.device) if inside or own else -(-n // _BLOCK)
+        programs = 1 if alone else programs
         reach = max(n + programs * _BLOCK, 0 if weights is None else span(weights.shape, weights.stride()))
         counting = _Counting(
             limits="none" if limits is None else "edges" if limits.edges else "numbers",
@@ -307,8 +316,12 @@ def _add_counts(
 def count_in_bins(out: torch.Tensor, x: torch.Tensor, limits: Limits, compute: torch.dtype) -> None:
     """Write how many elements each bin of a vector has, whose limits are compared in the dtype `compute`."""
     bins = len(out)
-    if out.is_contiguous() and _counts_alone(x.numel(), bins, x.device):
+    if out.is_contiguous() and _counts_alone(x.numel(), bins):
         _add_counts(out, x, limits, None, bins, compute, alone=True)
+        return
+    if out.is_contiguous() and x.numel() < _EXACT.get(out.dtype, 0):
+        fill_zero(out)
+        _add_counts(out, x, limits, None, bins, compute)
         return
     counts = zeros((bins,), torch.int32 if x.numel() < INT32_LIMIT else torch.int64, x.device)
     _add_counts(counts, x, limits, None, bins, compute)
