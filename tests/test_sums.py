@@ -1,6 +1,5 @@
 """Sums and products of 16-bit floats at one index, and extrema of many updates an element."""
 
-import importlib
 import itertools
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 from conftest import some
 
 import tritonite
+from tritonite import catalog, devices
+from tritonite.dispatch.call import settings_of, under
 from tritonite.engine.indexing import write
-
-scatter = importlib.import_module("tritonite.ops.scatter")
+from tritonite.tune import slower
 
 HALVES = [torch.float16, torch.bfloat16]
 # What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
@@ -138,35 +138,51 @@ def test_a_large_target_of_few_updates_is_not_copied():
     assert write._accumulates_wide(x[:9], few, (0, 1), write.MULTIPLY), "a small target"
 
 
-@pytest.mark.parametrize("dtype, own", [(torch.bfloat16, True), (torch.int8, True), (torch.float64, False)], ids=str)
-def test_products_of_many_factors_are_sorted(own, dtype, device, monkeypatch):
-    """So that none waits for another's compare and swap: of elements, of rows, and of views."""
-    monkeypatch.setattr(scatter, "_LEAST", 200)
-    monkeypatch.setattr(write, "_combining", None)
+@pytest.mark.parametrize("own", [True, False], ids=["own", "without own"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float64], ids=str)
+def test_products_of_many_factors(dtype, own, device):
+    """Of elements, of rows, and of views."""
     x = torch.randint(2, 4, (4, 6), device=device).to(dtype).t()
     elements, rows = torch.randint(0, 2, (300, 3), device=device), torch.randint(0, 6, (256,), device=device)
     factors, slices = (torch.randint(0, 2, shape, device=device) * 2 - 1 for shape in ((300, 3), (256, 4)))
     factors[7], slices[9] = 2, 2
     factors, slices = factors.to(dtype), slices.to(dtype)
     calls = {
-        "scatter_reduce.two": lambda: x[:, :3].scatter_reduce(0, elements, factors, "prod"),
-        "scatter_reduce_.two": lambda: x.clone().scatter_reduce_(0, elements, factors, "prod"),
-        "index_reduce": lambda: x.index_reduce(0, rows, slices, "prod"),
+        "scatter_reduce.two": lambda: x[:, :3].scatter_reduce(0, elements, factors, "prod", include_self=own),
+        "scatter_reduce_.two": lambda: x.clone().scatter_reduce_(0, elements, factors, "prod", include_self=own),
+        "index_reduce": lambda: x.index_reduce(0, rows, slices, "prod", include_self=own),
         "scatter.reduce": lambda: torch.ops.aten.scatter.reduce(x, 0, elements, factors, reduce="multiply"),
     }
-    if not own:
-        monkeypatch.undo()
-        monkeypatch.setattr(scatter, "_LEAST", 200)
-        calls = {
-            "scatter_reduce.two": lambda: x.scatter_reduce(0, elements, factors, "prod", include_self=False),
-            "index_reduce": lambda: x.index_reduce(0, rows, slices, "prod", include_self=False),
-        }
     for name, call in calls.items():
         expected = call()
-        with tritonite.use_gems(include=[name]):
+        with tritonite.use_gems(include=[name], faster_only=False):
             result = call()
         assert torch.equal(result, expected) and result.stride() == expected.stride(), name
         assert _served(name) == 1
+
+
+def test_products_of_many_factors_are_left_to_aten_where_it_is_faster(device, monkeypatch):
+    monkeypatch.setitem(slower.CALLS, devices.current.kind, slower.SlowerCalls(factors=8))
+    ops, index = catalog.overloads(), torch.zeros(80, dtype=torch.int64, device=device)
+    x, ones = (torch.ones(n, dtype=torch.float64, device=device) for n in (10, 80))
+    calls = {
+        "scatter_reduce.two": lambda index, ones, how: ops["scatter_reduce.two"](x, 0, index, ones, how),
+        "index_reduce": lambda index, ones, how: ops["index_reduce"](x, 0, index, ones, how),
+        "scatter.reduce": lambda index, ones, how: ops["scatter.reduce"](
+            x, 0, index, ones, reduce="add" if how == "mean" else "multiply"
+        ),
+        "scatter.value_reduce": lambda index, ones, how: ops["scatter.value_reduce"](
+            x, 0, index, 1.0, reduce="add" if how == "mean" else "multiply"
+        ),
+    }
+    with under(settings_of()._replace(faster_only=True)):
+        for reduced in calls.values():
+            with pytest.raises(tritonite.errors.Decline, match="ATen is faster here"):
+                reduced(index, ones, "prod")
+            reduced(index[:79], ones[:79], "prod")
+            reduced(index, ones, "mean")
+    for reduced in calls.values():
+        reduced(index, ones, "prod")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
-from tritonite.dispatch.call import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
+from tritonite.dispatch.call import (
+    decline_if_slower,
+    empty,
+    empty_strided,
+    limit,
+    limits_of,
+    number_type,
+    zero_or_one,
+    zeros,
+)
 from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
 from tritonite.engine.indexing.places import (
     IN_RANGE,
@@ -40,14 +49,11 @@ from tritonite.ops.indexing import (
     only_mask,
     without_dimension,
 )
+from tritonite.tune.slower import slower_calls
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
 _OPERATIONS |= {"amax": LARGEST, "max": LARGEST, "amin": SMALLEST, "min": SMALLEST}
-
-
-# Factors of an element, in the mean, and of all, from which sorting them is faster than multiplying them one by one.
-_CROWD, _LEAST = 32, 1024
 
 
 exclude("_unsafe_masked_index", "ATen makes it of clamp, _unsafe_index and masked_fill, which have kernels")
@@ -120,13 +126,8 @@ class Places(NamedTuple):
         indices = [index_along(self.index, self.strides, target, self.dim)]
         write_at(target, self.shape, without_dimension(target, self.dim, self.shape), indices, *values, **how)
 
-    def add_in_order(
-        self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int], multiplied: bool = False
-    ) -> None:
-        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order.
-
-        Or multiply them with it.
-        """
+    def add_in_order(self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int]) -> None:
+        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order."""
         shape, rank = self.shape, len(self.shape)
         indices = [index_along(self.index, self.strides, target, self.dim)]
         steps = list(without_dimension(target, self.dim, shape))
@@ -140,8 +141,7 @@ class Places(NamedTuple):
             indices.append(Index(coordinates, along, target.shape[d], (target.stride(d),)))
             steps[d] = 0
         strides = _strides(source, self)
-        how = {"multiplied": multiplied, "message": IN_RANGE}
-        add_rows_at(target, shape, row_dims, steps, indices, source, strides, **how)
+        add_rows_at(target, shape, row_dims, steps, indices, source, strides, message=IN_RANGE)
 
 
 def _scattered(self, dim, index, source=None, in_order=False):
@@ -176,25 +176,32 @@ def scatter_value(self, dim, index, value, outs=()):
     return (out,)
 
 
-def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
+def _operation(self: torch.Tensor, places: Places, reduce: str, names: Sequence[str]) -> str:
+    """Return the operation of a reduction, or decline products whose programs would wait for each other's swaps."""
     if reduce not in names:
         raise Decline("no such reduction")
-    if self.dtype is torch.bool and self.device.type != "cpu" and _OPERATIONS[reduce] != ADD:
+    operation = _OPERATIONS[reduce]
+    if self.dtype is torch.bool and self.device.type != "cpu" and operation != ADD:
         raise Decline("a reduction of bools that ATen refuses on GPUs")
-    return _OPERATIONS[reduce]
+    if operation == MULTIPLY and self.numel():
+        factors = torch.Size(places.shape).numel() / self.numel()
+        decline_if_slower(factors >= slower_calls(devices.current.kind).factors)
+    return operation
 
 
 @operator("scatter", accepts=ALL)
 def scatter_with(self, dim, index, src, reduce, outs=()):
-    places, operation = _scattered(self, dim, index, src), _operation(self, reduce, ("add", "multiply"))
+    places = _scattered(self, dim, index, src)
+    operation = _operation(self, places, reduce, ("add", "multiply"))
     out = destination(self, (index, src), outs, ALL, filled=False)
-    _combine(self, out, src, places, operation, range(index.dim()), self)
+    places.write(out, src, _strides(src, places), operation=operation, start=self)
     return (out,)
 
 
 @operator("scatter", accepts=ALL)
 def scatter_value_with(self, dim, index, value, reduce, outs=()):
-    places, operation = _scattered(self, dim, index), _operation(self, reduce, ("add", "multiply"))
+    places = _scattered(self, dim, index)
+    operation = _operation(self, places, reduce, ("add", "multiply"))
     check_number(self, value)
     out = destination(self, (index,), outs, ALL, filled=False)
     places.write(out, number=value, operation=operation, start=self)
@@ -254,27 +261,9 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
     return least if operation == LARGEST else most
 
 
-def _are_crowded(self, places, operation):
-    """Whether products are of so many elements each that programs would wait for each other's compare and swap."""
-    count = torch.Size(places.shape).numel()
-    if operation != MULTIPLY or not places.shape or not self.numel() or self.dtype is torch.bool:
-        return False
-    return max(_LEAST, _CROWD * self.numel()) <= count < 2**30
-
-
-def _combine(self, out, source, places, operation, row_dims, start=None):
-    """Write `start`, or what is there, combined with a source at its places."""
-    if not _are_crowded(self, places, operation):
-        places.write(out, source, _strides(source, places), operation=operation, start=start)
-        return
-    if start is not None and start is not out:
-        out.copy_(start)
-    places.add_in_order(out, source, row_dims, multiplied=True)
-
-
-def _reduced(self, source, places, row_dims, reduce, include_self, outs, names, accepts):
+def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
     """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
-    operation = _operation(self, reduce, names)
+    operation = _operation(self, places, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
     # A mean divides the sum before that is rounded.
@@ -283,7 +272,7 @@ def _reduced(self, source, places, row_dims, reduce, include_self, outs, names, 
     total = widened(self, out) if wide else out
     if not include_self:
         places.write(total, number=_identity(out.dtype, operation))
-    _combine(self, total, source, places, operation, row_dims)
+    places.write(total, source, _strides(source, places), operation=operation)
     if reduce == "mean" and out.numel():
         count = zeros(out.shape, torch.int32, out.device)
         places.write(count, number=1, operation=ADD)
@@ -295,7 +284,7 @@ def _reduced(self, source, places, row_dims, reduce, include_self, outs, names, 
 def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
     places = _scattered(self, dim, index, src)
     names = ("sum", "prod", "mean", "amax", "amin", "max", "min")
-    return _reduced(self, src, places, range(index.dim()), reduce, include_self, outs, names, ALL)
+    return _reduced(self, src, places, reduce, include_self, outs, names, ALL)
 
 
 def _check_count(places: Places, target: torch.Tensor) -> None:
@@ -372,8 +361,7 @@ def index_add(self, dim, index, source, alpha=1, outs=()):
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
     """ATen refuses bools on GPUs, and on CPUs most of the time."""
     places = _along(self, dim, index, source)
-    names = ("prod", "mean", "amax", "amin")
-    return _reduced(self, source, places, (places.dim,), reduce, include_self, outs, names, NUMBERS)
+    return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"), NUMBERS)
 
 
 @operator("index_copy", accepts=WITH_COMPLEX)

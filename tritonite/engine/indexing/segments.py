@@ -1,4 +1,4 @@
-"""Adding up, or multiplying, the rows that index tensors send to the same place, in order: the same bits every time.
+"""Adding up the rows that index tensors send to the same place, in order: the same bits every time.
 
 Rows are sorted by their place, with their number in the low bits, so that no two are equal and rows of one place stay
 in order. Programs sort blocks of them, and then merge runs: an element's place among several runs is the number of
@@ -141,7 +141,6 @@ class _Facts:
     index: Any
     added: bool
     averaged: bool
-    multiplied: bool
     nowhere: int
     flags: bool
     bagged: bool = False
@@ -163,21 +162,6 @@ def _first_from(order, wanted, n):
 
 
 @triton.jit
-def _multiply(x, y):
-    return x * y
-
-
-@triton.jit
-def _joined(x, y, FACTS: tl.constexpr):
-    """The sum or the product of two rows."""
-    if FACTS.multiplied:
-        result = x * y
-    else:
-        result = x + y
-    return result
-
-
-@triton.jit
 def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.constexpr):
     """Write the sum of a slot's rows."""
     offset = strided_offset(slot.to(FACTS.index), counted[0], counted[1]) + column_offset
@@ -185,7 +169,7 @@ def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.
         begin = _first_from(order, slot << 32, n)
         total = total / (_first_from(order, (slot + 1) << 32, n) - begin).to(FACTS.compute)
     if FACTS.added:
-        total = _joined(total, tl.load(target + offset, mask=mask, other=0).to(FACTS.compute), FACTS)
+        total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)
     if FACTS.flags:
         total = (total != 0).to(FACTS.compute)
     tl.store(target + offset, total.to(target.dtype.element_ty), mask=mask)
@@ -267,7 +251,7 @@ def _add_rows(
                 _put(target, total, slots[i - 1], order, n, far, mask, counted, FACTS)
             begun = begun & False
         row = rows[i].to(FACTS.compute)
-        total = tl.where(goes_on, _joined(total, row, FACTS), row)
+        total = tl.where(goes_on, total + row, row)
     last = slots[ROWS - 1]
     if begun:
         tl.store(part, total, mask=mask)
@@ -299,13 +283,8 @@ def _add_parts(
         for start in range(chunk + 1, stop, PARTS):
             part = start + tl.arange(0, PARTS)
             pointers = parts + part.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
-            there = (part < stop)[:, None] & mask[None, :]
-            if FACTS.multiplied:
-                several = tl.load(pointers, mask=there, other=1)
-                total *= tl.reduce(several, 0, _multiply).to(FACTS.compute)
-            else:
-                several = tl.load(pointers, mask=there, other=0)
-                total += tl.sum(several, axis=0).to(FACTS.compute)
+            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=0)
+            total += tl.sum(several, axis=0).to(FACTS.compute)
         far = strided_offset(column, column_shape, column_strides[1])
         _put(target, total, slot, order, n, far, mask, counted, FACTS)
 
@@ -321,7 +300,6 @@ def add_rows_at(
     *,
     added: bool = True,
     averaged: bool = False,
-    multiplied: bool = False,
     skipped: int = -(2**31),
     wraps: bool = False,
     message: str,
@@ -332,10 +310,9 @@ def add_rows_at(
     """Add rows of `values` to the places of `target` that their indices tell, in the order in which they stand.
 
     As in `write_at`, strides are over `shape`, of which indices tell in the `row_dims`. What is there is overwritten
-    unless `added`. Sums are divided by the number of their rows where it is `averaged`, and are products where it is
-    `multiplied`; rows whose index is `skipped` are left out. With `bags`, a vector, the values have a row for each bag
-    and a row's are those of its own, times its `row_factors` or divided by the `bag_sizes`. Declines where rows or
-    places are too many for one word of 64 bits.
+    unless `added`. Sums are divided by the number of their rows where it is `averaged`; rows whose index is `skipped`
+    are left out. With `bags`, a vector, the values have a row for each bag and a row's are those of its own, times its
+    `row_factors` or divided by the `bag_sizes`. Declines where rows or places are too many for one word of 64 bits.
     """
     shape = tuple(shape)
     kept = [d for d in range(len(shape)) if d not in row_dims]
@@ -365,7 +342,6 @@ def add_rows_at(
         index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
         added=added,
         averaged=averaged,
-        multiplied=multiplied,
         nowhere=_NOWHERE,
         flags=dtype is torch.bool,
         bagged=bags is not None,
