@@ -7,10 +7,7 @@ import torch
 from conftest import some
 
 import tritonite
-from tritonite import catalog, devices
-from tritonite.dispatch.call import settings_of, under
 from tritonite.engine.indexing import write
-from tritonite.tune import slower
 
 HALVES = [torch.float16, torch.bfloat16]
 # What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
@@ -159,30 +156,6 @@ def test_products_of_many_factors(dtype, own, device):
             result = call()
         assert torch.equal(result, expected) and result.stride() == expected.stride(), name
         assert _served(name) == 1
-
-
-def test_products_of_many_factors_are_left_to_aten_where_it_is_faster(device, monkeypatch):
-    monkeypatch.setitem(slower.CALLS, devices.current.kind, slower.SlowerCalls(factors=8))
-    ops, index = catalog.overloads(), torch.zeros(80, dtype=torch.int64, device=device)
-    x, ones = (torch.ones(n, dtype=torch.float64, device=device) for n in (10, 80))
-    calls = {
-        "scatter_reduce.two": lambda index, ones, how: ops["scatter_reduce.two"](x, 0, index, ones, how),
-        "index_reduce": lambda index, ones, how: ops["index_reduce"](x, 0, index, ones, how),
-        "scatter.reduce": lambda index, ones, how: ops["scatter.reduce"](
-            x, 0, index, ones, reduce="add" if how == "mean" else "multiply"
-        ),
-        "scatter.value_reduce": lambda index, ones, how: ops["scatter.value_reduce"](
-            x, 0, index, 1.0, reduce="add" if how == "mean" else "multiply"
-        ),
-    }
-    with under(settings_of()._replace(faster_only=True)):
-        for reduced in calls.values():
-            with pytest.raises(tritonite.errors.Decline, match="ATen is faster here"):
-                reduced(index, ones, "prod")
-            reduced(index[:79], ones[:79], "prod")
-            reduced(index, ones, "mean")
-    for reduced in calls.values():
-        reduced(index, ones, "prod")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ from tritonite.launch import libentry
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2
-# Blocks that one program counts by itself, which saves the launches that clear and convert totals.
-_ALONE = 3
 # Points that a program takes.
 _POINTS = 1024
 # Bins that a program counts in registers, where it cannot in shared memory.
@@ -261,7 +259,7 @@ def _programs(n: int, bins: int | None, device: torch.device) -> int:
 def _counts_alone(n: int, bins: int) -> bool:
     """Whether one program counts all elements in bins of its own."""
     room = ROOM // 8 if devices.current.ptx else _OWN + 1
-    return 0 < n <= _ALONE * _BLOCK and bins < room
+    return 0 < n <= _BLOCK and bins < room
 
 
 def _add_counts(

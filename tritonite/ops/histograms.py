@@ -7,7 +7,7 @@ import torch
 
 from tritonite import devices
 from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import decline_if_slower, empty, read, refuse_if_negative, zeros
+from tritonite.dispatch.call import empty, read, refuse_if_negative, zeros
 from tritonite.dtypes import FLOATS, FULL_FLOATS, INTS
 from tritonite.engine.histogram import Limits, add_at, add_between, bins_of, count_in_bins, limits_of_extrema
 from tritonite.engine.movement import fill, fill_zero
@@ -17,7 +17,6 @@ from tritonite.launch import looking
 from tritonite.ops.creation import linspace
 from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
-from tritonite.tune.slower import slower_calls
 
 # ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
@@ -47,8 +46,6 @@ def histc(self, bins=100, min=0, max=0, outs=()):
         limits, flag = limits_of_extrema(self.dtype, aminmax(self))
         refuse_if_negative(flag, "a range that is not finite, or of one integer next to which the dtype has no other")
     else:
-        least, most = slower_calls(devices.current.kind).counted
-        decline_if_slower(least <= self.numel() < most)
         limits = Limits.of_numbers(min, max, floating)
     count_in_bins(out, self, limits, self.dtype if floating else torch.int64)
     return (out,)

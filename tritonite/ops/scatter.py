@@ -15,7 +15,6 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dispatch.call import (
-    decline_if_slower,
     empty,
     empty_strided,
     limit,
@@ -49,7 +48,6 @@ from tritonite.ops.indexing import (
     only_mask,
     without_dimension,
 )
-from tritonite.tune.slower import slower_calls
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}
@@ -176,23 +174,20 @@ def scatter_value(self, dim, index, value, outs=()):
     return (out,)
 
 
-def _operation(self: torch.Tensor, places: Places, reduce: str, names: Sequence[str]) -> str:
-    """Return the operation of a reduction, or decline products whose programs would wait for each other's swaps."""
+def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
+    """Return the operation that a reduction's name stands for. Raises Decline for names that ATen refuses."""
     if reduce not in names:
         raise Decline("no such reduction")
     operation = _OPERATIONS[reduce]
     if self.dtype is torch.bool and self.device.type != "cpu" and operation != ADD:
         raise Decline("a reduction of bools that ATen refuses on GPUs")
-    if operation == MULTIPLY and self.numel():
-        factors = torch.Size(places.shape).numel() / self.numel()
-        decline_if_slower(factors >= slower_calls(devices.current.kind).factors)
     return operation
 
 
 @operator("scatter", accepts=ALL)
 def scatter_with(self, dim, index, src, reduce, outs=()):
     places = _scattered(self, dim, index, src)
-    operation = _operation(self, places, reduce, ("add", "multiply"))
+    operation = _operation(self, reduce, ("add", "multiply"))
     out = destination(self, (index, src), outs, ALL, filled=False)
     places.write(out, src, _strides(src, places), operation=operation, start=self)
     return (out,)
@@ -201,7 +196,7 @@ def scatter_with(self, dim, index, src, reduce, outs=()):
 @operator("scatter", accepts=ALL)
 def scatter_value_with(self, dim, index, value, reduce, outs=()):
     places = _scattered(self, dim, index)
-    operation = _operation(self, places, reduce, ("add", "multiply"))
+    operation = _operation(self, reduce, ("add", "multiply"))
     check_number(self, value)
     out = destination(self, (index,), outs, ALL, filled=False)
     places.write(out, number=value, operation=operation, start=self)
@@ -263,7 +258,7 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
 
 def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
     """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
-    operation = _operation(self, places, reduce, names)
+    operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
     # A mean divides the sum before that is rounded.

@@ -10,23 +10,8 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-
-
-class SlowerCalls(NamedTuple):
-    """Sizes of calls in which ATen is faster on a kind of device. By default there are none.
-
-    `factors`: products with at least this many factors per element of the target. `counted`: bounds of the number of
-    elements whose histogram has a given range, without the upper one.
-    """
-
-    factors: float = float("inf")
-    counted: tuple[int, int] = (0, 0)
-
-
-CALLS = {"nvidia": SlowerCalls(factors=8, counted=(12_289, 200_000))}
 
 PATH = Path(__file__).with_name("slower.json")
 
@@ -41,8 +26,3 @@ def table() -> dict[str, dict[str, list[str]]]:
 def slower_dtypes(kind: str, packet: str) -> frozenset[torch.dtype]:
     """The dtypes in which ATen is faster on a kind of device."""
     return frozenset(getattr(torch, name) for name in table().get(kind, {}).get(packet, ()))
-
-
-def slower_calls(kind: str) -> SlowerCalls:
-    """The sizes of calls in which ATen is faster on a kind of device."""
-    return CALLS.get(kind, SlowerCalls())
