@@ -555,7 +555,7 @@ def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, 
         arguments: list[tuple[str, tuple[Any, ...]]] = [
             ("median", (x,)),
             *[("topk", (x, k)) for k in (2048, 5000)],
-            ("searchsorted.Tensor", (x[: 2**20], x)),
+            *[("searchsorted.Tensor", (x[:bounds], x)) for bounds in (1, 2**20)],
             ("searchsorted.Tensor", (x[:100], x.view(2, -1).t(), False, True)),
             ("index_select", (x.view(-1, 1024), 1, torch.zeros(1000, dtype=torch.int32))),
             ("index_select", (x.view(-1, 2**16 // x.itemsize), 1, torch.zeros(8000, dtype=torch.int64))),

@@ -96,7 +96,7 @@ def _walked(node, length, LEVELS: tl.constexpr):
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "steps", "counted"])
+@triton.jit(do_not_specialize=["n", "length", "steps", "counted"])
 def _search_from_shared(
     out,
     x,
