@@ -30,7 +30,7 @@ def exponentials(scores, base, NATURAL: tl.constexpr, NATS: tl.constexpr):
 def score_factor(number, NATS: tl.constexpr):
     """Return what products are multiplied by for scores in nats, or in powers of two."""
     if not NATS:
-        number *= LOG2E
+        number = number * LOG2E
     return number.to(tl.float32)
 
 
