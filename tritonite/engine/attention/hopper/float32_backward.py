@@ -66,10 +66,11 @@ def _excess(rows, operands, buffers, strides, count, factor, span, FACTS: gl.con
     places, logarithms = rows
     key, bias = operands
     qs, ks = buffers
-    of_scores: gl.constexpr = logarithms.type.layout.parent
-    excess = gl.zeros((ROWS,), gl.float32, logarithms.type.layout)
+    of_rows: gl.constexpr = logarithms.type.layout
+    of_scores: gl.constexpr = of_rows.parent
+    excess = gl.zeros((ROWS,), gl.float32, of_rows)
     if gl.max(are_rounded(logarithms).to(gl.int32), 0) > 0:
-        sums = gl.zeros((ROWS,), gl.float32, logarithms.type.layout)
+        sums = gl.zeros((ROWS,), gl.float32, of_rows)
         for i in range(0, count):
             first = i * FACTS.block_n
             k = load_rows(
