@@ -8,6 +8,8 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,8 @@ _NAME = "tritonite_dispatcher"
 # The kinds of device that it has a driver for, and whether it is used on them unasked.
 _DRIVERS = {"nvidia": True, "interpreter": False}
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
+# For headers that refuse no standard.
+_NEWEST_STANDARD = "c++20"
 _PARTS = sorted(Path(__file__).parent.glob("*.h"))
 
 
@@ -50,13 +54,19 @@ def library() -> Path:
     """Where the built library is, or would be."""
     digest = hashlib.sha256(b"".join([part.read_bytes() for part in (_SOURCE, *_PARTS)]))
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
-    folder = Path(os.environ.get("TRITONITE_CACHE", cache.folder()))
+    folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
 def build() -> Path:
     """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
-    target = library()
+    try:
+        return _build(library())
+    except OSError as error:
+        raise BuildFailed(reason=str(error)) from error
+
+
+def _build(target: Path) -> Path:
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -73,22 +83,43 @@ def build() -> Path:
             _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         if done.returncode:
-            raise BuildFailed(reason=f"{compiler} says: {done.stderr.strip()[-2000:]}")
+            raise BuildFailed(reason=_failure(compiler, done, target.with_suffix(".log")))
         unfinished.rename(target)
     return target
 
 
-def _command(compiler: str, target: Path) -> list[str]:
-    root = Path(torch.__file__).parent
-    includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+def _failure(compiler: str, done: subprocess.CompletedProcess[str], log: Path) -> str:
+    """Return a line with the compiler's first error. Its whole output goes into the file `log`."""
+    log.write_text(f"{shlex.join(done.args)}\n{done.stdout}{done.stderr}")
+    errors = [line.strip() for line in done.stderr.splitlines() if "error" in line]
+    return f"{compiler} says: {errors[0] if errors else f'exit status {done.returncode}'} (all of it: {log})"
+
+
+def _standard(include: Path) -> str:
+    """Return the oldest C++ standard that the headers in torch's `include` folder accept, such as "c++20"."""
+    header = include / "ATen" / "ATen.h"
+    refused = re.search(r"__cplusplus < 20(\d\d)", header.read_text()) if header.exists() else None
+    return f"c++{refused[1]}" if refused else _NEWEST_STANDARD
+
+
+def compilation(compiler: str, include: Path) -> list[str]:
+    """Return a command that compiles the dispatcher with the headers in torch's `include` folder; it names no output."""
+    folders = [include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"]]
     return [
         *compiler.split(),
-        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(f"-std={_standard(include)}", "-O2", "-fPIC", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *flags(),
-        *(f"-I{folder}" for folder in includes),
+        *(f"-I{folder}" for folder in folders),
         str(_SOURCE),
-        *("-o", str(target)),
+    ]
+
+
+def _command(compiler: str, target: Path) -> list[str]:
+    root = Path(torch.__file__).parent
+    return [
+        *compilation(compiler, root / "include"),
+        *("-shared", "-o", str(target)),
         *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-ltorch", "-ldl"),
     ]
 
