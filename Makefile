@@ -3,6 +3,9 @@ PYTHON ?= python3
 WORKERS ?= 8
 FUZZ ?= 600
 VENV := .venv
+# The oldest and the newest release that this version supports.
+TORCH_VERSIONS := 2.10.0 2.15.0
+TRITON_VERSIONS := 3.6.0 3.9.0
 CALL_PATH_TESTS := $(addprefix tests/test_,contracts.py dynamic.py libentry.py scopes.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
@@ -73,9 +76,11 @@ test-native-tsan: $(VENV)/test
 	@LD_PRELOAD="$$(c++ -print-file-name=libtsan.so) $$(c++ -print-file-name=libstdc++.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
 		TRITONITE_NATIVE_FLAGS="-fsanitize=thread -g" $(BIN)/python -m pytest -q tests/test_native.py -p no:cacheprovider
 
-# The oldest and the newest Triton there is, on the quick tests.
-test-versions: $(VENV)/test
-	@for version in 3.6.0 3.9.0; do \
+# The quick tests with the oldest and the newest Triton, and with the newest torch that this machine can install; the
+# native dispatcher against the headers of the oldest and the newest torch. All of it needs a package index.
+test-versions: $(VENV)/test $(VENV)/torch-newest
+	@$(BIN)/python tools/torch_headers.py $(VENV)/headers $(TORCH_VERSIONS)
+	@for version in $(TRITON_VERSIONS); do \
 		folder=$(CURDIR)/$(VENV)/triton-$$version; \
 		echo "triton $$version"; \
 		test -f $$folder/installed || { $(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade \
@@ -84,6 +89,15 @@ test-versions: $(VENV)/test
 		PYTHONPATH=$$folder TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
 			-m tritonite.testing.targets add gelu pow frexp where igamma rows || exit 1; \
 	done
+	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+	@PYTHONPATH=$(CURDIR)/$(VENV)/torch-newest $(BIN)/python -m pytest -q -n 2 -m smoke tests
+
+# PyTorch of the newest release, with its own Triton, in a folder that goes before the environment's.
+$(VENV)/torch-newest: $(VENV)/base
+	@echo "installing the newest torch (several GB)"
+	@rm -rf $@ $@.new && grep -v '^torch==\|^triton==' constraints.txt > $(VENV)/others.txt
+	@$(BIN)/pip install -q --disable-pip-version-check -c $(VENV)/others.txt --target $@.new torch triton
+	@mv $@.new $@
 
 check: $(VENV)/test
 	@$(BIN)/ruff format --check .

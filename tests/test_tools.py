@@ -86,3 +86,34 @@ def test_a_wheel_has_all_of_the_package(tmp_path):
     held = set(zipfile.ZipFile(tmp_path / "wheel" / done.stdout.split()[-1]).namelist())
     files = [path for path in (root / "tritonite").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert not [path for path in files if path.relative_to(root).as_posix() not in held]
+
+
+def _wheel_of_torch(folder, version, least):
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("torch/include/ATen/ATen.h", f"#if __cplusplus < {least}L\n#error old\n#endif\n")
+        wheel.writestr("torch/lib/large", "")
+        wheel.writestr(
+            f"torch-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"torch-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"torch-{version}.dist-info/RECORD", "")
+
+
+def test_the_dispatcher_is_compiled_against_the_headers_of_a_wheel(monkeypatch, tmp_path, capsys):
+    tool = load("torch_headers")
+    _wheel_of_torch(tmp_path, "9.9", "202002")
+    source = tmp_path / "dispatcher.cpp"
+    source.write_text("#include <ATen/ATen.h>\nint main() { return 0; }\n")
+    monkeypatch.setattr(tool.native, "_SOURCE", source)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["torch_headers.py", str(tmp_path / "headers"), "9.9"])
+    assert tool.main() == 0 and "torch 9.9: compiles" in capsys.readouterr().out
+    assert not (tmp_path / "headers" / "torch-9.9" / "lib").exists()
+    source.write_text("#include <ATen/NoSuch.h>\n")
+    assert tool.main() == 1 and "NoSuch.h" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["torch_headers.py", str(tmp_path / "headers"), "9.8"])
+    with pytest.raises(SystemExit, match=r"headers of torch 9\.8; is a package index in reach"):
+        tool.main()
