@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import os
 import platform
 import shlex
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import tritonite
+from tritonite import cache
 from tritonite.catalog import names
 from tritonite.dispatch import native
 from tritonite.dispatch.override import select, unknown
@@ -54,10 +57,10 @@ ENVIRONMENT = {
 
 
 def main() -> None:
-    """Run the command line; errors of Tritonite's own end it with their message and exit code 2."""
+    """Run the command line. Tritonite's own errors, and those of files, end it with one line and exit code 2."""
     try:
         app()
-    except TritoniteError as error:
+    except (TritoniteError, OSError, sqlite3.Error) as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
 
@@ -95,8 +98,7 @@ def info() -> None:
     table.add_row("device", f"{tritonite.device} ({name})")
     table.add_row("backend", tritonite.backend.kind)
     table.add_row("mode", "Triton's interpreter" if tritonite.backend.interpreted else "compiled kernels")
-    built = "native dispatcher" if native.library().exists() else "native dispatcher, to be built at first use"
-    table.add_row("call path", built if native.wanted() else "Python")
+    table.add_row("call path", native.state() if native.wanted() else "Python")
     families = Counter(op.family for op in tritonite.overloads().values())
     table.add_row("overloads", f"{len(tritonite.overloads())}")
     for family, count in sorted(families.items()):
@@ -374,6 +376,7 @@ def bench(
     from tritonite.bench import console as view
     from tritonite.bench.drawn import cases as random_cases
 
+    _check_destinations(json, html, charts)
     model_dtypes = list(map(_model_dtype, dtype or [""])) if _models(model) else []
     dtypes = _dtypes(dtype) if dtype else None
     for name in measure or ():
@@ -429,6 +432,15 @@ def bench(
         raise typer.Exit(1)
 
 
+def _check_destinations(json: Path | None, html: Path | None, charts: Path | None) -> None:
+    """Raise TritoniteError where results could not be written once they are measured."""
+    if (html or charts) and importlib.util.find_spec("matplotlib") is None:
+        raise TritoniteError(message="charts come from matplotlib: pip install 'tritonite[bench]'")
+    for path in (json, html, charts and charts / "speedup.png"):
+        if path:
+            cache.check_writable(path)
+
+
 def _part(text: str) -> tuple[int, int]:
     """Which part of how many."""
     from tritonite.testing.parts import part_of
@@ -474,6 +486,7 @@ def tune(
     if model:
         _fit_model(seconds, seed, jobs)
         return
+    store.check()
     from tritonite.bench import cases
     from tritonite.engine.gemm.problem import Problem
     from tritonite.tune import tuner
@@ -508,6 +521,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
 
     device = torch.device("cuda", torch.cuda.current_device())
     name, count = devices.name_of(device), devices.multiprocessors(device)
+    cache.check_writable(model.own(name))
     tables = dict(model.tables(name, devices.architecture(device)) or model.tables("", "sm_90"))
     if not devices.has_wgmma(device):
         tables = {size: model.without_wgmma(table) for size, table in tables.items()}

@@ -68,6 +68,12 @@ class InvalidProvider(TritoniteError):
     template = "{text!r} is no provider to measure: {reason}"
 
 
+class UnusableFile(TritoniteError):
+    """A file or folder that is to be written cannot be."""
+
+    template = "{path} cannot be written: {reason}"
+
+
 class BuildFailed(TritoniteError):
     template = "the native dispatcher cannot be built: {reason}"
 

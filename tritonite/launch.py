@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritonite import devices, dtypes
+from tritonite import cache, devices, dtypes
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import CapturedInPart, Decline, InvalidDeclaration
@@ -192,7 +194,25 @@ class Specialization:
         """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
         kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
         source = kind(self.kernel, self.signature, self.constants, self.attributes)
+        _prepare_cache()
         return triton.compile(source, target=target, options=self.options | _launched(self.kernel, target))
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare_cache() -> None:
+    """Give Triton a folder for the length of the process, with a warning, where it cannot write to its own."""
+    try:
+        os.makedirs(knobs.cache.dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=knobs.cache.dir).close()
+    except OSError as error:
+        cache.warn_once(f"kernels are compiled anew in every process, Triton's cache cannot be written: {error}")
+        folder = tempfile.TemporaryDirectory(prefix="tritonite-")
+        # Removed with what holds it, at exit.
+        _temporary.append(folder)
+        knobs.cache.dir = folder.name
+
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Launch:

@@ -218,7 +218,21 @@ def tables(name: str, architecture: str) -> dict[int, Table]:
 
     Those fitted on this machine go before those that come with Tritonite.
     """
-    for path in (own(name), FOLDER / own(name).name, FOLDER / f"{architecture}.json"):
+    return _fitted_here(name) or _shipped(name, architecture)
+
+
+def _fitted_here(name: str) -> dict[int, Table]:
+    where = ""
+    try:
+        where = f" in {own(name)}"
+        return load(own(name)) if own(name).exists() else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        cache.warn_once(f"the model of this device{where} cannot be read, and is left out: {error!r}")
+        return {}
+
+
+def _shipped(name: str, architecture: str) -> dict[int, Table]:
+    for path in (FOLDER / f"{name.replace(' ', '_')}.json", FOLDER / f"{architecture}.json"):
         if path.exists():
             return load(path)
     return {}

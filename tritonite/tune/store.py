@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tritonite import cache
+from tritonite.errors import UnusableFile
 from tritonite.tune.tiles import Config
 
 _SHIPPED = Path(__file__).parent
@@ -25,8 +26,9 @@ def path() -> Path:
 
 
 @contextlib.contextmanager
-def _connection() -> Iterator[sqlite3.Connection]:
+def _writing() -> Iterator[sqlite3.Connection]:
     # Writers wait for each other; readers for nobody, with a log of what is being written.
+    path().parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path(), timeout=60)) as connection:
         connection.execute("pragma journal_mode=wal")
         connection.execute(_CREATE)
@@ -34,22 +36,64 @@ def _connection() -> Iterator[sqlite3.Connection]:
             yield connection
 
 
+def check() -> None:
+    """Raise UnusableFile where tiles could not be kept."""
+    try:
+        with _writing():
+            pass
+    except (OSError, sqlite3.Error) as error:
+        raise UnusableFile(path=path(), reason=error) from error
+
+
 def save(device: str, problem: str, config: Config, microseconds: float) -> None:
-    """Keep the tiles for a problem on a device, in place of earlier ones."""
-    path().parent.mkdir(parents=True, exist_ok=True)
-    with _connection() as connection:
-        row = (device, problem, json.dumps(config), microseconds)
-        connection.execute("insert or replace into tiles values (?, ?, ?, ?)", row)
+    """Keep the tiles for a problem on a device, in place of earlier ones. Warns where the file cannot be written."""
+    try:
+        with _writing() as connection:
+            row = (device, problem, json.dumps(config), microseconds)
+            connection.execute("insert or replace into tiles values (?, ?, ?, ?)", row)
+    except (OSError, sqlite3.Error) as error:
+        cache.warn_once(f"tuned tiles cannot be kept in {path()}: {error}")
     known.cache_clear()
 
 
 @functools.lru_cache(maxsize=8)
 def known(device: str) -> dict[str, Config]:
-    """The tiles for problems on a device: those shipped, and over them those of this machine, read once a process."""
+    """Return the tiles for problems on a device: those shipped, and over them those of this machine, read once.
+
+    Warns, once, where this machine's file cannot be read.
+    """
     shipped = _SHIPPED / f"{device.replace(' ', '_')}.json"
     found = json.loads(shipped.read_text()) if shipped.exists() else {}
-    if path().exists():
-        with _connection() as connection:
-            rows = connection.execute("select problem, config from tiles where device = ?", (device,))
-            found |= {problem: json.loads(config) for problem, config in rows}
-    return {problem: Config(*config) for problem, config in found.items()}
+    return {problem: Config(*config) for problem, config in found.items()} | _own(device)
+
+
+def _own(device: str) -> dict[str, Config]:
+    where = ""
+    try:
+        where = f" in {path()}"
+        return {problem: _config(json.loads(config)) for problem, config in _rows(device)}
+    except (OSError, sqlite3.Error, ValueError, TypeError) as error:
+        cache.warn_once(f"tuned tiles{where} cannot be read, and are left out: {error}")
+        return {}
+
+
+def _rows(device: str) -> list[tuple[str, str]]:
+    if not path().exists():
+        return []
+    # A file that may only be read, in a folder that may only be read, has no log beside it that could be opened.
+    for how in ("mode=ro", "mode=ro&immutable=1"):
+        with contextlib.closing(sqlite3.connect(f"{path().absolute().as_uri()}?{how}", timeout=60, uri=True)) as reader:
+            try:
+                # Another process may have made the file, and not yet the table.
+                if not reader.execute("select 1 from sqlite_master where name = 'tiles'").fetchall():
+                    return []
+                return reader.execute("select problem, config from tiles where device = ?", (device,)).fetchall()
+            except sqlite3.OperationalError as error:
+                refused = error
+    raise refused
+
+
+def _config(fields: list[float]) -> Config:
+    if not all(isinstance(value, (int, float)) for value in fields):
+        raise TypeError(f"tiles of {fields}")
+    return Config(*fields)

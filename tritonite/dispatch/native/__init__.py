@@ -58,6 +58,14 @@ def library() -> Path:
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
+def state() -> str:
+    """Return whether the dispatcher is built, for a table of facts."""
+    try:
+        return "native dispatcher" if library().exists() else "native dispatcher, to be built at first use"
+    except OSError as error:
+        return f"Python, as the native dispatcher cannot be built: {error}"
+
+
 def build() -> Path:
     """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
     try:
