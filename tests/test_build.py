@@ -1,14 +1,10 @@
 """Building the native dispatcher: the C++ standard that torch asks for, compilers and folders that cannot be used."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from test_tools import load
 
 from tritonite.dispatch import native
 from tritonite.errors import BuildFailed
@@ -51,7 +47,7 @@ def test_a_compiler_that_does_not_work_is_a_failed_build_in_one_line(own_folder,
 def test_a_failed_build_names_the_first_error_and_the_whole_output(own_folder, monkeypatch):
     monkeypatch.setattr(native, "_SOURCE", own_folder / "dispatcher.cpp")
     (own_folder / "dispatcher.cpp").write_text("int a = no_such;\nint b = nor_such;\n")
-    with pytest.raises(BuildFailed, match="error: .*no_such") as failed:
+    with pytest.raises(BuildFailed, match=r"error: .*no_such") as failed:
         native.build()
     assert "\n" not in str(failed.value) and "nor_such" not in str(failed.value)
     (log,) = (own_folder / "built").glob("*.log")

@@ -1,4 +1,4 @@
-"""Files and folders that cannot be read or written: one warning or one line, and the call or command goes on or ends."""
+"""Files and folders that cannot be read or written: one warning, and the work goes on; or one line, and it ends."""
 
 import contextlib
 import json
@@ -18,7 +18,6 @@ import tritonite
 from tritonite import cache, cli, devices
 from tritonite.bench import run
 from tritonite.dispatch import native
-from tritonite.engine.gemm import choose
 from tritonite.engine.gemm.problem import Problem
 from tritonite.tune import model, store
 from tritonite.tune.tiles import Config

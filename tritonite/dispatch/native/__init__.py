@@ -111,7 +111,7 @@ def _standard(include: Path) -> str:
 
 
 def compilation(compiler: str, include: Path) -> list[str]:
-    """Return a command that compiles the dispatcher with the headers in torch's `include` folder; it names no output."""
+    """Return a command without an output that compiles the dispatcher with the headers in torch's `include` folder."""
     folders = [include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"]]
     return [
         *compiler.split(),
