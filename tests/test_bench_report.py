@@ -1,6 +1,7 @@
 """A benchmark's results on disk, their comparison, the charts and the page."""
 
 import dataclasses
+import io
 import json
 import random
 import re
@@ -15,9 +16,11 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from matplotlib import image
+from rich.console import Console
 
 from tritonite.bench import charts, page, results
-from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing
+from tritonite.bench import console as view
+from tritonite.bench.results import Machine, ModelResult, Result, Run, Timing, readable
 from tritonite.errors import InvalidResults
 
 ARTIFACTS = Path(__file__).parent.parent / "results"
@@ -240,6 +243,69 @@ def test_the_page_of_an_empty_run(run, tmp_path):
     page.write(Run(with_machine(run, copy_bandwidth=0.0).machine), tmp_path / "page.html")
     reader = Reader((tmp_path / "page.html").read_text())
     assert "img" not in reader.tags and "All results" in reader.texts and "Failures" not in reader.texts
+
+
+def test_the_page_of_models_alone_has_no_empty_sections(run, tmp_path):
+    page.write(dataclasses.replace(run, results=[]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    reader = Reader(text)
+    assert "Cases" not in reader.texts and '<section id="all" hidden>' in text
+    # 1,310 us over 1,190, and over 1,020.
+    assert "1.10x" in reader.texts and "1.28x" in reader.texts
+    assert "MiniLM-L6-v2 prefill, Tritonite" in reader.texts
+
+
+@pytest.mark.parametrize(
+    "value, digits, text",
+    [
+        (1.234, 2, "1.23"),
+        (0.02, 2, "0.02"),
+        (0.0002345, 2, "0.00023"),
+        (0.0, 2, "0.00"),
+        (0.4, 0, "0.4"),
+        (12.6, 0, "13"),
+    ],
+)
+def test_a_figure_is_not_rounded_to_nothing(value, digits, text):
+    assert readable(value, digits) == text
+
+
+@pytest.fixture
+def slow(run):
+    """A run whose operators have a ten-thousandth of ATen's speed, as in the interpreter."""
+    results = [
+        dataclasses.replace(result, times=result.times | {"tritonite": timing(result.times["aten"].median * scale)})
+        for result in run.results
+        if result.times and result.measure == "device"
+        for scale in (1.0, 9e3)
+    ]
+    return dataclasses.replace(with_machine(run, copy_bandwidth=1e8), results=results, models=[])
+
+
+def test_slow_runs_have_figures(slow, tmp_path):
+    page.write(slow, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "0.00x" not in text and "lowest 0.00011x" in text
+    console = Console(width=200, file=io.StringIO())
+    view.summarise(console, slow)
+    assert " 0.00 " not in console.file.getvalue()
+    shown = {cell for row in dump(tmp_path / "page.html", "", tmp_path)[0] for cell in row}
+    assert "0.00x" not in shown and "0 %" not in shown and "0.00011x" in shown
+
+
+def test_labels_of_ticks_do_not_overlap(slow, run):
+    for drawn in (slow, run):
+        for name, chart in charts.draw(drawn).items():
+            chart.canvas.draw()
+            for axes in chart.axes:
+                left, right = axes.get_xlim()
+                labels = [label for label in axes.get_xticklabels() if left <= label.get_position()[0] <= right]
+                labels = [label for label in labels if label.get_text()]
+                boxes = [label.get_window_extent() for label in labels]
+                texts = [label.get_text() for label in labels]
+                assert all(one.x1 < other.x0 for one, other in pairwise(boxes)) and len(boxes) > 1, (name, texts)
+                title = axes.title.get_window_extent()
+                assert title.x0 >= 0 and title.x1 <= chart.bbox.x1, (name, axes.get_title())
 
 
 def test_matplotlib_is_imported_by_charts_alone():

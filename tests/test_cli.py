@@ -1,5 +1,6 @@
 """The commands a user types, their exit codes, and the demonstration end to end."""
 
+import io
 import platform
 import subprocess
 import sys
@@ -87,6 +88,17 @@ def test_an_unknown_operator_is_one_line_and_code_2():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr == ""
     assert done.stdout.startswith("error: no operator matches 'no_such'") and done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("info",), ("bench", "--op", "neg", "--dtype", "float32", "--rounds", "1")])
+def test_commands_print_on_any_terminal(arguments, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["tritonite", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    terminal.flush()
+    assert end.value.code == 0 and b"device" in terminal.buffer.getvalue()
 
 
 def test_verify_passes():

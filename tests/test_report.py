@@ -1,6 +1,8 @@
 """What is said of calls that were made: the report of a function, counts as a table, the log, and profiles."""
 
+import io
 import logging
+import sys
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 import tritonite
 from tritonite import cli
 from tritonite.dispatch.override import installed
+from tritonite.stats import counts_of
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -78,3 +81,20 @@ def test_the_command_reports_on_a_model():
         cli.app, ["report", "--model", "bert", "--tokens", "8"]
     )
     assert result.exit_code == 0 and "bert prefill, 8 tokens" in result.output and "addmm" in result.output
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_tables_print_on_any_terminal(encoding, monkeypatch):
+    x = torch.randn(4, 4, device=tritonite.device)
+    with tritonite.use_gems(include="sigmoid"):
+        report = tritonite.report(torch.sigmoid, x)
+        tritonite.reset_stats()
+        torch.sigmoid(x)
+    counts_of("sigmoid").count_decline("a size of 3 \N{GREEK SMALL LETTER MU}m")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print(tritonite.stats())
+    print(report)
+    terminal.flush()
+    text = terminal.buffer.getvalue().decode(encoding)
+    assert "sigmoid" in text and "a size of 3" in text

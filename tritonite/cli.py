@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import io
 import itertools
 import os
 import platform
@@ -58,6 +59,10 @@ ENVIRONMENT = {
 
 def main() -> None:
     """Run the command line. Tritonite's own errors, and those of files, end it with one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal's encoding may lack what is printed.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (TritoniteError, OSError, sqlite3.Error) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
-from tritonite.bench.results import REFERENCE, Result, Run
+from tritonite.bench.results import REFERENCE, Result, Run, readable
 
 INTERPRETED = "Triton's interpreter on a CPU: not a GPU's times"
 NAMES = {REFERENCE: "ATen", "tritonite": "Tritonite", "compile": "torch.compile"}
@@ -30,6 +30,8 @@ STYLE: dict[Any, Any] = {
 }
 MOST_BARS = 40
 MOST_PANELS = 6
+# Of an axis of powers of 2, across a figure and across a panel.
+MOST_TICKS, FEW_TICKS = 7, 4
 UNITS = ((2**30, "G"), (2**20, "M"), (2**10, "K"))
 # By row, then by provider.
 Values = dict[str, dict[str, list[float]]]
@@ -104,7 +106,7 @@ def _providers(run: Run, values: Values) -> list[str]:
     return [name for name in run.providers() if any(name in row for row in values.values())]
 
 
-def _families(run: Run, title: str, values: Values, form: str, line: float) -> Figure:
+def _families(run: Run, title: str, values: Values, form: Callable[[float], str], line: float) -> Figure:
     """A row a family: its values as dots, their geometric mean as a diamond, and in figures to the right."""
     count = len(_providers(run, values))
     figure = _figure(run, title, 1.3 + len(values) * (0.16 + 0.2 * count))
@@ -116,7 +118,7 @@ def _families(run: Run, title: str, values: Values, form: str, line: float) -> F
         axes.scatter(found, places, s=12, alpha=0.3, linewidths=0, color=colour, rasterized=len(found) > 500)
         mean = statistics.geometric_mean(found)
         axes.plot(mean, middle, "D", markersize=7, markeredgecolor="white", **look)
-        right, text = axes.get_yaxis_transform(), form.format(mean)
+        right, text = axes.get_yaxis_transform(), form(mean)
         axes.text(1.02, middle, text, color=colour, weight="bold", verticalalignment="center", transform=right)
     axes.axvline(line, color="#111827", linewidth=1)
     return _legend(figure)
@@ -130,12 +132,13 @@ def _speedup(run: Run, device: list[Result]) -> Figure | None:
                 values[result.family][provider].append(speedup)
     if not values:
         return None
-    figure = _families(run, "Speedup over ATen", values, "{:.2f}x", 1)
+    figure = _families(run, "Speedup over ATen", values, lambda mean: f"{readable(mean, 2)}x", 1)
     axes = figure.axes[0]
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=MOST_TICKS))
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.5), max(high, 2))
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x" if x >= 0.1 else f"{x:.2g}x")
     axes.set_xlabel("ATen's device time over the provider's: right is faster. Dot: a case; diamond: geometric mean")
     return figure
 
@@ -148,7 +151,7 @@ def _roofline(run: Run, device: list[Result]) -> Figure | None:
                 values[result.family][provider].append(share * 100)
     if not values:
         return None
-    figure = _families(run, "Share of the roofline", values, "{:.0f} %", 100)
+    figure = _families(run, "Share of the roofline", values, lambda mean: f"{readable(mean, 0)} %", 100)
     figure.axes[0].set_xlim(left=0)
     figure.axes[0].set_xlabel("% of what bandwidth and matmul rate allow. Dot: an operator's largest case")
     return figure
@@ -196,8 +199,8 @@ def _scaling(run: Run, device: list[Result]) -> Figure | None:
     figure = _figure(run, "Throughput against size", 1.1 + 2 * rows)
     for place, curve in enumerate(panels, 1):
         first = next(iter(curve.values()))
-        axes = figure.add_subplot(rows, columns, place, title=f"{first.op}, {first.dtype}")
-        _rates(run, axes, curve, (REFERENCE, "tritonite"), "elements")
+        axes = figure.add_subplot(rows, columns, place, title=f"{first.op}\n{first.dtype}")
+        _rates(run, axes, curve, (REFERENCE, "tritonite"), "elements", FEW_TICKS)
     return _legend(figure)
 
 
@@ -208,7 +211,9 @@ def _classic(run: Run, op: str, dtype: str, results: list[Result]) -> Figure:
     return _legend(figure)
 
 
-def _rates(run: Run, axes: Axes, curve: dict[int, Result], providers: Iterable[str], unit: str) -> None:
+def _rates(
+    run: Run, axes: Axes, curve: dict[int, Result], providers: Iterable[str], unit: str, ticks: int = MOST_TICKS
+) -> None:
     """Bytes a second, or flops where they count, and a line at what the machine can do where that was measured."""
     arithmetic = all(result.flops for result in curve.values())
     for provider in providers:
@@ -226,6 +231,7 @@ def _rates(run: Run, axes: Axes, curve: dict[int, Result], providers: Iterable[s
     axes.set(xlabel=unit, ylabel="TFLOP/s" if arithmetic else "GB/s", ylim=(0, None))
     if unit == "elements":
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(
             lambda x, _: next((f"{x / one:g}{sign}" for one, sign in UNITS if x >= one), f"{x:g}")

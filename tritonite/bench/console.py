@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
-from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, summaries
+from tritonite.bench.results import Change, Machine, ModelResult, Result, Run, readable, summaries
 from tritonite.bench.run import Check
 from tritonite.errors import ATEN_IS_FASTER
 
@@ -90,7 +90,7 @@ def table(run: Run, results: Sequence[Result], providers: Sequence[str]) -> Tabl
         row += [_time(result, name) for name in providers]
         row += [_speedup(result.speedup(name)) for name in providers[1:]]
         share = run.roofline_share(result, providers[-1] if len(providers) == 1 else providers[1])
-        row.append("" if share is None else f"{share:.0%}")
+        row.append("" if share is None else f"{readable(share * 100, 0)}%")
         shown.add_row(*row, *(["ATen" if result.declined else ""] if left else []))
     return shown
 
@@ -104,7 +104,7 @@ def _speedup(value: float | None) -> str:
     if value is None:
         return ""
     colour = "green" if value >= 1.05 else "red" if value < 0.95 else "default"
-    return f"[{colour}]{value:.2f}[/]"
+    return f"[{colour}]{readable(value, 2)}[/]"
 
 
 def summarise(console: Console, run: Run) -> None:
@@ -115,7 +115,7 @@ def summarise(console: Console, run: Run) -> None:
         console.print("[yellow]Triton's interpreter on a CPU: these times say nothing about a GPU[/]")
     if run.interrupted:
         console.print("[yellow]interrupted: not every case was measured[/]")
-    console.print(f"copy {machine.copy_bandwidth / 1e12:.2f} TB/s", highlight=False)
+    console.print(f"copy {readable(machine.copy_bandwidth / 1e12, 2)} TB/s", highlight=False)
     shown = Table("family", "measure", "cases", "provider", "geometric mean", "lowest", "of", box=None)
     for each in summaries(run):
         place = f"{each.worst.op} {each.worst.label} {each.worst.dtype}"
@@ -149,7 +149,8 @@ def _show_drawn(console: Console, run: Run) -> None:
     for reason, count in declines(run)[:10]:
         console.print(f"{count} left to ATen: {reason}", highlight=False, markup=False, soft_wrap=True)
     for speedup, result in worst(run):
-        line = f"{speedup:.2f} {result.op} {result.label} {result.dtype} {result.measure}: {reproduction(run, result)}"
+        case = f"{result.op} {result.label} {result.dtype} {result.measure}"
+        line = f"{readable(speedup, 2)} {case}: {reproduction(run, result)}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

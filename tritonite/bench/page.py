@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonite.bench import charts
 from tritonite.bench.percentiles import declines, percentiles, reproduction, worst
-from tritonite.bench.results import REFERENCE, ModelResult, Run, summaries
+from tritonite.bench.results import REFERENCE, ModelResult, Run, readable, summaries
 from tritonite.errors import ATEN_IS_FASTER
 
 
@@ -28,8 +28,8 @@ def write(run: Run, path: Path) -> None:
     machine = run.machine
     about = {"commit": machine.commit, "date": machine.date, **machine.versions, "command": machine.command}
     if machine.copy_bandwidth:
-        about["copy bandwidth"] = f"{machine.copy_bandwidth / 1e9:,.0f} GB/s"
-    about |= {f"{dtype} matmul": f"{rate / 1e12:,.0f} TFLOP/s" for dtype, rate in machine.matmul_rates.items()}
+        about["copy bandwidth"] = f"{readable(machine.copy_bandwidth / 1e9, 0)} GB/s"
+    about |= {f"{dtype} matmul": f"{readable(rate / 1e12, 0)} TFLOP/s" for dtype, rate in machine.matmul_rates.items()}
     warnings = [charts.INTERPRETED] * machine.interpreted
     warnings += ["The run was interrupted: these are the cases it came to."] * run.interrupted
     parts = {
@@ -41,6 +41,7 @@ def write(run: Run, path: Path) -> None:
         "models": _models(run),
         "drawn": _drawn(run),
         "failures": _failures(run),
+        "unless_results": "" if run.results else " hidden",
         "subject": escape(_name(_subject(run))),
         # A "<" could close the script it stands in.
         "data": json.dumps(_table(run), separators=(",", ":")).replace("<", "\\u003c"),
@@ -64,23 +65,28 @@ def _subject(run: Run) -> str:
 
 
 def _summary(run: Run) -> Iterable[str]:
-    """A card for each measure and provider, and one of counts."""
+    """A card for each measure and provider, one of counts, and one for each pass of a model and provider."""
     for each in summaries(run):
         if each.family == "all":
             yield _card(
                 f"{_name(each.provider)}, {each.measure} time",
-                f"{each.mean:.2f}x",
+                _times_faster(each.mean),
                 f"geometric mean of {each.cases} cases",
-                f"lowest {each.lowest:.2f}x: {each.worst.op} {each.worst.label}, {each.worst.dtype}",
+                f"lowest {_times_faster(each.lowest)}: {each.worst.op} {each.worst.label}, {each.worst.dtype}",
             )
     failed = sum(bool(result.failure) for result in run.results)
     left = sum(result.declined == ATEN_IS_FASTER for result in run.results)
     operators = len({result.op for result in run.results})
-    yield _card(
-        "Cases", str(len(run.results)), f"{operators} operators", f"{failed} failed" if failed else "none failed"
-    )
+    if run.results:
+        yield _card(
+            "Cases", str(len(run.results)), f"{operators} operators", f"{failed} failed" if failed else "none failed"
+        )
     if left:
         yield _card("Left to ATen", str(left), "cases that ATen serves by default, because it is faster")
+    for model in run.models:
+        for provider in model.times:
+            if speedup := _model_speedup(model, provider):
+                yield _card(f"{model.model} {model.phase}, {_name(provider)}", speedup, f"of a pass, {model.dtype}")
 
 
 def _card(title: str, number: str, *notes: str) -> str:
@@ -111,16 +117,22 @@ def _models(run: Run) -> str:
 
 
 def _model_row(model: ModelResult, provider: str) -> list[str]:
-    time, host, reference = model.times[provider], model.host_times.get(provider), model.times.get(REFERENCE)
+    time, host = model.times[provider], model.host_times.get(provider)
     tokens = f"{model.tokens:,}" + (f" after {model.context:,}" if model.context else "")
     return [
         *(model.model, model.phase, model.dtype, f"{model.batch:,}", tokens, _name(provider)),
         f"{model.tokens_per_second(provider):,.1f}",
         f"{time.median / 1e3:,.2f}",
-        f"{reference.median / time.median:.2f}x" if reference and provider != REFERENCE else "",
+        _model_speedup(model, provider),
         f"{host.median / 1e3:,.2f}" if host else "",
         f"{model.device_times[provider] / 1e3:,.2f}" if provider in model.device_times else "",
     ]
+
+
+def _model_speedup(model: ModelResult, provider: str) -> str:
+    if provider == REFERENCE or REFERENCE not in model.times:
+        return ""
+    return _times_faster(model.times[REFERENCE].median / model.times[provider].median)
 
 
 def _model_operators(model: ModelResult) -> str:
@@ -150,7 +162,7 @@ def _drawn(run: Run) -> str:
         return ""
     reasons = [[str(count), reason] for reason, count in declines(run)]
     lowest = [
-        [f"{speedup:.2f}x", result.op, result.label, result.dtype, reproduction(run, result)]
+        [_times_faster(speedup), result.op, result.label, result.dtype, reproduction(run, result)]
         for speedup, result in worst(run)
     ]
     parts = [
@@ -162,7 +174,7 @@ def _drawn(run: Run) -> str:
 
 
 def _times_faster(speedup: float | None) -> str:
-    return "" if speedup is None else f"{speedup:.2f}x"
+    return "" if speedup is None else f"{readable(speedup, 2)}x"
 
 
 def _folded(title: str, content: str) -> str:

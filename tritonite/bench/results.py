@@ -27,6 +27,12 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
 
 
+def readable(value: float, digits: int) -> str:
+    """Return a number with `digits` decimals, or with two significant ones where it would be rounded to 0."""
+    text = f"{value:,.{digits}f}"
+    return f"{value:.2g}" if value and not float(text.replace(",", "")) else text
+
+
 @dataclass(frozen=True)
 class Timing:
     """Microseconds a call: the median of rounds, and their quartiles."""
