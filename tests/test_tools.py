@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tritonite
+from tritonite import errors
 
 TOOLS = Path(__file__).parent.parent / "tools"
 
@@ -117,3 +118,13 @@ def test_the_dispatcher_is_compiled_against_the_headers_of_a_wheel(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["torch_headers.py", str(tmp_path / "headers"), "9.8"])
     with pytest.raises(SystemExit, match=r"headers of torch 9\.8; is a package index in reach"):
         tool.main()
+
+
+def test_the_page_of_errors_lists_what_users_meet():
+    tool = load("site_pages")
+    page = tool.errors(tool.ERRORS.read_text())
+    heads = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    kinds = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__}
+    assert set(heads) == kinds - {"Decline", "TritoniteError"}
+    assert "> environment variable {name}={value} is not valid: expected {expected}" in page
+    assert "template" not in page and "did_you_mean" not in page

@@ -42,9 +42,9 @@ def table() -> str:
         cuda_only = declaration.cuda_only
         names = ", ".join(f"`{name}`{' (CUDA)' if name in cuda_only else ''}" for name in served[id(declaration)])
         accepted, method = _dtypes(declaration.accepts), declaration.method.replace("|", "\\|")
-        row = (declaration.family, declaration.packets[0], declaration.promotion, accepted, names, method)
+        row = (declaration.family, f"`{declaration.packets[0]}`", declaration.promotion, accepted, names, method)
         rows.append("| " + " | ".join(row) + " |")
-    lines += sorted(rows)
+    lines += sorted(rows, key=lambda row: row.replace("`", ""))
     lines += ["", "Operators outside ATen, behind the functions of `tritonite.fused`:", ""]
     lines += ["| family | schema | dtypes | method |", "| --- | --- | --- | --- |"]
     lines += sorted(
