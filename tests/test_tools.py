@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,19 @@ def test_the_page_of_errors_lists_what_users_meet():
     tool = load("site_pages")
     page = tool.errors(tool.ERRORS.read_text())
     heads = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    kinds = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__}
+    kinds = {
+        name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    }
     assert set(heads) == kinds - {"Decline", "TritoniteError"}
     assert "> environment variable {name}={value} is not valid: expected {expected}" in page
     assert "template" not in page and "did_you_mean" not in page
+
+
+def test_the_versions_that_are_said_to_be_supported_are_tested():
+    root = TOOLS.parent
+    makefile, project = (root / "Makefile").read_text(), (root / "pyproject.toml").read_text()
+    readme = (root / "README.md").read_text()
+    for name, says in (("torch", "torch {} to {}"), ("triton", "{} to {}")):
+        oldest, newest = re.search(rf"^{name.upper()}_VERSIONS := (.*)", makefile, re.MULTILINE)[1].split()
+        least, most = (version.removesuffix(".0") for version in (oldest, newest))
+        assert f'"{name}>={least}"' in project and says.format(least, most) in readme

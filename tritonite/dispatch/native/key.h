@@ -302,16 +302,6 @@ void key_aliases(Call& call) {
   call.words.push_back(same);
 }
 
-// How products of float32 may be rounded; torch 2.9 says it in words.
-template <class Precision, class Backend, class Op>
-uint64_t matmul_precision(const at::Context& context, Precision (at::Context::*get)(Backend, Op) const) {
-  if constexpr (std::is_enum_v<Precision>) {
-    return static_cast<uint64_t>((context.*get)(Backend::CUDA, Op::MATMUL));
-  } else {
-    return (context.*get)("cuda", "matmul") == "tf32";
-  }
-}
-
 // The settings of torch that results may depend on.
 uint64_t ambient() {
   const at::Context& context = at::globalContext();
@@ -319,7 +309,8 @@ uint64_t ambient() {
       static_cast<uint64_t>(context.deterministicAlgorithms()) << 8 |
       static_cast<uint64_t>(context.deterministicFillUninitializedMemory()) << 9 |
       static_cast<uint64_t>(context.float32MatmulPrecision()) << 16 |
-      matmul_precision(context, &at::Context::float32Precision) << 24;
+      // How products of float32 may be rounded.
+      static_cast<uint64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL)) << 24;
 }
 
 bool key_call(const State& state, const Stack& stack, size_t arguments, Call& call) {
