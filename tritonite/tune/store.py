@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tritonite import cache
 from tritonite.errors import UnusableFile
@@ -93,7 +94,7 @@ def _rows(device: str) -> list[tuple[str, str]]:
     raise refused
 
 
-def _config(fields: list[float]) -> Config:
+def _config(fields: Any) -> Config:
     if not all(isinstance(value, (int, float)) for value in fields):
         raise TypeError(f"tiles of {fields}")
     return Config(*fields)
