@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from test_cli import shorten
+from triton import knobs
 from typer.main import get_command
 
 import tritonite
-from tritonite import cache, cli, devices
+from tritonite import cache, cli, devices, launch
 from tritonite.bench import run
 from tritonite.dispatch import native
 from tritonite.engine.gemm.problem import Problem
@@ -154,6 +155,17 @@ def test_tiles_that_cannot_be_kept_cost_a_warning(place, monkeypatch, tmp_path):
         store.save("Some GPU", "p", CONFIG, 1.0)
         store.save("Some GPU", "q", CONFIG, 1.0)
     assert len(told) == 1 and "\n" not in str(told[0].message)
+
+
+@pytest.mark.parametrize("place", ["/proc/nonexistent", "/etc/passwd", "file/below", "x" * 300])
+def test_kernels_are_compiled_without_a_cache_that_cannot_be_written(place, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / place))
+    launch._prepare_cache.cache_clear()
+    with pytest.warns(UserWarning, match="Triton's cache"):
+        launch._prepare_cache()
+    (Path(knobs.cache.dir) / "kernel").write_text("")
+    launch._prepare_cache.cache_clear()
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):

@@ -490,6 +490,7 @@ class LibEntry(KernelInterface):
         if call.in_host_function() and torch.cuda.is_current_stream_capturing():
             _decline_to_compile(self.jit)
         call.note_launch()
+        _prepare_cache()
         with self._tuning, _disable_current_modes():
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
