@@ -84,7 +84,8 @@ test-versions: $(VENV)/test $(VENV)/torch-newest
 		folder=$(CURDIR)/$(VENV)/triton-$$version; \
 		echo "triton $$version"; \
 		test -f $$folder/installed || { $(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade \
-			--target $$folder triton==$$version && touch $$folder/installed; } || exit 1; \
+			--target $$folder triton==$$version && touch $$folder/installed; } || \
+			{ echo "cannot install triton $$version; is a package index in reach?"; exit 1; }; \
 		PYTHONPATH=$$folder $(BIN)/python -m pytest -q -n 2 -m smoke tests || exit 1; \
 		PYTHONPATH=$$folder TRITON_INTERPRET=0 CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore \
 			-m tritonite.testing.targets add gelu pow frexp where igamma rows || exit 1; \
@@ -96,7 +97,8 @@ test-versions: $(VENV)/test $(VENV)/torch-newest
 $(VENV)/torch-newest: $(VENV)/base
 	@echo "installing the newest torch (several GB)"
 	@rm -rf $@ $@.new && grep -v '^torch==\|^triton==' constraints.txt > $(VENV)/others.txt
-	@$(BIN)/pip install -q --disable-pip-version-check -c $(VENV)/others.txt --target $@.new torch triton
+	@$(BIN)/pip install -q --disable-pip-version-check -c $(VENV)/others.txt --target $@.new torch triton || \
+		{ echo "cannot install the newest torch; is a package index in reach?"; exit 1; }
 	@mv $@.new $@
 
 check: $(VENV)/test

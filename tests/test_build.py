@@ -27,6 +27,7 @@ def test_the_standard_is_what_the_headers_ask_for(tmp_path, least, standard):
     assert f"-std={standard}" in native.compilation("c++", tmp_path)
 
 
+@pytest.mark.smoke
 def test_the_headers_of_this_torch_ask_for_a_standard():
     asked = re.search(r"#error C\+\+(\d+)", (INCLUDE / "ATen" / "ATen.h").read_text())[1]
     assert f"-std=c++{asked}" in native.compilation("c++", INCLUDE)
