@@ -39,6 +39,7 @@ class Invariant(NamedTuple):
 class Rows(NamedTuple):
     """The regimes of a kind of device. A thread has 32 elements of a block as a rule.
 
+    Of columns that are reduced: `short_columns` is the longest that threads reduce by themselves, where there are many.
     Of rows that are reduced, in blocks of a tile:
       `reduced_warps`: for rows longer than a tile whose state is one value. A thread has 16 elements, so that more
       threads wait for memory: 5 to 10 % for sums, 1.6 to 2 times for losses of two operands.
@@ -81,6 +82,7 @@ class Rows(NamedTuple):
     `invariant`: of all rows, where a row's bits may depend on nothing but the row.
     """
 
+    short_columns: int
     reduced_warps: int
     indexed: Regime
     reduced_long: Regime
@@ -110,6 +112,7 @@ class Rows(NamedTuple):
 
 
 _NVIDIA = Rows(
+    short_columns=32,
     reduced_warps=8,
     indexed=Regime(1 / 16, 4),
     reduced_long=Regime(1 / 8, 2),

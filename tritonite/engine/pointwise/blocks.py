@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
@@ -14,6 +15,8 @@ from tritonite.engine.pointwise.layout import VARIANTS
 _ENOUGH = 1024
 # How many elements a matrix may have to be read flat, and how many of them a tile has at least where it is not.
 _MOST_IN_CACHE, _LEAST_OF_A_TILE = 4096, 512
+# A tile whose second dimension leaves it less than one part of so many of its rows has rows of all dimensions.
+_LEAST_SHARE = 4
 
 
 def lies_along(strides: Sequence[int], d: int) -> bool:
@@ -24,8 +27,16 @@ def lies_along(strides: Sequence[int], d: int) -> bool:
     return strides[d] == 1 and strides[0] != 0
 
 
-def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize: int) -> tuple[int, int] | None:
-    """(rows, columns) of a tile over dimensions 1 and 0, or None for the flat kernel.
+class Tile(NamedTuple):
+    """A tile of dimension 0, its `columns`, and of dimension 1, or if `linear` of all others laid flat, its `rows`."""
+
+    rows: int
+    columns: int
+    linear: bool = False
+
+
+def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize: int) -> Tile | None:
+    """The tile of an iteration space, or None for the flat kernel.
 
     A thread wants 32 bytes of the widest operand, whose elements are of `itemsize`: silu_and_mul of 8,192 rows of 4,096
     bfloat16 takes 49 us so on an H200, and 54 with half as many.
@@ -41,7 +52,7 @@ def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize
     if any(lies_along(own, 1) for own in strides):
         tile = device.small_transpose_tile if small else _transpose_tile(sizes, itemsize)
         rows, columns = min(tile[0], most_rows), min(tile[1], power_of_2(sizes[0]))
-        return (rows, columns) if small or _fills(rows, columns, sizes) else None
+        return Tile(rows, columns) if small or _fills(rows, columns, sizes) else None
     columns = min(elements, power_of_2(sizes[0]))
     # A column block that does not divide the row leaves lanes idle; halve it while that wastes an eighth or more.
     while columns > 128 and -sizes[0] % columns * 8 >= sizes[0]:
@@ -53,7 +64,10 @@ def choose_tile(sizes: Sequence[int], strides: Sequence[Sequence[int]], itemsize
         # Where no elements are next to each other, Triton 3.6 gives neighbouring threads of a tile different rows.
         if wasteful or (rows > 1 and any(own[0] > 1 for own in strides)):
             return None
-    return rows, columns
+    enough = min(elements // columns, power_of_2(math.prod(sizes[1:])))
+    if len(sizes) > 2 and _LEAST_SHARE * rows <= enough and n < INT32_LIMIT:
+        return Tile(enough, columns, linear=True)
+    return Tile(rows, columns)
 
 
 def _covered(size: int, block: int) -> int:

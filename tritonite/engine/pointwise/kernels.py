@@ -83,7 +83,13 @@ def _masks(layout, kinds, masked):
     # 0 for no mask, 1 for the columns', 2 for the rows', 3 for both.
     if layout.flat:
         return int(masked and any(kinds))
-    return int(layout.column_mask and kinds[0] != 0) + 2 * int(layout.row_mask and kinds[1] != 0)
+    along_rows = any(kinds[1:]) if layout.linear else kinds[1] != 0
+    return int(layout.column_mask and kinds[0] != 0) + 2 * int(layout.row_mask and along_rows)
+
+
+@triton.constexpr_function
+def _linear(layout):
+    return layout.linear
 
 
 @triton.jit
@@ -299,16 +305,25 @@ def elementwise_tile(
 ):
     """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others.
 
-    `tiles` are how many there are along each dimension.
+    `tiles` are how many there are along each dimension. Of a linear layout, whose rows are those of all dimensions but
+    the fastest, they are the tiles of columns and of rows, and how many rows there are.
     """
     wait_for_previous_launch()
-    place = _unravel(tl.program_id(0), tiles, inverses)
+    if _linear(LAYOUT):
+        place = _unravel(tl.program_id(0), tiles[:2], inverses[:1])
+    else:
+        place = _unravel(tl.program_id(0), tiles, inverses)
     column = place[0].to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = place[1].to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
     if _apart(LAYOUT):
         column = tl.max_contiguous(column, (1, 1))
-    index = (column, row)
-    for d in tl.static_range(2, len(shape)):
-        index = index + (place[d].to(INDEX),)
+    if _linear(LAYOUT):
+        index = (column,) + _unravel(row, shape[1:], inverses[1:])
+        row_mask = row < tiles[2]
+    else:
+        index = (column, row)
+        for d in tl.static_range(2, len(shape)):
+            index = index + (place[d].to(INDEX),)
+        row_mask = row < shape[1]
     origin = tl.zeros((1, 1), INDEX)
-    _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row < shape[1], LAYOUT, False)
+    _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row_mask, LAYOUT, False)

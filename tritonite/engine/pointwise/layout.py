@@ -36,7 +36,8 @@ class Operand(NamedTuple):
 class Layout:
     """Everything of an iteration space that a kernel is compiled for.
 
-    `coalesced` is whether neighbouring threads are to have neighbouring elements, though a thread could have several.
+    A tile's rows are of dimension 1, or of all dimensions but the fastest if it is `linear`. `coalesced` is whether
+    neighbouring threads are to have neighbouring elements, though a thread could have several.
     """
 
     parameters: tuple[Operand, ...]
@@ -44,4 +45,5 @@ class Layout:
     column_mask: bool = True
     row_mask: bool = False
     flat: bool = True
+    linear: bool = False
     coalesced: bool = False

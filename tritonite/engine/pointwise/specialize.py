@@ -78,12 +78,17 @@ def specialize(
         inverses = tuple([inverse(size) for size in sizes[:-1]]) if n < INT32_LIMIT else ()
         masks, grid, sized = (True, False), -(-n // block), (sizes, inverses, n)
     else:
-        rows, columns = tile
+        rows, columns = tile.rows, tile.columns
         blocks = (("ROWS", rows), ("COLUMNS", columns))
-        masks = (sizes[0] % columns != 0, sizes[1] % rows != 0)
-        tiles: tuple[int, ...] = (-(-sizes[0] // columns), -(-sizes[1] // rows), *sizes[2:])
-        inverses = tuple([inverse(count) for count in tiles[:-1]])
-        grid, sized = math.prod(tiles), (sizes, inverses, tiles)
+        n_rows = n // sizes[0] if tile.linear else sizes[1]
+        masks = (sizes[0] % columns != 0, n_rows % rows != 0)
+        tiles: tuple[int, ...] = (-(-sizes[0] // columns), -(-n_rows // rows))
+        divisors: tuple[int, ...] = (tiles[0], *sizes[1:-1])
+        if not tile.linear:
+            tiles = (*tiles, *sizes[2:])
+            divisors = tiles[:-1]
+        inverses, grid = tuple(map(inverse, divisors)), math.prod(tiles)
+        sized = (sizes, inverses, (*tiles, n_rows) if tile.linear else tiles)
     # Only what lets accesses be vectorised is told apart, so that few kernels serve all shapes.
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
@@ -107,7 +112,8 @@ def specialize(
     coalesced = len(sizes) == 1 and types.narrowest < types.itemsize and not all(at_16_bytes)
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
-    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, coalesced, tuple(paths), units)
+    linear = tile is not None and tile.linear
+    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, coalesced, tuple(paths), units, linear)
     return variant.over((strides, out_strides, *sized), grid)
 
 
@@ -123,6 +129,7 @@ def _variant(
     coalesced: bool,
     divisible: tuple[tuple[int, ...], ...],
     units: tuple[tuple[int, tuple[bool, ...]], ...],
+    linear: bool,
 ) -> Specialization:
     """The kernel for every iteration space of a kind, without the space's sizes and strides."""
     device = devices.current
@@ -141,13 +148,14 @@ def _variant(
     if flat:
         signature["n"] = integer
     else:
-        signature["tiles"] = ("i32",) * len(dims)
+        signature["tiles"] = ("i32",) * (3 if linear else len(dims))
     layout = Layout(
         parameters=tuple(_over(own, i, kinds, dict(units)) for i, own in enumerate(types.parameters)),
         results=tuple(own._replace(kinds=out_kinds[own.position]) for own in types.results),
         column_mask=masks[0],
         row_mask=masks[1],
         flat=flat,
+        linear=linear,
         coalesced=coalesced,
     )
     constants: dict[str, Any] = {"LAYOUT": layout, "INDEX": index, **dict(blocks)}

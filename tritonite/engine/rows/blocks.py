@@ -92,7 +92,9 @@ class Blocks(NamedTuple):
         # With loads of 16 bytes a few at a time are enough, as long as other programs have theirs on the way.
         at_once = space.word * space.itemsize < 16 or self.programs <= devices.current.programs
         found = {"block": self[:2], "whole": whole, "once": once, "held": held, "at_once": at_once, "ahead": ahead}
-        return found | {"sharing": self.sharing}
+        # A row of `_of_short_columns` is in one thread.
+        in_threads = not space.inner and self.rows >= _WARP * self.warps
+        return found | {"sharing": self.sharing, "in_threads": in_threads, "odd": in_threads and space.odd}
 
 
 class Traits(NamedTuple):
@@ -192,6 +194,8 @@ def for_reduction(space: Space, states: int) -> Blocks:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
+        if found := _of_short_columns(space):
+            return found
         # With 16 elements in each of its threads so many programs run at a time that all do.
         beside, elements = device.row_columns, device.row_elements // 2
         if tile < device.row_elements:
@@ -234,6 +238,31 @@ def for_reduction(space: Space, states: int) -> Blocks:
         # Element by element a program loads as long for those that there are not.
         warps, columns = warps // 2, columns // 2
     return cut(space, 1, columns, max(4, warps))
+
+
+def _of_short_columns(space: Space, held_bytes: int = 0) -> Blocks | None:
+    """The blocks of short upright rows, or None: one thread has all of a row, so that nothing passes between threads.
+
+    A thread loads 16 bytes at once, which are elements of as many rows. It has 32 elements of them, or 16 where it
+    loads others before it combines those; of rows that are held until they are written, at most `held_bytes`. Where
+    programs would not fill the device a thread has fewer rows, and rows of more than four elements have other blocks.
+    """
+    length, enough = space.n_reduced, devices.current.programs // 2
+    columns, each = power_of_2(length), 16 // space.itemsize
+    if held_bytes:
+        each = max(1, min(each, held_bytes // (columns * space.itemsize)))
+    if not 0 < length <= ROWS[devices.current.kind].short_columns:
+        return None
+    if length > 4 and space.n_kept < enough * _WARP * each:
+        return None
+    while each > 1 and space.n_kept < enough * _WARP * each:
+        each //= 2
+    warps = 4
+    while warps > 1 and space.n_kept < 2 * enough * warps * _WARP * each:
+        warps //= 2
+    if columns * each > 32 and not held_bytes:
+        columns = 16 // each
+    return cut(space, warps * _WARP * each, columns, warps, scarcity=0)
 
 
 def for_states(space: Space) -> Blocks:
@@ -436,6 +465,8 @@ def _of_neighbours(space: Space, elements: int, states: int) -> Blocks:
 def _columns(space: Space, traits: Traits) -> Blocks:
     """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
     device, tile = devices.current, tile_elements(space)
+    if found := _of_short_columns(space, held_bytes=128 // space.full_operands):
+        return found
     rows, length = min(power_of_2(space.n_kept), device.row_columns // 4), power_of_2(space.n_reduced)
     held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)
     if _neighbours(space) < device.row_columns // 4 and rows * length > tile:

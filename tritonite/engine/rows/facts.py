@@ -70,6 +70,9 @@ class Facts:
     once: bool = False
     held: bool = False
     at_once: bool = False
+    # Whether each row of a block is in one thread; and whether such rows are next to each other at odd strides.
+    in_threads: bool = False
+    odd: bool = False
     # How many programs share a row; how many blocks all of them have, if loops over those are unrolled; and the cache
     # modifier for what is the same in every row.
     sharing: int = 1

@@ -34,14 +34,22 @@ def strided_pointers(
     ALIGNED: tl.constexpr,
     SHIFTED: tl.constexpr = False,
     BESIDE: tl.constexpr = 1,
+    ODD: tl.constexpr = False,
 ):
-    """Pointers to a block; of rows that are SHIFTED from the first whole word on. BESIDE is `Facts.beside`."""
+    """Pointers to a block; of rows that are SHIFTED from the first whole word on. BESIDE is `Facts.beside`.
+
+    Where no two elements are known to be next to each other, Triton 3.6 gives neighbouring threads elements of the same
+    row. So it is told of pairs of ODD rows, which nothing is loaded by: no more than the size of an element divides
+    their addresses.
+    """
     kept, shapes = rows[0], rows[2]
     kept_offset = strided_offset(kept, shapes[0], kept_strides, BESIDE)
     if SHIFTED:
         kept_offset += ALIGNED - 1
     kept_offset = aligned_to(kept_offset, ALIGNED)
     kept_offset = kept_offset[:, None]
+    if ODD:
+        kept_offset = tl.max_contiguous(kept_offset, [2, 1])
     # By two additions, so that constants between a row's elements can be part of what loads them.
     return (
         base + kept_offset + aligned_to(strided_offset(reduced, shapes[1], reduced_strides, ALIGNED), BESIDE)[None, :]
@@ -100,7 +108,8 @@ def load(
             value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(
-                inputs[i], rows, reduced, strides[0][i], strides[1][i], FACTS.aligned, FACTS.shifted, FACTS.beside
+                *(inputs[i], rows, reduced, strides[0][i], strides[1][i]),
+                *(FACTS.aligned, FACTS.shifted, FACTS.beside, FACTS.odd),
             )
             mask = kept_mask[:, None] & reduced_mask[None, :]
             # What is in more parts than the first operand is read again, such as a group norm's weights.
@@ -536,7 +545,7 @@ def _write_reduced(states, outs, rows, n_kept, count, given, FACTS: tl.constexpr
     else:
         numbers = _in_float64(given[0], given[1], FACTS.numbers)
         # Of an extremum's place nothing is made.
-        if FACTS.block[0] > 1 and len(strides[5]) == 0:
+        if FACTS.block[0] > 1 and len(strides[5]) == 0 and not FACTS.in_threads:
             states = _in_a_thread_each(states, FACTS.block[0])
         results = project_states(states, tl.full((), count, tl.float64), numbers, FACTS, len(outs))
         for i in tl.static_range(len(outs)):
@@ -592,7 +601,8 @@ def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, FACTS: t
         found = (found,)
     for i in tl.static_range(len(outs)):
         pointers = strided_pointers(
-            outs[i], rows, reduced, strides[2][i], strides[3][i], FACTS.aligned, FACTS.shifted, FACTS.beside
+            *(outs[i], rows, reduced, strides[2][i], strides[3][i]),
+            *(FACTS.aligned, FACTS.shifted, FACTS.beside, FACTS.odd),
         )
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)
         tl.store(pointers, value, mask=kept_mask[:, None] & reduced_mask[None, :], eviction_policy=EVICTION)

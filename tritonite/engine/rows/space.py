@@ -26,7 +26,7 @@ class Space(NamedTuple):
     input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
     they are read but for what is before the first and behind the last that is theirs alone. Of upright rows that are
     next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint. Elements of
-    16 bits are loaded `one_by_one` where not even 2 divides those.
+    16 bits are loaded `one_by_one` where not even 2 divides those, and rows of any that are next to each other are `odd`.
     """
 
     n_kept: int
@@ -43,6 +43,7 @@ class Space(NamedTuple):
     shifted: bool = False
     beside: int = 1
     one_by_one: bool = False
+    odd: bool = False
 
     @property
     def inner(self) -> bool:
@@ -153,7 +154,12 @@ class Space(NamedTuple):
             steps = [step for i in both for step in (*kept_strides[i][1:], *reduced_strides[i])]
             are_neighbours = kept_sizes and all(kept_strides[i][0] == 1 for i in both)
             divisor = math.gcd(16, kept_sizes[0], *steps) if are_neighbours else 1
-            return space._replace(beside=divisor % 16 or 1, one_by_one=space.itemsize == 2 and divisor == 1)
+            single = divisor == 1
+            return space._replace(
+                beside=divisor % 16 or 1,
+                one_by_one=space.itemsize == 2 and single,
+                odd=bool(are_neighbours) and single,
+            )
         if space.n_kept == 1 and not space.aligned:
             # With a step to the next row its loads are laid out as those of several rows, whose starts nobody knows.
             space = space._replace(kept=(tuple([(1,)] * n), tuple([(1,)] * (every - n)), space.kept[2]))
