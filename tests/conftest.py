@@ -100,9 +100,10 @@ def clean_state():
     """No test leaves an override, a count, or a changed default behind, and none is served by ATen for its speed."""
     torch.manual_seed(0)
     tritonite.reset_stats()
-    before = call.set_comparing(False)
+    before = call.set_comparing(False), call.set_strict(True)
     yield
-    call.set_comparing(before)
+    call.set_comparing(before[0])
+    call.set_strict(before[1])
     tritonite.disable()
     assert not override.registered()
     assert torch.get_default_dtype() is torch.float32

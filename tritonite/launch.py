@@ -123,6 +123,7 @@ def _interpreting() -> Iterator[None]:
         "create_dot": functools.partial(dot, interpreter_builder),
         "create_splat": functools.partial(interpreted.splat, interpreter_builder),
     }
+    call.note_launch()
     with _lock:
         _prepare_core()
         outer = call.swap_inside_kernel(True)

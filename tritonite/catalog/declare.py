@@ -16,7 +16,9 @@ from tritonite.catalog.schema import (
     enumeration,
     has_kernel,
     has_lazy_bits,
+    has_names,
     is_out,
+    most_dimensions,
     outgrows_storage,
     packet_names,
     python_name,
@@ -96,6 +98,12 @@ class Declaration:
         names = {argument.name for argument in schema.arguments if not is_out(argument)}
         return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
 
+
+# ATen's iterators take no more dimensions, and what its GPU kernels know of a tensor's layout has room for fewer.
+_MOST_DIMENSIONS, _FEW_DIMENSIONS = 64, 24
+_OF_FEW_DIMENSIONS = frozenset(
+    ("indexing", "rearrangement", "sampling", "scan", "scatter", "searching", "sets", "sorting")
+)
 
 declarations: list[Declaration] = []
 excluded: dict[str, str] = {}
@@ -182,6 +190,11 @@ class Op:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
 
+    @property
+    def most_dimensions(self) -> int:
+        """The most dimensions of tensors that it takes; kernels of ATen's for GPUs take fewer in some families."""
+        return _FEW_DIMENSIONS if self.family in _OF_FEW_DIMENSIONS else _MOST_DIMENSIONS
+
     @functools.cached_property
     def slower_dtypes(self) -> frozenset[torch.dtype]:
         """Those of a first tensor for which ATen is faster, whatever the shape."""
@@ -233,17 +246,11 @@ class Op:
 
     def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """What a call returns, as a sequence also where it is one tensor."""
-        for value in (*args, *kwargs.values()) if kwargs else args:
-            if outgrows_storage(value):
-                if self.declaration.library is not None:
-                    raise_if_outgrown(value)
-                raise Decline("a tensor that needs more memory than its storage has")
+        self._refuse_unserved((*args, *kwargs.values()) if kwargs else args)
         for i, name, kind in self.enumerations:
             given = args[i] if i < len(args) else kwargs.get(name)
             if given is not None and type(given) is not kind:
                 raise Decline("a dtype, layout or memory format that is given as something else")
-        if self.may_see_lazy_bits and any(has_lazy_bits(value) for value in (*args, *kwargs.values())):
-            raise Decline("a tensor that is conjugated or negated when it is read")
         if self.declaration.tensors_only:
             given = zip(args, self.takes_tensors, strict=False)
             if any(takes and isinstance(value, (Symbol, bool, int, float, complex)) for value, takes in given):
@@ -255,7 +262,21 @@ class Op:
         if self.slower_dtypes:
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             decline_if_slower(first is not None and first.dtype in self.slower_dtypes)
-        return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes)
+        return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes, falls_back=True)
+
+    def _refuse_unserved(self, values: Sequence[Any]) -> None:
+        """Raise Decline for tensors that no kernel serves, or PyTorch's error where there is no ATen behind a kernel."""
+        for value in values:
+            if outgrows_storage(value):
+                if self.declaration.library is not None:
+                    raise_if_outgrown(value)
+                raise Decline("a tensor that needs more memory than its storage has")
+            if self.may_see_lazy_bits and has_lazy_bits(value):
+                raise Decline("a tensor that is conjugated or negated when it is read")
+            if (rank := most_dimensions(value)) > self.most_dimensions:
+                raise Decline(f"a tensor of {rank} dimensions, where at most {self.most_dimensions} are served")
+            if has_names(value):
+                raise Decline("a tensor with named dimensions")
 
 
 def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:

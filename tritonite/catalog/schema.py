@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+_HAVE_NAMES = hasattr(torch.Tensor, "has_names")
+
 
 def python_name(name: str) -> str:
     """What a parameter in Python is called for an argument of a schema: `from_` for what is a word of Python's own."""
@@ -73,6 +75,22 @@ def enumeration(argument: Any) -> type | None:
     while kind.kind() == "OptionalType":
         kind = kind.getElementType()
     return _ENUMERATIONS.get(kind.kind())
+
+
+def most_dimensions(value: Any) -> int:
+    """The dimensions of a tensor, the most of a list of tensors, 0 of anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.dim()
+    return max(map(most_dimensions, value), default=0) if isinstance(value, (list, tuple)) else 0
+
+
+def has_names(value: Any) -> bool:
+    """Whether it is a tensor whose dimensions have names, which torch has before 2.13, or holds one."""
+    if not _HAVE_NAMES:
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(map(has_names, value))
+    return isinstance(value, torch.Tensor) and value.has_names()
 
 
 def overload_name(operator: Any) -> str:

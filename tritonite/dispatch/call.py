@@ -61,6 +61,9 @@ class _Local(threading.local):
 _local = _Local()
 _in_force: Settings | None = None
 _comparing = True
+_strict = False
+# What Python raises of arguments that a host function's checks have not foreseen.
+_UNFORESEEN = (IndexError, OverflowError, TypeError, ValueError)
 _poison = False
 # The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
 native: Any = None
@@ -95,8 +98,15 @@ def in_host_function() -> bool:
     return _local.in_host_function
 
 
+def set_strict(on: bool) -> bool:
+    """Set whether Python's errors leave host functions, as tests want them to. Returns whether they did."""
+    global _strict
+    before, _strict = _strict, on
+    return before
+
+
 def note_launch() -> None:
-    """Note that this thread's host function has launched a kernel."""
+    """Note that this thread's host function launches a kernel, after which no error may decline the call."""
     _local.launched = True
 
 
@@ -106,13 +116,26 @@ def has_written() -> bool:
 
 
 def run_host(
-    host: Callable[..., Sequence[Any]], values: Sequence[Any], outs: Sequence[torch.Tensor], writes: bool
+    host: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    outs: Sequence[torch.Tensor],
+    writes: bool,
+    falls_back: bool = False,
 ) -> Sequence[Any]:
-    """Run a host function, of an operator that `writes` into arguments or not. Raises Decline where it does."""
+    """Run a host function, of an operator that `writes` into arguments or not. Raises Decline where it does.
+
+    A call that `falls_back` declines, too, where the function raises one of Python's errors before it launches
+    anything: ATen raises its own error for what the function's checks have not foreseen. Where `set_strict` is on the
+    error is raised.
+    """
     outer = _local.in_host_function, _local.writes, _local.launched
     _local.in_host_function, _local.writes, _local.launched = True, writes, False
     try:
         return host(values, outs)
+    except _UNFORESEEN as error:
+        if _strict or _local.launched or not falls_back:
+            raise
+        raise Decline(f"{type(error).__name__}: {error}", lasting=False) from error
     finally:
         _local.in_host_function, _local.writes, _local.launched = outer
 

@@ -134,7 +134,7 @@ def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None
     try:
         with _disable_current_modes():
             return torch.empty_like(tensor, device="meta", memory_format=kept).stride()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise Decline(str(error)) from None
 
 

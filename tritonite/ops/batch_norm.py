@@ -134,9 +134,11 @@ def _result_strides(input, *parameters):
 
 
 def _check_layout(outs, strides):
-    """Decline a given result of another layout than ATen would choose, by which it may write it all the same."""
+    """Decline given results of other layouts than ATen would choose, by which it may write them all the same."""
     if outs and not same_strides(outs[0].shape, outs[0].stride(), strides):
         raise Decline("a result of another layout than ATen's")
+    if any(not out.is_contiguous() for out in outs[1:]):
+        raise Decline("statistics with gaps between them, where contiguous ones are served")
 
 
 def _trained(input, weight, bias, running, moved, momentum, eps, outs, strides=None):

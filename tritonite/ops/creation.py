@@ -37,6 +37,12 @@ def fresh(shape, dtype, layout, device, pin_memory, outs):
     return result((), shape, outs[0].dtype if outs else dtype, outs, device=device)
 
 
+def check_contiguous(outs):
+    """Raise Decline for an output with gaps, through whose slices or copies ATen's kernels give other numbers."""
+    if outs and not outs[0].is_contiguous():
+        raise Decline("an output with gaps, where contiguous ones are served")
+
+
 def alike(self, shape, dtype, layout, device, pin_memory, outs, strides=None):
     """What an operator writes that takes dtype and device from a tensor, of which it reads nothing."""
     check_placement(self, layout, device, pin_memory)
@@ -372,6 +378,7 @@ def _frequencies(spacing, n, wrapped, position):
 def _frequency(n, d, half, placement, outs):
     dtype, *others = placement
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
+    check_contiguous(outs)
     if dtype not in FLOATS or n < 0:
         raise Decline(f"dtype {dtype}, or a negative size")
     out = fresh((n // 2 + 1 if half else n,), dtype, *others, outs)

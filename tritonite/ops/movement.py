@@ -348,8 +348,8 @@ def select_backward(grad_output, input_sizes, dim, index, outs=()):
 @operator("slice_backward", accepts=MOVED)
 def slice_backward(grad_output, input_sizes, dim, start, end, step, outs=()):
     rank = len(input_sizes)
-    if not -rank <= dim < rank or step < 1:
-        raise Decline("no such slice")
+    if not -rank <= dim < rank or step < 1 or min(input_sizes) < 0:
+        raise Decline("no such slice, or a negative size")
     dim %= rank
     first, last, _ = slice(start, end, step).indices(input_sizes[dim])
     shape = list(input_sizes)

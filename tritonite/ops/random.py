@@ -41,7 +41,7 @@ from tritonite.language import random as sample
 from tritonite.language.math import multiply_add, true_divide
 from tritonite.ops.activation import leaky_relu_backward
 from tritonite.ops.arithmetic import add, mul
-from tritonite.ops.creation import alike, fresh
+from tritonite.ops.creation import alike, check_contiguous, fresh
 
 _ON_CPU = devices.current.type == "cpu"
 operator = functools.partial(any_operator, tensors_only=True)
@@ -598,6 +598,7 @@ for _name in ("_philox_normal", "_philox_uniform"):
 def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     """By random keys of so many bits that few are equal."""
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
+    check_contiguous(outs)
     if n < 0:
         raise Decline("fewer numbers than none")
     check_length(n)
@@ -606,7 +607,6 @@ def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory
         raise Decline(f"dtype {out.dtype}")
     if not n:
         return (out,)
-    drawn = out if out.is_contiguous() else empty((n,), out.dtype, out.device)
     bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
     keys = empty((n,), torch.int32 if bits <= 32 else torch.int64, out.device)
     if bits == 32:
@@ -615,8 +615,8 @@ def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory
         # Of numbers from the least to the largest, without that, which have no other last bits.
         width = 8 * keys.dtype.itemsize
         draw(_LAST_BITS, keys, span=(2**bits - 1, _signed(2**width - 1)), generator=generator, wide=True)
-    permute(keys, drawn, bits, generator)
-    return _done(out, drawn)
+    permute(keys, out, bits, generator)
+    return (out,)
 
 
 # Beside other tensors.

@@ -386,6 +386,8 @@ def index_fill(self, dim, index, value, outs=()):
 @operator("put", accepts=WITH_COMPLEX)
 def put(self, index, source, accumulate=False, outs=()):
     check_index(index, (torch.int64,))
+    if not accumulate and torch.are_deterministic_algorithms_enabled():
+        raise Decline("deterministic algorithms, of which ATen has none on any device")
     refuse_if_deterministic()
     if source.dtype is not self.dtype or index.numel() != source.numel() or (index.numel() and not self.numel()):
         raise Decline("a source of another dtype or size")

@@ -238,8 +238,12 @@ def _describe(bad: torch.Tensor, actual: torch.Tensor, aten: torch.Tensor, exact
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill every output an engine allocates with nan (all bits set), so that an element nobody wrote shows."""
+    """Fill every output an engine allocates with nan (all bits set), so that an element nobody wrote shows.
+
+    Python's errors in host functions are raised meanwhile.
+    """
     dispatcher = native.module()
+    strict = call.set_strict(True)
     call.set_poison(True)
     if dispatcher is not None:
         dispatcher.set_poison(True)
@@ -247,5 +251,6 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         call.set_poison(False)
+        call.set_strict(strict)
         if dispatcher is not None:
             dispatcher.set_poison(False)

@@ -95,6 +95,17 @@ c10::DeviceType device_of(const State& state) {
   return state.key == c10::DispatchKey::CPU ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
 }
 
+// Whether a tensor's dimensions have names, in a torch whose tensors may have them.
+template <class Impl>
+auto has_names(const Impl* impl, int) -> decltype(impl->has_named_tensor_meta()) {
+  return impl->has_named_tensor_meta();
+}
+
+template <class Impl>
+bool has_names(const Impl*, long) {
+  return false;
+}
+
 // Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
 bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool written, Call& call) {
   Words& words = call.words;
@@ -121,6 +132,10 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
     words.push_back(
         slot == 2 ? zero_or_one(number) : number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
     return number.known;
+  }
+  if (has_names(impl, 0)) {
+    call.declined = "a tensor with named dimensions";
+    return false;
   }
   const c10::Device device = tensor.device();
   if (device.type() != device_of(state)) {

@@ -113,7 +113,9 @@ def specialize(
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
     linear = tile is not None and tile.linear
-    variant = _variant(types, kinds, out_kinds, wide, len(inverses), blocks, masks, coalesced, tuple(paths), units, linear)
+    variant = _variant(
+        types, kinds, out_kinds, wide, len(inverses), blocks, masks, coalesced, tuple(paths), units, linear
+    )
     return variant.over((strides, out_strides, *sized), grid)
 
 
