@@ -47,3 +47,34 @@ def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads():
     command = [sys.executable, "-W", "ignore", "-c", _LAYOUT_OF_LOADS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[1, 0]", done.stderr[-2000:]
+
+
+_SHORT_COLUMNS = """
+import dataclasses, re, torch, tritonite
+from triton.backends.compiler import GPUTarget
+from tritonite import devices
+from tritonite.devices import nvidia
+from tritonite.testing import targets
+devices.current = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
+for width in (56, 55):
+    x = torch.empty(33, 2, 63, 75, width, dtype=torch.float16)
+    for name, arguments in (("sum.dim_IntList", ([1],)), ("amax", ([1],)), ("_softmax", (1, False))):
+        with targets._noting() as found:
+            tritonite.overloads()[name](x, *arguments)
+        ptx = found[0].compile(GPUTarget("cuda", 90, 32)).asm["ptx"]
+        loads = re.findall(r"ld.global[.a-z0-9]*", ptx)
+        print(set(loads), len(loads), "shared" if re.search("ld.shared|st.shared|shfl", ptx) else "registers")
+"""
+
+
+@pytest.mark.smoke
+def test_short_columns_stay_in_their_threads():
+    """By loads of 16 bytes, or by those of an element each, and without a word to another thread."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", _SHORT_COLUMNS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6, done.stderr[-2000:]
+    assert all(line.endswith("registers") for line in lines), lines
+    assert all("v4.b32'} 2" in line for line in lines[:3]), lines
+    assert all("v4" not in line for line in lines[3:]), lines

@@ -13,6 +13,7 @@ from conftest import some
 import tritonite
 from tritonite import devices, dtypes
 from tritonite.catalog import scalar_kernel
+from tritonite.engine.pointwise.blocks import choose_tile
 from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
@@ -421,3 +422,18 @@ def test_ranges_that_no_memory_holds_raise_what_aten_raises(name, ends, dtype, d
     function = getattr(torch.ops.aten, name)
     with tritonite.use_gems(include=[name]), pytest.raises(RuntimeError, match=r"overflow|cannot be represented"):
         function(*ends, dtype=dtype, device=device)
+
+
+def test_rows_of_all_dimensions_share_a_tile(device):
+    """Patches of 16 by 16: copied, converted, and added to what repeats along some of the dimensions."""
+    x = torch.randn(3, 3, 80, 64, device=device)
+    patches = x.unfold(2, 16, 16).unfold(3, 16, 16)
+    assert choose_tile((16, 16, 14, 2688), ((1, 224, 16, 3584), (1, 16, 256, 3584)), 4).linear
+    assert not choose_tile((64, 64, 2), ((1, 64, 4096), (1, 64, 4096)), 4).linear
+    for view in (patches, patches.permute(0, 2, 3, 1, 4, 5), patches[:, :, 1:, :, :13], patches[..., :13, :]):
+        for other in (view[:1, :, :1], view[..., :1, :], view[:, :1, :, :1, :1]):
+            expected = view.clone(memory_format=torch.contiguous_format), view.half(), view + other
+            with tritonite.use_gems():
+                found = view.clone(memory_format=torch.contiguous_format), view.half(), view + other
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert found[0].is_contiguous() and found[2].stride() == expected[2].stride()

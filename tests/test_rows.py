@@ -805,6 +805,63 @@ def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
     assert served("std_mean.correction") and served("_softmax") and served("sum.dim_IntList")
 
 
+SHORT_COLUMNS = {
+    "sum.dim_IntList": lambda x: x.sum(1),
+    "mean.dim": lambda x: x.mean(1),
+    "amax": lambda x: x.amax(1),
+    "prod.dim_int": lambda x: x.prod(1),
+    "any.dim": lambda x: (x > 1).any(1),
+    "var.correction": lambda x: x.var(1, correction=0),
+    "argmax": lambda x: x.argmax(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "_softmax": lambda x: x.softmax(1),
+    "_log_softmax": lambda x: x.log_softmax(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "_softmax_backward_data": lambda x: torch._softmax_backward_data(x, x, 1, x.dtype),
+}
+
+
+# Rows that are read by 16 bytes, by 4, and one by one; a length that fills a block's columns, and one that does not.
+@pytest.mark.parametrize("shape", [(3, 2, 256), (2, 5, 514), (2, 21, 129), (1, 32, 520), (40, 3, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_short_columns_in_a_thread_each(shape, dtype, device, monkeypatch):
+    monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, programs=2))
+    x = torch.randn(shape, device=device).to(dtype)
+    chosen = blocks.for_reduction(Space.of((x,), (1,), (), (), False), 1)
+    assert chosen.facts(Space.of((x,), (1,), (), (), False))["in_threads"]
+    close = {"rtol": 1.6e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 4e-3, "atol": 4e-3}
+    for name, function in SHORT_COLUMNS.items():
+        expected = function(x.double()) if name != "_softmax_backward_data" else function(x)
+        with tritonite.use_gems():
+            found = function(x)
+        torch.testing.assert_close(found, expected.to(found.dtype), **close)
+        assert served(name)
+
+
+def test_threads_have_short_columns_and_load_16_bytes(monkeypatch):
+    """As many as fill the device; longer ones where that leaves it empty have more than a thread each."""
+    monkeypatch.setattr(devices, "current", nvidia.RECORD)
+    for dtype, each in ((torch.float16, 8), (torch.float32, 4)):
+        x = torch.empty(32, 2, 64, 56, 56, dtype=dtype, device="meta")
+        chosen = blocks.for_reduction(Space.of((x,), (1,), (), (), False), 1)
+        assert (chosen.rows, chosen.columns, chosen.warps, chosen.steps) == (128 * each, 2, 4, 1)
+    small = torch.empty(3, 2, 1000, device="meta")
+    assert blocks.for_reduction(Space.of((small,), (1,), (), (), False), 1).warps == 1
+    few = torch.empty(3, 30, 1000, device="meta")
+    space = Space.of((few,), (1,), (), (), False)
+    assert not blocks.for_reduction(space, 1).facts(space)["in_threads"]
+
+
+def test_pairs_of_odd_rows_are_beside_each_other():
+    """What the compiler is told of pairs holds, and where rows are not next to each other it is told of none."""
+    odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
+    found = [Space.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
+    assert [space.odd for space in found] == [True, False, False]
+    assert (
+        Space.of((odd,), (1,), (odd,), (), False).odd and not Space.of((odd, gaps[..., :55]), (1,), (), (), False).odd
+    )
+
+
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("copied", [False, True])

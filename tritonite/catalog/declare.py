@@ -99,8 +99,8 @@ class Declaration:
         return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
 
 
-# ATen's iterators take no more dimensions, and what its GPU kernels know of a tensor's layout has room for fewer.
-_MOST_DIMENSIONS, _FEW_DIMENSIONS = 64, 24
+# ATen's iterators take 64 dimensions, of which some formulas add one. Its GPU kernels of some families take 24.
+_MOST_DIMENSIONS, _FEW_DIMENSIONS = 63, 24
 _OF_FEW_DIMENSIONS = frozenset(
     ("indexing", "rearrangement", "sampling", "scan", "scatter", "searching", "sets", "sorting")
 )
@@ -265,7 +265,7 @@ class Op:
         return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes, falls_back=True)
 
     def _refuse_unserved(self, values: Sequence[Any]) -> None:
-        """Raise Decline for tensors that no kernel serves, or PyTorch's error where there is no ATen behind a kernel."""
+        """Raise Decline for tensors that no kernel serves, or PyTorch's error where no ATen kernel could serve them."""
         for value in values:
             if outgrows_storage(value):
                 if self.declaration.library is not None:

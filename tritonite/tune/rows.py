@@ -77,6 +77,9 @@ class Rows(NamedTuple):
       (3096, 9818) in float32 took 144 us held, and takes 89 (H100). Halves are read twice whatever their length, those
       of a tile by a warp (`shifted_short_halves`: (57761, 2501) took 208 us held, and takes 152), of two tiles by four
       (`shifted_middle_halves`).
+      `shifted_long` (16-bit floats: `shifted_long_halves`): such rows above `shifted_bytes`. Two programs run on a
+      multiprocessor, and the L2 cache keeps their rows for the second reading; smaller blocks have six. Rows above
+      `shifted_most_bytes` take `twice`, one program a multiprocessor.
     `common_bytes`: so much that is the same in every row goes past a multiprocessor's own cache, which then keeps the
     row: root mean square norm of (1024, 65536) in float32 went from 83 to 87 %.
     `invariant`: of all rows, where a row's bits may depend on nothing but the row.
@@ -102,6 +105,10 @@ class Rows(NamedTuple):
     shifted_halves: Regime
     shifted_short_halves: Regime
     shifted_middle_halves: Regime
+    shifted_long: Regime
+    shifted_long_halves: Regime
+    shifted_bytes: int
+    shifted_most_bytes: int
     cooperative: Cooperative
     cooperative_staged: Cooperative
     cooperative_halves: Cooperative
@@ -132,6 +139,10 @@ _NVIDIA = Rows(
     shifted_halves=Regime(1, 8),
     shifted_short_halves=Regime(1 / 8, 1),
     shifted_middle_halves=Regime(1 / 4, 4),
+    shifted_long=Regime(2, 16),
+    shifted_long_halves=Regime(4, 16),
+    shifted_bytes=48 * 1024,
+    shifted_most_bytes=128 * 1024,
     cooperative=Cooperative(16 * 1024, 4, 16),
     cooperative_staged=Cooperative(32 * 1024, 3, 8),
     cooperative_halves=Cooperative(16 * 1024, 3, 8),

@@ -378,7 +378,11 @@ def _are_many(space: Space, traits: Traits) -> bool:
 def _shifted(space: Space, traits: Traits) -> Blocks:
     """Many rows that begin in the middle of words, and whose states come from stages."""
     regimes, tiles = ROWS[devices.current.kind], space.n_reduced / devices.current.row_elements
-    if traits.itemsize < 4:
+    row_bytes, halves = space.n_reduced * traits.itemsize, traits.itemsize < 4
+    if tiles > regimes.shifted_held.tiles and row_bytes > regimes.shifted_bytes:
+        long = regimes.shifted_long_halves if halves else regimes.shifted_long
+        return _regime(space, long if row_bytes <= regimes.shifted_most_bytes else regimes.twice)
+    if halves:
         short, middle = regimes.shifted_short_halves, regimes.shifted_middle_halves
         return _regime(space, short if tiles <= 1 else middle if tiles <= 2 else regimes.shifted_halves)
     return _regime(space, regimes.shifted_held if tiles <= regimes.shifted_held.tiles else regimes.shifted)

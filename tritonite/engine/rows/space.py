@@ -25,8 +25,8 @@ class Space(NamedTuple):
     `part` divides the length of the parts, for operands with one element for each. `itemsize` is that of the first
     input's elements. Rows that are `shifted` begin in the middle of words of 16 bytes, `aligned` elements, by which
     they are read but for what is before the first and behind the last that is theirs alone. Of upright rows that are
-    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint. Elements of
-    16 bits are loaded `one_by_one` where not even 2 divides those, and rows of any that are next to each other are `odd`.
+    next to each other `beside` divides how many, and all strides, where 16 does not, which needs no hint. Where not
+    even 2 divides those, such rows are `odd`, and elements of 16 bits are loaded `one_by_one`.
     """
 
     n_kept: int

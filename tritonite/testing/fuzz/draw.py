@@ -141,6 +141,8 @@ class Drawer:
         if call is None:
             call = Call(self.op, {a.name: self._argument(a) for a in self.op.schema.arguments if not is_out(a)})
         call = self._answered(call)
+        if not self.unchecked and self._chance(0.02):
+            call = call.map(functools.partial(_deepened, self._pick((24, 26, 65))))
         if self.op.out_names:
             call = Call(self.op, {**call.arguments, **self._outs(call)})
         return call
@@ -267,7 +269,9 @@ class Drawer:
         if name == "memory_format":
             return self._pick(_FORMATS) if self._chance(0.9) else self._enumeration(_FORMAT_NUMBERS)
         if name == "layout":
-            return torch.strided if self._chance(0.95) else self._enumeration(_LAYOUT_NUMBERS)
+            if self._chance(0.9):
+                return torch.strided
+            return torch.sparse_coo if self._chance(0.5) else self._enumeration(_LAYOUT_NUMBERS)
         if kind == "Device":
             return torch.device(self.device)
         if kind == "int":
@@ -275,7 +279,10 @@ class Drawer:
             return self._dim() if name.startswith("dim") else self._pick(few if self._chance(0.7) else _INTEGERS)
         if kind == "List[int]":
             count = self._pick((0, 1, 1, 2, 3))
-            return [self._dim() for _ in range(count)] if name.startswith("dim") else list(self.shape[-count:])
+            sizes = list(self.shape[-count:])
+            if sizes and self._chance(0.1):
+                sizes[self.random.randrange(len(sizes))] = self._pick((-1, -3, 0))
+            return [self._dim() for _ in range(count)] if name.startswith("dim") else sizes
         if kind == "List[bool]":
             return [self._chance(0.7) for _ in range(self._pick((3, 3, 3, 2)))]
         if kind == "List[Tensor]":
@@ -400,6 +407,8 @@ class Drawer:
             way = self.random.random()
             if self.op.overload in _UNRESIZED:
                 outs[name] = self._tensor(tuple(like.shape), like.dtype).to(self.device)
+            elif self.op.family == "batch_norm" and known and way < 0.5:
+                outs[name] = self._tensor(tuple(results[i].shape), results[i].dtype)
             elif way < 0.25 or self.unchecked:
                 outs[name] = torch.empty(0, dtype=dtype, device=self.device)
             elif way < 0.75:
@@ -421,7 +430,7 @@ def sizes_of(arguments: dict[str, Any]) -> list[int]:
 
 
 def with_size(arguments: dict[str, Any], size: int, made: int) -> dict[str, Any]:
-    """The arguments with every dimension of `size` cut to its first `made` elements, and equal items of lists changed."""
+    """Cut every dimension of `size` to its first `made` elements, and change equal items of lists alike."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -434,6 +443,14 @@ def with_size(arguments: dict[str, Any], size: int, made: int) -> dict[str, Any]
         return value
 
     return {name: cut(value) for name, value in arguments.items()}
+
+
+def _deepened(rank: int, value: Any) -> Any:
+    """A tensor with dimensions, with leading ones of size 1 until it has `rank` of them; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not 0 < value.dim() < rank:
+        return value
+    missing = rank - value.dim()
+    return value.as_strided((*[1] * missing, *value.shape), (*[0] * missing, *value.stride()), value.storage_offset())
 
 
 def _is_number(argument: Any) -> bool:
