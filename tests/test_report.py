@@ -98,3 +98,36 @@ def test_tables_print_on_any_terminal(encoding, monkeypatch):
     terminal.flush()
     text = terminal.buffer.getvalue().decode(encoding)
     assert "sigmoid" in text and "a size of 3" in text
+
+
+def block(x, query):
+    """Composite operators, whose parts have kernels, and a convolution, which has none."""
+    y = torch.nn.functional.layer_norm(torch.nn.functional.linear(x, x), (4,))
+    y = torch.nn.functional.dropout(y, 0.5).reshape(2, 2, 4)
+    torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    return torch.einsum("bij,kj->bik", torch.nn.functional.conv1d(y, y), x)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_report_lists_what_composite_operators_are_made_of(mode, device):
+    with mode():
+        found = tritonite.report(block, torch.randn(4, 4, device=device), torch.randn(1, 2, 4, 8, device=device))
+    names = {name.partition(".")[0] for name in found.operators}
+    assert not names & {"linear", "layer_norm", "dropout", "scaled_dot_product_attention", "einsum", "conv1d", "matmul"}
+    assert found.operators["native_layer_norm"].tritonite == 1 and found.operators["convolution"].aten == 1
+    assert found.operators["mm"].tritonite == 1
+
+
+def test_a_report_draws_what_the_function_draws(device):
+    x = torch.ones(64, device=device)
+    with torch.inference_mode():
+        torch.manual_seed(5)
+        expected = torch.nn.functional.dropout(x, 0.5)
+        torch.manual_seed(5)
+        assert torch.equal(tritonite.report(torch.nn.functional.dropout, x, 0.5).result, expected)
+
+
+def test_a_report_takes_names_and_stats_say_where_others_are(device):
+    x = torch.randn(4, 8, device=device)
+    assert tritonite.report("torch.softmax", x, 0).operators["_softmax"].tritonite == 1
+    assert "tritonite.report" in str(tritonite.stats())

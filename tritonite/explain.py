@@ -13,8 +13,19 @@ from torch.utils import _pytree as pytree
 from tritonite import catalog, devices
 from tritonite.catalog import Op, names
 from tritonite.dispatch import call, library
-from tritonite.dispatch.override import installed, native_dispatcher, unknown
-from tritonite.dispatch.plan import CopyStep, DataUnknown, LaunchStep, ReadStep, Recorder, ZeroStep, record
+from tritonite.catalog.schema import schemas
+from tritonite.dispatch.hollow import hollow
+from tritonite.dispatch.override import installed, native_dispatcher, select, unknown
+from tritonite.dispatch.plan import (
+    CopyStep,
+    DataUnknown,
+    LaunchStep,
+    ReadStep,
+    Recorder,
+    ZeroStep,
+    record,
+    without_elements,
+)
 from tritonite.dispatch.python import recordable
 from tritonite.errors import Decline, UnknownOperator, Unsupported
 from tritonite.launch import LaunchDescription
@@ -23,25 +34,74 @@ from tritonite.launch import LaunchDescription
 def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """What happens to a call with these arguments: the path, promotion, launches, results, or why ATen serves it.
 
-    Nothing is computed, though memory is allocated and kernels may be compiled: the host function runs, and what it
-    would launch is noted instead.
+    Nothing is computed, allocated, written or drawn, though kernels may be compiled: the host function runs, and what
+    it would launch is noted instead.
 
     Args:
         function: an overload ("add.Tensor"), an operator outside ATen with its namespace ("tritonite::silu_and_mul"),
-            the name of a function of torch's ("softmax", "linear"), or a function (torch.softmax, one of your own). Of
-            a function each call of ATen's operators is explained, with the arguments that the function gives it.
+            the name of a function of torch's ("softmax", "torch.softmax", "aten::softmax"), a glob over overloads
+            ("bitwise_*"), or a function (torch.softmax, one of your own). Of a function each call of ATen's operators
+            is explained, with the arguments that the function gives it.
         args: the overload's or the function's.
 
     Raises UnknownOperator for a name that torch has not, Unsupported for a call outside ATen that would, and ATen's own
     error for arguments that ATen refuses.
     """
-    if isinstance(function, str) and (function in catalog.overloads() or "::" in function):
-        return _overload(overload_named(function), args, kwargs)
-    name = function if isinstance(function, str) else getattr(function, "__name__", str(function))
-    known = names.function_named(function) if isinstance(function, str) else names.known_function(function)
-    if known is None:
+    if not isinstance(function, str):
+        return _traced(getattr(function, "__name__", str(function)), function, args, kwargs)
+    name = names.spelled(function)
+    if "::" in name:
+        return _overload(overload_named(name), args, kwargs)
+    return _matching(name, args, kwargs) if names.is_glob(name) else _named(name, args, kwargs)
+
+
+def _matching(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What happens to a call of each overload that a glob names. Raises ATen's error where ATen refuses all."""
+    texts, refusals = list[str](), list[Exception]()
+    for name in sorted(select(pattern)):
+        try:
+            texts.append(_overload(catalog.overloads()[name], args, kwargs))
+        except (RuntimeError, ValueError, IndexError, TypeError) as refusal:
+            refusals.append(refusal)
+            reason = str(refusal).partition("\n")[0]
+            texts.append(f"{name}{_describe(args, kwargs)}\npath       none: ATen refuses these arguments: {reason}")
+    if len(refusals) == len(texts):
+        raise refusals[0]
+    return "\n\n".join(texts)
+
+
+def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What happens to a call of an overload or of a function of torch's."""
+    known = catalog.overloads()
+    if "." not in name and schemas(name):
+        chosen = _chosen(name, args, kwargs)
+        function = names.python_function(name)
+        if not chosen and function is not None:
+            # torch.randn takes sizes one by one, which the operator does not.
+            with contextlib.suppress(TypeError):
+                return _traced(name, function, args, kwargs)
+        if chosen in known:
+            return _overload(known[chosen], args, kwargs)
+    if name in known:
+        return _overload(known[name], args, kwargs)
+    function = names.function_named(name)
+    if function is None:
         raise unknown(name)
-    calls, _ = names.traced(known, args, kwargs)
+    return _traced(name, function, args, kwargs)
+
+
+def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the overload that ATen chooses for these arguments; "" where none takes them."""
+    try:
+        overload = torch._C._jit_resolve_packet(f"aten::{packet}", *args, **kwargs)
+    except RuntimeError:
+        return ""
+    return packet if overload in ("", "default") else f"{packet}.{overload}"
+
+
+def _traced(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What happens to each call of ATen's operators in a function."""
+    calls, _ = names.traced(function, args, kwargs)
     given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
     title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"
     if len(calls) == 1 and name == calls[0].overload:
@@ -51,12 +111,15 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
 
 
 def _call(each: names.AtenCall, given: set[int]) -> str:
-    """What happens to a call of ATen's that was traced; of tensors that it would compute there are but likenesses."""
+    """What happens to a call of ATen's that was traced; tensors that it would compute have no memory."""
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in given:
+        if id(tensor) in given or tensor.layout is not torch.strided:
             return tensor
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if not tensor.dim() and tensor.device.type == "cpu":
+            # It may be read as a number of the call.
+            return torch.ones((), dtype=tensor.dtype)
+        return hollow(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, real, (each.args, each.kwargs))
     op = {**catalog.overloads(), **library.registered()}.get(each.overload)
@@ -149,19 +212,19 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return None
-    metas = pytree.tree_map_only(torch.Tensor, _without_elements, (args, kwargs))
+    metas, named = pytree.tree_map_only(torch.Tensor, without_elements, (args, kwargs))
+    # Such tensors have no generator, and what is made on another device would take memory.
+    metas, named = pytree.tree_map_only(torch.Generator, lambda _: None, (metas, named))
+    if any(argument.name == "device" for argument in op.schema.arguments[len(args) :]):
+        named |= {"device": "meta", "pin_memory": None}
     try:
-        function(*metas[0], **metas[1])
+        function(*metas, **named)
     except (NotImplementedError, TypeError, AssertionError, Unsupported):
         # Some formulas for such tensors lack what ATen has, or are stricter.
         return None
     except (RuntimeError, ValueError, IndexError) as error:
         return error
     return None
-
-
-def _without_elements(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _in_schema_order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -60,12 +60,17 @@ def inside_kernel() -> bool:
 
 @contextlib.contextmanager
 def looking() -> Iterator[None]:
-    """Within it a host function looks at data on the CPU, by ATen's operators, and no plan repeats its call."""
+    """Within it a host function looks at data on the CPU, by ATen's operators, and no plan repeats its call.
+
+    A dry recorder watches, so that nothing is written and no memory is read that holds nothing.
+    """
     outer = call.swap_inside_kernel(True)
-    if (recorder := call.recorder()) is not None:
+    recorder = call.recorder()
+    if recorder is not None:
         recorder.unrecordable("data that the host looks at")
+    watching = recorder.watch() if recorder is not None and recorder.dry else contextlib.nullcontext()
     try:
-        with _disable_current_modes():
+        with _disable_current_modes(), watching:
             yield
     finally:
         call.swap_inside_kernel(outer)

@@ -13,9 +13,10 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from tritonite import catalog, devices, tables
-from tritonite.catalog.schema import computes, overload_name
+from tritonite.catalog import names
+from tritonite.catalog.schema import computes, decomposed, overload_name
 from tritonite.dispatch.opaque import OpaqueMode
-from tritonite.dispatch.override import installed, use_gems
+from tritonite.dispatch.override import installed, unknown, use_gems
 from tritonite.errors import ATEN_IS_FASTER
 from tritonite.stats import Counts, stats
 
@@ -94,15 +95,21 @@ class _Watching(OpaqueMode):
         self._timed = timed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            result = decomposed(func, devices.current.dispatch_key or "CPU", args, kwargs)
+        if result is not NotImplemented:
+            # Its parts are the calls.
+            return result
         if not computes(func):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         name = overload_name(func)
         self.calls[name] += 1
         with torch.profiler.record_function(_RANGE + name) if self._timed else contextlib.nullcontext():
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
 
-def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """Run a function once, and say of each call of ATen in it, backward passes included, who ran it and why.
 
     What is enabled stays so; where nothing is, all of Tritonite is for as long as the function runs. Views are left
@@ -110,11 +117,17 @@ def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     taken already goes on, and the report has no times.
 
     Args:
-        function: anything that can be called, such as a model or a training step.
+        function: anything that can be called, such as a model or a training step, or the name of a function of torch's.
         args: its arguments, and `kwargs` those by name.
 
     Returns a Report, which prints as a table and has the function's result. What the function raises passes through.
+    Raises UnknownOperator for a name that torch has not.
     """
+    if isinstance(function, str):
+        name = names.spelled(function)
+        function = names.python_function(name) or names.function_named(name) or ""
+        if isinstance(function, str):
+            raise unknown(name)
     timed = devices.current.type == "cuda" and not torch.autograd.profiler._is_profiler_enabled
     with contextlib.nullcontext() if installed() else use_gems():
         selected, before = installed(), stats()

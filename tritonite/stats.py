@@ -13,6 +13,7 @@ from tritonite.locks import brief
 
 _log = logging.getLogger("tritonite")
 _REASONS = 64
+_UNSEEN = "Operators without a kernel here are not counted: tritonite.report(function, ...) lists their calls."
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Stats(dict[str, Counts]):
         faster = any(entry.faster_in_aten for entry in self.values())
         names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
         numbers = (Column(name, justify="right") for name in names)
-        table = Table(Column("operator", overflow="fold"), *numbers, "why declined, or not recorded")
+        columns = [Column("operator", overflow="fold"), *numbers, "why declined, or not recorded"]
+        table = Table(*columns, caption=_UNSEEN, caption_justify="left")
         for name, entry in self.items():
             declined = sum(entry.declined.values()) - entry.faster_in_aten
             counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)
@@ -119,7 +121,11 @@ class Stats(dict[str, Counts]):
 
 
 def stats() -> Stats:
-    """Counts of every overload called since the process began or `reset_stats()`, which print as a table."""
+    """Counts of every overload called since the process began or `reset_stats()`, which print as a table.
+
+    They are of overloads that have a kernel here: nothing of Tritonite's is called for the others, such as
+    convolutions. `tritonite.report(function, ...)` counts those, too.
+    """
     with brief:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}

@@ -21,11 +21,25 @@ from torch.utils import _pytree as pytree
 
 from tritonite import devices
 from tritonite.catalog.declare import overloads
-from tritonite.catalog.schema import computes, has_kernel, is_out, overload_name, schemas
+from tritonite.catalog.schema import computes, decomposed, has_kernel, is_out, overload_name, schemas
 from tritonite.dispatch.opaque import OpaqueMode
 
 # Where functions are looked up: those of tensors, not those that set what torch does.
 _MODULES = (torch.nn.functional, torch.functional, torch._C._VariableFunctions, torch.special, torch.linalg)
+# What a name begins with where its operator is found, and what ATen's name begins with instead.
+_PREFIXES = {
+    "torch.ops.aten.": "",
+    "aten::": "",
+    "torch.nn.functional.": "",
+    "nn.functional.": "",
+    "F.": "",
+    "torch.functional.": "",
+    "torch.Tensor.": "",
+    "torch.special.": "special_",
+    "torch.linalg.": "linalg_",
+    "torch.fft.": "fft_",
+    "torch.": "",
+}
 _MOST_ATTEMPTS, _MOST_CALLS = 500, 32
 
 
@@ -49,9 +63,30 @@ class Calls(OpaqueMode):
         self.found: list[AtenCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            result = decomposed(func, devices.current.dispatch_key or "CPU", args, kwargs)
+        if result is not NotImplemented:
+            return result
         if computes(func):
-            self.found.append(AtenCall(func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            self.found.append(AtenCall(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+def spelled(name: str) -> str:
+    """Return a name or glob as ATen has it: "add.Tensor" for "aten::add.Tensor", "softmax" for "torch.softmax"."""
+    prefix = next((each for each in _PREFIXES if name.startswith(each)), "")
+    if not prefix:
+        return name
+    own = name.removeprefix(prefix)
+    aten = _PREFIXES[prefix] + own
+    # Not every function of torch.special and torch.linalg is an operator of that name.
+    return aten if is_glob(name) or schemas(aten.partition(".")[0]) else own
+
+
+def is_glob(name: str) -> bool:
+    """Whether a name is a pattern over overloads."""
+    return any(character in name for character in "*?[")
 
 
 def function_named(name: str) -> Callable[..., Any] | None:
@@ -60,9 +95,14 @@ def function_named(name: str) -> Callable[..., Any] | None:
     if schemas(packet):
         found = getattr(torch.ops.aten, packet)
         return getattr(found, overload, None) if overload else found
-    function = next((getattr(module, name) for module in _MODULES if callable(getattr(module, name, None))), None)
+    function = python_function(name)
     called = getattr(function, "__name__", name)
     return function_named(called) if called != name and schemas(called) else function
+
+
+def python_function(name: str) -> Callable[..., Any] | None:
+    """Return torch's own function of that name, which may take arguments otherwise than ATen's operator does."""
+    return next((getattr(module, name) for module in _MODULES if callable(getattr(module, name, None))), None)
 
 
 def overload_named(name: str) -> Callable[..., Any]:

@@ -104,6 +104,19 @@ def computes(operator: Any) -> bool:
     return not operator.is_view and operator.namespace not in ("prim", "profiler")
 
 
+def decomposed(operator: Any, dispatch_key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the operators that ATen makes a torch.ops.OpOverload of; NotImplemented where it has a kernel of its own.
+
+    PyTorch decomposes such a call before a dispatch mode sees it, except in inference mode. ATen's own formula is
+    called, since the one that PyTorch's compilers have in Python may draw other random numbers.
+    """
+    has, composite = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey.CompositeImplicitAutograd
+    name = operator.name()
+    if operator.namespace == "prim" or has(name, dispatch_key) or not has(name, composite):
+        return NotImplemented
+    return operator._op_dk(composite, *args, **kwargs)
+
+
 def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
     """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
     found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")

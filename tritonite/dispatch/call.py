@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite import devices
+from tritonite.dispatch.hollow import hollow
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.locks import brief
 
@@ -373,6 +374,10 @@ def empty_strided(
     """A tensor to write: a result, or what one launch hands on to the next. Sizes and strides may be read from data."""
     if _local.recorder is None:
         result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
+    elif _local.recorder.dry:
+        result = hollow(value_of(tuple(shape)), value_of(tuple(strides)), dtype, device)
+        _local.recorder.allocated(result, shape, strides)
+        return result
     else:
         with _disable_current_modes() if _local.recorder.watching else contextlib.nullcontext():
             result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
@@ -392,8 +397,9 @@ def empty(shape: Sequence[int | Size], dtype: torch.dtype, device: torch.device)
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A contiguous tensor of zeros, which a plan sets to zero each time."""
     result = empty(shape, dtype, device)
-    with _disable_current_modes():
-        _set_bits(result, 0)
+    if _local.recorder is None or not _local.recorder.dry:
+        with _disable_current_modes():
+            _set_bits(result, 0)
     if _local.recorder is not None:
         _local.recorder.zeroed(result)
     return result

@@ -82,7 +82,8 @@ def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
 def _listed(given: Names) -> tuple[Name, ...] | None:
     if given is None:
         return None
-    return (given,) if isinstance(given, str) or callable(given) else tuple(given)
+    every = (given,) if isinstance(given, str) or callable(given) else tuple(given)
+    return tuple([names.spelled(name) if isinstance(name, str) else name for name in every])
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)

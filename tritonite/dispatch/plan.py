@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import launch
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
+from tritonite.dispatch.hollow import hollow, is_hollow
 from tritonite.dispatch.call import Blocks, Drawn, Limits, Number, Size, Symbol
 from tritonite.dispatch.opaque import OpaqueMode, opaque
 
@@ -140,7 +142,8 @@ class Recorder:
     """Notes what a host function allocates, launches, copies, reads and returns.
 
     `leaves` are the call's tensor arguments in order, counted over lists, None for those not given; `arguments` maps
-    the leaves that are numbers in CPU tensors to their places in the schema. With `dry` nothing is launched.
+    the leaves that are numbers in CPU tensors to their places in the schema. With `dry` nothing is launched, written,
+    allocated or drawn.
     """
 
     def __init__(
@@ -218,6 +221,8 @@ class Recorder:
 
     def number(self, tensor: torch.Tensor) -> Number | int | float | bool:
         """The number that a 0-d CPU tensor of the call holds."""
+        if is_hollow(tensor):
+            raise DataUnknown
         with _disable_current_modes():
             value: int | float | bool = tensor.item()
         place = next((place for i, place in self._arguments.items() if self._leaves[i] is tensor), None)
@@ -330,8 +335,11 @@ class Recorder:
 
     def _scratch(self, size: int) -> Parameter:
         """The global memory that a kernel wants besides its arguments, in bytes: a buffer of the plan's."""
-        with _disable_current_modes():
-            scratch = torch.empty(size, dtype=torch.uint8, device=self._device())
+        if self.dry:
+            scratch = hollow((size,), (1,), torch.uint8, self._device())
+        else:
+            with _disable_current_modes():
+                scratch = torch.empty(size, dtype=torch.uint8, device=self._device())
         self.allocated(scratch)
         return (*self._source(scratch), torch.uint8)
 
@@ -349,6 +357,10 @@ class Recorder:
         """Note that the call's generator moves on by `advance`. Returns the number of this draw."""
         self._plan.draws.append(advance)
         return len(self._plan.draws) - 1
+
+    def watch(self) -> Watch:
+        """Return the mode in which this recorder sees what is called of ATen."""
+        return Watch(self)
 
     def unrecordable(self, reason: str) -> None:
         """Note that no plan can repeat the call; the first reason is kept."""
@@ -501,13 +513,13 @@ class Watch(OpaqueMode):
         if func.is_view or func is _aten._unsafe_view.default:
             return func(*args, **kwargs)
         if func in _ALLOCATIONS or func in _ZEROS:
-            result = func(*args, **kwargs)
+            result = self._fresh(func, args, kwargs)
             recorder.allocated(result)
             if func in _ZEROS:
                 recorder.zeroed(result)
             return result
         if func in _COPIES:
-            result = func(*args, **kwargs)
+            result = self._fresh(func, args, kwargs)
             if result.device == args[0].device:
                 recorder.allocated(result)
                 recorder.copied(result, args[0])
@@ -516,7 +528,54 @@ class Watch(OpaqueMode):
             recorder.copied(args[0], args[1])
             return args[0] if recorder.dry else func(*args, **kwargs)
         recorder.unrecordable(f"it calls {func}")
+        return _without_running(func, args, kwargs) if recorder.dry else func(*args, **kwargs)
+
+    def _fresh(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Return the tensor that `func` allocates, which has no memory where the recorder is dry."""
+        return _hollow_results(func, args, kwargs) if self._recorder.dry else func(*args, **kwargs)
+
+
+def _without_running(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a call of ATen would, with nothing written and nothing drawn.
+
+    Arguments with memory may be looked at. Raises DataUnknown for a number that the others decide.
+    """
+    schema = func._schema
+    if schema.is_mutable:
+        names = [argument.name for argument in schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        return written[0] if len(schema.returns) == 1 else tuple(written)
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    if tensors and torch.Tag.nondeterministic_seeded not in func.tags and not any(map(is_hollow, tensors)):
         return func(*args, **kwargs)
+    if not all("Tensor" in str(returned.type) for returned in schema.returns):
+        raise DataUnknown
+    return _hollow_results(func, args, kwargs)
+
+
+def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return tensors without memory that are like the results of a call of ATen. Raises ATen's errors for its shapes.
+
+    Raises DataUnknown where data decides the shapes.
+    """
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    place = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
+    if torch.device(place).type == "meta":
+        return func(*args, **kwargs)
+    metas = pytree.tree_map_only(torch.Tensor, without_elements, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        metas[1].update(device="meta", pin_memory=None)
+    try:
+        results = func(*metas[0], **metas[1])
+    except NotImplementedError:
+        raise DataUnknown from None
+    return pytree.tree_map_only(torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, place), results)
+
+
+def without_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same sizes, strides and dtype on the device "meta"."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def record(
@@ -533,7 +592,7 @@ def record(
     recorder = Recorder(leaves, arguments, dry)
     outer = call.swap_recorder(recorder)
     try:
-        if watch:
+        if watch or dry:
             recorder.watching = True
             with Watch(recorder):
                 results = run()
