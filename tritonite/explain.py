@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -218,7 +219,9 @@ def _refusal(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception
     if any(argument.name == "device" for argument in op.schema.arguments[len(args) :]):
         named |= {"device": "meta", "pin_memory": None}
     try:
-        function(*metas, **named)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(*metas, **named)
     except (NotImplementedError, TypeError, AssertionError, Unsupported):
         # Some formulas for such tensors lack what ATen has, or are stricter.
         return None

@@ -55,20 +55,49 @@ class Device:
     flushing: dict[str, Any] = field(default_factory=dict)
 
 
+# What turns Triton's interpreter on, as Triton reads it.
+_ON = ("1", "true", "yes", "on", "y")
+
+
+def _decorate_library() -> None:
+    """Have Triton's standard library run in the interpreter, as it does where Triton is imported with that set.
+
+    Libraries such as transformers import Triton by themselves. Raises TritonImportedTooEarly for a Triton whose
+    functions are not found.
+    """
+    try:
+        from triton.language import core
+        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        raise TritonImportedTooEarly from None
+    interpreted: dict[int, Any] = {}
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("triton.language")]
+    for place in (*modules, core.tensor):
+        for name, value in list(vars(place).items()):
+            if isinstance(value, JITFunction):
+                function = interpreted.setdefault(id(value), InterpretedFunction(value.fn))
+                # A method gets the tensor itself.
+                setattr(place, name, function if place is not core.tensor else _method(function))
+
+
+def _method(function: Any) -> Any:
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
 def _detect() -> Device:
     from tritonite.devices import amd, compile_only, interpreter, nvidia
 
     setting = os.environ.get("TRITON_INTERPRET")
-    if setting == "1":
+    if setting is not None and setting.lower() in _ON:
         return interpreter.RECORD
     if torch.cuda.is_available():
         return amd.RECORD if torch.version.hip else nvidia.RECORD
     if setting is not None:
         return compile_only.RECORD
-    if "triton" in sys.modules:
-        raise TritonImportedTooEarly
-    # Triton decorates its own standard library when it is imported, so this must be set before.
     os.environ["TRITON_INTERPRET"] = "1"
+    if "triton" in sys.modules:
+        _decorate_library()
     return interpreter.RECORD
 
 

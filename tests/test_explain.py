@@ -1,0 +1,154 @@
+"""`explain` describes a call and changes nothing, for every operator, name and kind of tensor."""
+
+import itertools
+
+import pytest
+import torch
+from test_accuracy import MISSING
+from torch.utils import _pytree as pytree
+
+import tritonite
+from tritonite.catalog.names import overload_named
+from tritonite.dispatch.override import native_dispatcher
+from tritonite.testing import verify
+from tritonite.testing.samples import samples
+
+NAMES = [name for name, op in tritonite.overloads().items() if op.has_place and name not in MISSING]
+
+
+# What ATen and the meta functions of PyTorch raise.
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError)
+
+
+def calls(op):
+    """Arguments of up to a dozen samples, of which ATen may refuse some, with destinations and a generator."""
+    every = (sample for dtype in (torch.float32, *op.declaration.accepts) for sample in samples(op, dtype, device()))
+    for sample in itertools.islice(every, 12):
+        kwargs = dict(sample.kwargs)
+        if "generator" in op.names[len(sample.args) :]:
+            kwargs["generator"] = torch.Generator(device()).manual_seed(3)
+        if op.out_names:
+            answer = verify.by_aten(op, sample)
+            if answer is None:
+                continue
+            outs = answer[0] if isinstance(answer[0], tuple) else answer[:1]
+            kwargs |= dict(zip(op.out_names, outs, strict=False))
+        yield sample.args, kwargs
+
+
+def device():
+    return tritonite.device
+
+
+def state(values):
+    """What a call could change: tensors with their memory, generators, counts and plans."""
+    tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)]
+    generators = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Generator)]
+    device = torch.cuda.default_generators if tritonite.device == "cuda" else ()
+    return (
+        [(x.data_ptr(), x.shape, x.stride(), x._version, in_memory(x)) for x in tensors],
+        [bytes(g.get_state().numpy()) for g in (torch.default_generator, *device, *generators)],
+        {name: counts for name, counts in tritonite.stats().items()},
+    )
+
+
+def in_memory(tensor):
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return whole.cpu().numpy().tobytes()
+
+
+def plans(name):
+    dispatcher = native_dispatcher()
+    return dispatcher.counts(name)[2] if dispatcher is not None else 0
+
+
+def test_explain_changes_nothing(path):
+    changed, served = [], []
+    for name in NAMES:
+        for args, kwargs in calls(tritonite.overloads()[name]):
+            before, kept = state((args, kwargs)), plans(name)
+            try:
+                text = tritonite.explain(name, *args, **kwargs)
+            except REFUSALS as refusal:
+                text = str(refusal)
+            if state((args, kwargs)) != before or plans(name) != kept:
+                changed.append(name)
+            if "kernel     " in text:
+                served.append(name)
+                break
+    assert not changed and len(served) > 0.9 * len(NAMES), sorted({*NAMES} - {*served})
+
+
+def huge(value):
+    """A tensor of two dimensions with more elements than a machine has memory for, all in one place."""
+    return value[:1, :1].expand(2**20, 2**19) if isinstance(value, torch.Tensor) and value.shape == (6, 10) else value
+
+
+def test_explain_allocates_nothing(path):
+    described = 0
+    for name in NAMES:
+        for args, kwargs in itertools.islice(calls(tritonite.overloads()[name]), 1):
+            args, kwargs = pytree.tree_map(huge, (args, kwargs))
+            try:
+                described += "kernel     " in tritonite.explain(name, *args, **kwargs)
+            except REFUSALS as refusal:
+                assert "memory" not in str(refusal), name
+    assert described > 0.5 * len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones", "randn", "rand", "empty", "full", "randint", "normal"])
+def test_explain_of_a_factory_allocates_nothing(name, path):
+    numbers = {"full": (2,), "randint": (), "normal": ()}
+    before = {"randint": (0, 5), "normal": (0.0, 1.0)}
+    args = (*before.get(name, ()), (2**45,), *numbers.get(name, ()))
+    text = tritonite.explain(name, *args, device=tritonite.device)
+    assert f"[{2**45}]" in text or name in ("empty", "normal")
+
+
+def test_explain_takes_a_generator_and_changes_none(path):
+    generator = torch.Generator(tritonite.device).manual_seed(3)
+    x = torch.rand(4, 8, device=tritonite.device)
+    calls = {
+        "randn": ((3,),),
+        "randint": (0, 5, (3,)),
+        "bernoulli": (x,),
+        "normal_": (x,),
+        "multinomial": (x, 2),
+        torch.randn: (3,),
+        torch.rand: (3, 4),
+    }
+    before = state((x, generator))
+    for function, args in calls.items():
+        on = {} if x in args else {"device": tritonite.device}
+        assert "path       " in tritonite.explain(function, *args, generator=generator, **on)
+    assert state((x, generator)) == before
+
+
+def test_explain_takes_inference_tensors(path):
+    with torch.inference_mode():
+        x = torch.randn(4, 8, device=tritonite.device)
+        inside = tritonite.explain("softmax", x, 0)
+    weight = torch.randn(4, 8, device=tritonite.device)
+    assert inside == tritonite.explain("softmax", x, 0) and "runs as    _softmax\n" in inside
+    for function in ("linear", lambda y: torch.nn.functional.linear(y, x)):
+        assert "runs as    mm\n" in tritonite.explain(function, weight if callable(function) else x, *[x][callable(function) :])
+
+
+def test_explain_follows_what_is_computed_between(path):
+    """Operands that a function computes have no memory, and nothing is read from them."""
+    described, x = 0, None
+
+    def called(*args, **kwargs):
+        double = lambda v: v.clone() if isinstance(v, torch.Tensor) else v
+        return x(*pytree.tree_map(double, args), **pytree.tree_map(double, kwargs))
+
+    for name in NAMES:
+        x = overload_named(name)
+        for args, kwargs in itertools.islice(calls(tritonite.overloads()[name]), 1):
+            before = state((args, kwargs))
+            try:
+                described += "kernel     " in tritonite.explain(called, *args, **kwargs)
+            except REFUSALS:
+                pass
+            assert state((args, kwargs)) == before, name
+    assert described > 0.7 * len(NAMES)
