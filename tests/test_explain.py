@@ -131,7 +131,9 @@ def test_explain_takes_inference_tensors(path):
     weight = torch.randn(4, 8, device=tritonite.device)
     assert inside == tritonite.explain("softmax", x, 0) and "runs as    _softmax\n" in inside
     for function in ("linear", lambda y: torch.nn.functional.linear(y, x)):
-        assert "runs as    mm\n" in tritonite.explain(function, weight if callable(function) else x, *[x][callable(function) :])
+        assert "runs as    mm\n" in tritonite.explain(
+            function, weight if callable(function) else x, *[x][callable(function) :]
+        )
 
 
 def test_explain_follows_what_is_computed_between(path):

@@ -52,6 +52,7 @@ ENVIRONMENT = {
     "TRITONITE_NATIVE": "0 sends calls through Python, 1 through the native dispatcher (the default on NVIDIA's GPUs)",
     "TRITONITE_NATIVE_FLAGS": "more flags for the native dispatcher's compiler",
     "TRITONITE_FUZZ_LOG": "the file that processes of `tritonite verify --fuzz` write their errors to",
+    "TRITONITE_QUIET": "1 writes no lines to standard error about waiting, compiling and interpreting",
     "CXX": "the native dispatcher's compiler",
     "TRITONITE_TEST_FULL": "1 makes the test suite take every sample and dtype",
 }

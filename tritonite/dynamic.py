@@ -22,8 +22,8 @@ from tritonite.dispatch import direct, library, override, python
 from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise.declare import Pointwise
-from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
-from tritonite.language.source import enclosed, refused_names, result_counts, without_enclosed
+from tritonite.errors import InvalidArgument, InvalidDeclaration, NoGradient, Unsupported
+from tritonite.language.source import enclosed, refused_names, result_counts, returns_nothing, without_enclosed
 from tritonite.locks import fork_safe_lock
 
 PromotionMethod = tuple[Any, ...]
@@ -85,12 +85,11 @@ def _make(
     output_dtypes: Sequence[torch.dtype | None] | None,
     promotion_methods: Sequence[PromotionMethod] | None,
 ) -> PointwiseFunction:
-    if getattr(function, "__name__", "") == "<lambda>":
-        raise InvalidDeclaration(name="a lambda", reason="Triton compiles functions written with def alone")
+    plain = _scalar_function(function)
     formula = function if isinstance(function, KernelInterface) else triton.jit(function)
-    plain = formula.fn
     name = plain.__name__
     parameters = tuple(inspect.signature(plain).parameters)
+    _check_settings(name, locals())
     for what, given in (("num_inputs", num_inputs), ("is_tensor", is_tensor), ("dtypes", number_types)):
         count = given if isinstance(given, int) else len(given) if given is not None else len(parameters)
         if count != len(parameters):
@@ -131,8 +130,63 @@ def _make(
             raise InvalidDeclaration(name=name, reason=f"promotion {method} names a parameter it does not have")
         methods.append((tuple(positions) or tuple(i for i, own in enumerate(tensors) if own), kind))
     return PointwiseFunction(
-        formula, name, parameters, tensors, tuple(methods), tuple(output_dtypes or [None] * outputs)
+        formula,
+        name,
+        parameters,
+        tensors,
+        tuple(methods),
+        tuple(output_dtypes or [None] * outputs),
+        tuple(number_types) if number_types is not None else (),
     )
+
+
+def _scalar_function(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a formula. Raises InvalidDeclaration for what can be none."""
+    if not callable(function) and not isinstance(function, KernelInterface):
+        raise InvalidDeclaration(name=repr(function), reason=f"it is a {type(function).__name__}, not a function")
+    plain = getattr(function, "fn", function)
+    name = getattr(plain, "__name__", repr(plain))
+    if name == "<lambda>":
+        raise InvalidDeclaration(name="a lambda", reason="Triton compiles functions written with def alone")
+    if not inspect.isfunction(plain):
+        reason = f"it is a {type(plain).__name__}; Triton compiles functions written with def alone"
+        raise InvalidDeclaration(name=name, reason=reason)
+    for parameter in inspect.signature(plain).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            reason = f"its parameter {parameter} is {parameter.kind.description}; formulas take positional ones alone"
+            raise InvalidDeclaration(name=name, reason=reason)
+    if returns_nothing(plain):
+        raise InvalidDeclaration(name=name, reason="it returns nothing; a formula returns a value for each output")
+    return plain
+
+
+# For each setting that is a list, the test of an item and what is expected.
+_ITEMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "is_tensor": (lambda item: isinstance(item, bool), "True or False"),
+    "number_types": (lambda item: item in (None, bool, int, float), "int, float, bool, or None for a tensor"),
+    "output_dtypes": (lambda item: item is None or isinstance(item, torch.dtype), "a torch.dtype or None"),
+    "promotion_methods": (
+        lambda item: isinstance(item, (tuple, list)) and all(isinstance(each, int) for each in item[:-1]),
+        "a tuple of positions and a promotion",
+    ),
+}
+
+
+def _check_settings(name: str, settings: dict[str, Any]) -> None:
+    """Raise InvalidDeclaration for settings of other types than `pointwise_dynamic` takes."""
+    for setting in ("num_inputs", "num_outputs"):
+        given = settings[setting]
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
+            raise InvalidDeclaration(name=name, reason=f"{setting} is {given!r}, not a number of parameters or results")
+    for setting, (fits, expected) in _ITEMS.items():
+        given, public = settings[setting], setting.replace("number_types", "dtypes")
+        if given is None:
+            continue
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidDeclaration(name=name, reason=f"{public} is {given!r}, not a list")
+        for i, item in enumerate(given):
+            if not fits(item):
+                raise InvalidDeclaration(name=name, reason=f"{public}[{i}] is {item!r}, not {expected}")
 
 
 class _Overload(NamedTuple):
@@ -161,11 +215,13 @@ class PointwiseFunction:
         tensors: tuple[bool, ...],
         methods: tuple[tuple[tuple[int, ...], Promotion], ...],
         output_dtypes: tuple[torch.dtype | None, ...],
+        number_types: tuple[type | None, ...] = (),
     ) -> None:
         functools.update_wrapper(self, formula.fn)
         self.formula = formula
         self._parameters = parameters
         self._tensors = tensors
+        self._number_types = number_types
         self._signature = inspect.signature(formula.fn)
         self._out_names = tuple([f"out{i}" for i in range(len(output_dtypes))])
         self._kernel = Pointwise(
@@ -183,6 +239,8 @@ class PointwiseFunction:
         """Run the operator. Outputs are returned as one tensor, or a tuple where there are several."""
         outs = {name: kwargs.pop(name) for name in self._out_names if kwargs.get(name) is not None} if kwargs else {}
         values = args if not kwargs and len(args) == len(self._parameters) else self._bound(args, kwargs)
+        if self._number_types or outs:
+            self._check(values, outs)
         pattern = (
             *["Tensor" if isinstance(value, torch.Tensor) else _KINDS.get(type(value), "") for value in values],
             *outs,
@@ -251,9 +309,24 @@ class PointwiseFunction:
             _functions[self.operator] = self
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.operator}{self._signature}: {error}") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
+
+    def _check(self, values: Sequence[Any], outs: dict[str, Any]) -> None:
+        """Raise InvalidArgument for numbers of another type than declared, and destinations that are no tensors."""
+        for parameter, kind, value in zip(self._parameters, self._number_types, values, strict=False):
+            if kind is not None and not isinstance(value, (*_FITTING[kind], torch.Tensor)):
+                given = f"{value!r} ({type(value).__name__})"
+                raise InvalidArgument(
+                    name=self.operator, expected=f"a number of type {kind.__name__}", parameter=parameter, given=given
+                )
+        for name, out in outs.items():
+            if not isinstance(out, torch.Tensor):
+                raise InvalidArgument(name=self.operator, expected="a tensor", parameter=name, given=repr(out))
 
     def _overload(self, pattern: tuple[str, ...], values: Sequence[Any] = ()) -> _Overload:
         """The overload for calls of a kind, which is registered when there is the first of them."""
@@ -363,6 +436,12 @@ _functions: weakref.WeakValueDictionary[str, PointwiseFunction] = weakref.WeakVa
 _KINDS = {
     **dict.fromkeys((bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat), "Scalar"),
     type(None): "None",
+}
+# What a parameter takes that is declared a number of a type: as Python's functions do, but for rounding.
+_FITTING: dict[type, tuple[type, ...]] = {
+    bool: (bool, torch.SymBool),
+    int: (int, torch.SymInt),
+    float: (int, float, torch.SymInt, torch.SymFloat),
 }
 _EXAMPLES: dict[type, Any] = {torch.SymBool: True, torch.SymInt: 1, torch.SymFloat: 1.0}
 

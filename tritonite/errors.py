@@ -48,6 +48,12 @@ class InvalidDeclaration(TritoniteError):
     template = "operator {name!r} cannot be declared so: {reason}"
 
 
+class InvalidArgument(TritoniteError, TypeError):
+    """Raised by a call of an operator of `pointwise_dynamic` for an argument of another type than it declares."""
+
+    template = "{name} takes {expected} for {parameter}, not {given}"
+
+
 class InvalidSetting(TritoniteError):
     template = "environment variable {name}={value!r} is not valid: expected {expected}"
 

@@ -27,7 +27,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritonite import cache, devices, dtypes
+from tritonite import cache, devices, dtypes, progress
 from tritonite.dispatch import call
 from tritonite.dispatch.call import Symbol, value_of
 from tritonite.errors import CapturedInPart, Decline, InvalidDeclaration
@@ -35,6 +35,10 @@ from tritonite.language.order import waits
 from tritonite.locks import brief, fork_safe_lock
 
 _LIMIT = 4096
+_INTERPRETED = (
+    "kernels run in Triton's interpreter on the CPU, thousands of times slower than on a GPU: no GPU is used here, or "
+    "TRITON_INTERPRET is set"
+)
 # What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
 ASSERTING = {"debug": True, "sanitize_overflow": False}
 # Of a launch that may be prepared while the one before it ends, as CUDA calls it a programmatic dependent one.
@@ -84,6 +88,13 @@ def compiling(target: GPUTarget) -> Iterator[None]:
         yield
     finally:
         _local.target = outer
+
+
+def _compiling(kernel: Any) -> contextlib.AbstractContextManager[None]:
+    """Tell the user, within it, of compiling that takes long."""
+    name = getattr(kernel, "__name__", "a kernel")
+    line = f"compiling kernels, {name} at present; Triton keeps them in {knobs.cache.dir} for later processes"
+    return progress.timed("compiling", line, watched=True)
 
 
 def share_with(dispatcher: Any) -> None:
@@ -143,7 +154,7 @@ def _interpreting() -> Iterator[None]:
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
-            with np.errstate(all="ignore"), _disable_current_modes():
+            with progress.timed("interpreting", _INTERPRETED), np.errstate(all="ignore"), _disable_current_modes():
                 yield
         except InterpreterError as error:
             if isinstance(error.__cause__, (Decline, InvalidDeclaration)):
@@ -201,7 +212,8 @@ class Specialization:
         kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
         source = kind(self.kernel, self.signature, self.constants, self.attributes)
         _prepare_cache()
-        return triton.compile(source, target=target, options=self.options | _launched(self.kernel, target))
+        with _compiling(self.kernel):
+            return triton.compile(source, target=target, options=self.options | _launched(self.kernel, target))
 
 
 @functools.lru_cache(maxsize=1)
@@ -497,7 +509,7 @@ class LibEntry(KernelInterface):
             _decline_to_compile(self.jit)
         call.note_launch()
         _prepare_cache()
-        with self._tuning, _disable_current_modes():
+        with self._tuning, _disable_current_modes(), _compiling(self):
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
                 return kernel

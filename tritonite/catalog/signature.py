@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tritonite.catalog.declare import overloads
+from tritonite.catalog.names import reached
 from tritonite.catalog.schema import is_out, python_name, schemas
 
 Number = bool | int | float | complex
@@ -84,11 +85,18 @@ def signatures(packet: str) -> dict[str, inspect.Signature]:
 
 @functools.lru_cache(maxsize=1024)
 def described(packet: str) -> tuple[inspect.Signature, str]:
-    """The signature of a packet's first overload that has a kernel, and a docstring that lists all of them."""
+    """The signature of a packet's first overload that has a kernel, and a docstring that lists all of them.
+
+    Of a packet that ATen makes of others, the first overload's.
+    """
     served = {name: op for name, op in overloads().items() if name.partition(".")[0] == packet}
     declarations = {id(op.declaration): op.declaration for op in served.values()}.values()
     accepted = dict.fromkeys(dtype for each in declarations for dtype in each.accepts)
     every = signatures(packet)
+    if not served:
+        parts = ", ".join(sorted(reached(getattr(torch.ops.aten, packet))))
+        lines = [f"aten::{packet}, which ATen makes of others.", f"\nKernels serve {parts}.", "\nOverloads:"]
+        return next(iter(every.values())), "\n".join([*lines, *(f"    {name}{each}" for name, each in every.items())])
     lines = [
         f"aten::{packet}, run directly. Family: {', '.join(dict.fromkeys(each.family for each in declarations))}.",
         *(f"\n{each.method}" for each in declarations if each.method),

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
+from torch.utils import _pytree as pytree
 
 from tritonite import catalog, devices
 from tritonite.catalog import Declaration, Op
 from tritonite.dispatch import direct, override, python
 from tritonite.dispatch.opaque import opaque
+from tritonite.dispatch.plan import without_elements
 from tritonite.errors import Decline, Unsupported
 from tritonite.locks import fork_safe_lock
 
@@ -71,16 +74,35 @@ def _register(declaration: Declaration) -> Op:
 
 
 def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """A fake that raises what a call does where it declines."""
+    """A fake that raises what a call does where it declines, and takes meta tensors for those of a device."""
 
     @functools.wraps(fake)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            if any(_is_meta(value) for value in pytree.tree_leaves((args, kwargs))):
+                return _of_meta(fake, args, kwargs)
             return fake(*args, **kwargs)
         except Decline as decline:
             raise Unsupported(name=name, reason=decline.reason) from None
 
     return call
+
+
+def _is_meta(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "meta"
+
+
+def _of_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return meta tensors for a call whose tensors are such: fake ones of the device stand for them."""
+
+    def fake_like(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=devices.current.type)
+
+    with fake_tensor.FakeTensorMode():
+        results = fake(*pytree.tree_map(fake_like, args), **pytree.tree_map(fake_like, kwargs))
+    return pytree.tree_map_only(torch.Tensor, without_elements, results)
 
 
 def _without_gradient(op: Op) -> Callable[..., Any]:

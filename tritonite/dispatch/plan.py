@@ -570,7 +570,9 @@ def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
         results = func(*metas[0], **metas[1])
     except NotImplementedError:
         raise DataUnknown from None
-    return pytree.tree_map_only(torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, place), results)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, place), results
+    )
 
 
 def without_elements(tensor: torch.Tensor) -> torch.Tensor:

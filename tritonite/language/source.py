@@ -43,6 +43,16 @@ def result_counts(function: Callable[..., Any]) -> set[int]:
     return counts
 
 
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether the source of a function has no return statement with a value; False where there is no source."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, SyntaxError):
+        return False
+    values = [node.value for node in _own_nodes(definition) if isinstance(node, ast.Return)]
+    return all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in values)
+
+
 def _is_name(targets: list[ast.expr], name: str) -> bool:
     return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 

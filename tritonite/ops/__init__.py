@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tritonite import catalog
-from tritonite.catalog import signature
+from tritonite.catalog import names, signature
 from tritonite.dispatch import direct
 from tritonite.errors import Decline
 
@@ -63,7 +63,7 @@ for _family in (
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-for _name in ("embedding", "embedding_bag", "random", "scatter", "softmax"):
+for _name in [each for each in vars() if f"{__name__}.{each}" in sys.modules and catalog.schemas(each)]:
     delattr(sys.modules[__name__], _name)
 
 
@@ -73,9 +73,16 @@ def _packets() -> frozenset[str]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in _packets():
+    own = names.spelled(name)
+    if own not in _packets() and not _is_composite(own):
         raise AttributeError(f"tritonite.ops has no operator {name!r}")
-    return _function(name)
+    return _function(own)
+
+
+@functools.cache
+def _is_composite(name: str) -> bool:
+    """Whether ATen makes an operator of others that have kernels."""
+    return bool(catalog.schemas(name)) and bool(names.reached(getattr(torch.ops.aten, name)))
 
 
 @functools.cache

@@ -17,10 +17,11 @@ import sysconfig
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import torch
 
-from tritonite import cache, devices
+from tritonite import cache, devices, progress
 from tritonite.errors import BuildFailed, InvalidSetting
 
 _NAME = "tritonite_dispatcher"
@@ -82,10 +83,10 @@ def _build(target: Path) -> Path:
         raise BuildFailed(reason="there is no C++ compiler; install one, or set CXX")
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, target.parent)
         if target.exists():
             return target
-        sys.stderr.write("tritonite: building the native dispatcher, once for this torch (half a minute)\n")
+        progress.tell("building", "building the native dispatcher, once for this torch (half a minute)")
         unfinished = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
             _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
@@ -94,6 +95,16 @@ def _build(target: Path) -> Path:
             raise BuildFailed(reason=_failure(compiler, done, target.with_suffix(".log")))
         unfinished.rename(target)
     return target
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Take the lock of a build, and tell the user where another process keeps it for seconds."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        line = f"waiting for another process that builds the native dispatcher in {folder} (half a minute)"
+        with progress.timed("waiting", line, watched=True):
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _failure(compiler: str, done: subprocess.CompletedProcess[str], log: Path) -> str:

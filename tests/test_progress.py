@@ -1,0 +1,81 @@
+"""What takes seconds says so, once a cause, and only where somebody wants to read it."""
+
+import fcntl
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import tritonite
+from tritonite import progress
+from tritonite.dispatch import native
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "_told", set())
+    monkeypatch.setattr(progress, "_seconds", {})
+    monkeypatch.delenv("TRITONITE_QUIET", raising=False)
+
+
+def test_a_long_block_is_told_of_while_it_runs(capsys):
+    with progress.timed("compiling", "compiling", watched=True):
+        time.sleep(0.5)
+        assert capsys.readouterr().err == "tritonite: compiling\n"
+    with progress.timed("compiling", "compiling", watched=True):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_short_blocks_add_up(capsys):
+    for _ in range(3):
+        assert capsys.readouterr().err == ""
+        with progress.timed("interpreting", "slow"):
+            time.sleep(0.02)
+    assert capsys.readouterr().err == "tritonite: slow\n"
+    assert threading.active_count() == 1 or not any(isinstance(t, threading.Timer) for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("how", ["variable", "level"])
+def test_who_wants_none_gets_none(how, capsys, monkeypatch):
+    if how == "variable":
+        monkeypatch.setenv("TRITONITE_QUIET", "1")
+    else:
+        monkeypatch.setattr(logging.getLogger("tritonite"), "level", logging.ERROR)
+        logging.getLogger("tritonite").manager._clear_cache()
+    progress.tell("waiting", "waiting")
+    logging.getLogger("tritonite").manager._clear_cache()
+    assert capsys.readouterr().err == ""
+
+
+def test_waiting_for_a_build_is_told_of(tmp_path, capsys):
+    path = tmp_path / "lock"
+    with path.open("w") as theirs, path.open("w") as ours:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        release = threading.Timer(0.5, fcntl.flock, (theirs, fcntl.LOCK_UN))
+        release.start()
+        native._wait_for(ours, tmp_path)
+        release.join()
+    assert f"waiting for another process that builds the native dispatcher in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not tritonite.backend.interpreted, reason="kernels are compiled here")
+def test_interpreting_is_told_of(capsys):
+    x = torch.randn(64, 64)
+    with tritonite.use_gems(include="*", faster_only=False):
+        for _ in range(200):
+            x.softmax(-1)
+            if "interpreting" in progress._told:
+                break
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "Triton's interpreter on the CPU" in err
+
+
+def test_importing_starts_no_thread():
+    code = "import threading, tritonite; assert threading.active_count() == 1"
+    subprocess.run([sys.executable, "-c", code], check=True)
