@@ -28,7 +28,7 @@ from rich.table import Column, Table
 
 import tritonite
 from tritonite import cache
-from tritonite.catalog import names
+from tritonite.catalog import names, overloads
 from tritonite.dispatch import native
 from tritonite.dispatch.override import select, unknown
 from tritonite.errors import NoDevice, TritoniteError
@@ -38,9 +38,13 @@ from tritonite.tune import store
 if TYPE_CHECKING:
     from tritonite.bench import workers
     from tritonite.bench.run import Check
+    from tritonite.testing import verify as verification
+    from tritonite.testing.fuzz import Finding, Tally
 
 # How many sets of arguments are tried where they are guessed.
 _MOST_ATTEMPTS = 64
+# The shapes of tensors that are tried where none is given.
+_SHAPES = ["64,64", "2,3,16,16", "2,3,8,8,8", "2,16,16", "64", "3,3", "4,1"]
 app = typer.Typer(help=tritonite.__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
 
@@ -79,11 +83,15 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Options of no command."""
+    if context.invoked_subcommand in ("verify", "bench", "tune"):
+        # They show their progress, and their processes would each write these lines.
+        os.environ.setdefault("TRITONITE_QUIET", "1")
 
 
 @app.command()
@@ -127,21 +135,48 @@ def explain(
     dtype: Annotated[list[str] | None, typer.Option(help="of each tensor argument, such as float16; likewise")] = None,
 ) -> None:
     """What happens to a call: path, promotion, kernel and launch, or why ATen serves it."""
-    shapes, dtypes = shape or ["64,64"], _dtypes(dtype or ["float32"])
-    refusals = []
-    for args, kwargs in _calls(operator, functools.partial(_tensors, shapes, dtypes)):
+    dtypes = _dtypes(dtype) if dtype else None
+    name = operator if operator.startswith("tritonite::") else names.spelled(operator)
+    chosen = sorted({overloads()[each].packet for each in select(name)}) if names.is_glob(name) else [name]
+    refusals = dict[str, str]()
+    for each in chosen:
+        text = _explained(each, shape, dtypes, refusals)
+        if text:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if len(refusals) == len(chosen):
+        refusal = next(iter(refusals.values()))
+        message = f"ATen refuses these arguments: {refusal}" if refusal else "no arguments for it are known"
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2)
+
+
+def _explained(
+    name: str, shape: list[str] | None, dtypes: list[torch.dtype] | None, refusals: dict[str, str]
+) -> str | None:
+    """What explain says of the first arguments that ATen takes; None, with its first refusal noted, where there are none."""
+    attempts = _calls(name, functools.partial(_tensors, shape or _SHAPES[:1], dtypes or [torch.float32]))
+    if not shape:
+        attempts = itertools.chain(attempts, _fitting(name, dtypes))
+    refused = ""
+    for args, kwargs in attempts:
         try:
-            text = tritonite.explain(operator, *args, **kwargs)
+            return tritonite.explain(name, *args, **kwargs)
         except TritoniteError:
             raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as refusal:
-            refusals.append(str(refusal))
-        else:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-            return
-    message = f"ATen refuses these arguments: {refusals[0]}" if refusals else "no arguments for it are known"
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(2)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError) as refusal:
+            refused = refused or str(refusal)
+    refusals[name] = refused
+    return None
+
+
+def _fitting(name: str, dtypes: list[torch.dtype] | None) -> Iterator[tuple[Sequence[object], dict[str, object]]]:
+    """Arguments for a name where two dimensions do not fit: what tests have for it, then tensors of other shapes."""
+    from tritonite.testing.arguments import arguments_for
+
+    for kind in dtypes or [None]:
+        yield from arguments_for(name, kind)
+    for shape in _SHAPES[1:]:
+        yield from _calls(name, functools.partial(_tensors, [shape], dtypes or [torch.float32]))
 
 
 def _tensors(shapes: list[str], dtypes: list[torch.dtype]) -> Iterator[torch.Tensor]:
@@ -154,7 +189,7 @@ def _calls(
     operator: str, tensors: Callable[[], Iterator[torch.Tensor]]
 ) -> Iterator[tuple[Sequence[object], dict[str, object]]]:
     """Arguments to explain a call with: one set of an overload, several to try of a function."""
-    if "::" in operator or operator in tritonite.overloads():
+    if "::" in operator or operator in overloads():
         yield _call(overload_named(operator), tensors())
         return
     function = names.function_named(operator)
@@ -241,20 +276,21 @@ def verify(
 
     dtypes = _dtypes(dtype) if dtype else None
     table = Table(Column("operator", overflow="fold"), "dtype", "samples", "result", "worst error (eps)", "ATen's own")
-    failures = total = 0
+    failures = total = served = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("verifying", total=None)
         for report in reports(op, dtypes, full):
             progress.update(task, description=report.op, advance=1)
             total += report.samples
+            served += report.served
             passed = not report.failures
             failures += not passed
             table.add_row(
                 report.op,
                 str(report.dtype).removeprefix("torch."),
                 str(report.samples),
-                "[green]pass[/]" if passed else f"[red]{len(report.failures)} fail[/]",
+                _verdict(report),
                 f"{report.error:.3g}",
                 f"{report.aten_error:.3g}",
             )
@@ -266,22 +302,26 @@ def verify(
         raise typer.Exit(2)
     console.print(table)
     console.print(f"{total} samples, {failures} of {table.row_count} checks failed")
-    if failures:
+    if not served:
+        console.print("[red]error:[/] nothing was verified: kernels declined every sample, so that ATen served all")
+    if failures or not served:
         raise typer.Exit(1)
+
+
+def _verdict(report: verification.Report) -> str:
+    """Whether an operator's samples passed, and by whom they were served where that was not a kernel."""
+    if report.failures:
+        return f"[red]{len(report.failures)} fail[/]"
+    return "[green]pass[/]" if report.served else "[yellow]declined: ATen served all[/]"
 
 
 def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | None, jobs: int) -> None:
     """Print what is wrong with calls drawn from the schemas; exits with 1 if anything is."""
-    from tritonite.testing.fuzz import Finding, Tally, fuzz, fuzz_one
+    from tritonite.testing.fuzz import Finding, Tally, fuzz
 
     tally, findings = Tally(), 0
     found: Iterable[Finding | None]
-    if case is not None:
-        names = sorted(select(op))
-        found = (fuzz_one(name, seed, case) for name in names)
-        tally.calls = len(names)
-    else:
-        found = fuzz(seconds or 0, op, seed, jobs, tally)
+    found = fuzz(seconds or 0, op, seed, jobs, tally) if case is None else _repeated(op, seed, case, tally)
     for finding in found:
         if finding is not None:
             findings += 1
@@ -291,6 +331,21 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
         console.print(f"ATen: {crash}", highlight=False, markup=False, soft_wrap=True)
     if findings:
         raise typer.Exit(1)
+
+
+def _repeated(op: list[str] | None, seed: int, case: int, tally: Tally) -> Iterator[Finding | None]:
+    """What is wrong with one drawn call of each operator; prints who served it."""
+    from tritonite.stats import counts
+    from tritonite.testing.fuzz import fuzz_one
+    from tritonite.testing.verify import became
+
+    for name in sorted(select(op)):
+        before = counts(name)
+        yield fuzz_one(name, seed, case)
+        ran, reasons = became(before, counts(name))
+        tally.calls, tally.served = tally.calls + 1, tally.served + bool(ran)
+        who = "a kernel" if ran else f"ATen: {'; '.join(dict.fromkeys(reasons)) or 'no kernel was asked'}"
+        console.print(f"{name}: served by {who}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -315,9 +370,10 @@ def report(
 
 def _operators(chosen: list[str]) -> list[str]:
     """Operators and globs as they are, and those that ATen makes the functions of that name of."""
+    chosen = list(map(names.spelled, chosen))
     functions = [function for function in map(names.function_named, chosen) if function is not None]
     reached = [names.reached(function) for function in functions if names.ways(function, composite=True)]
-    return [*chosen, *sorted({tritonite.overloads()[name].packet for each in reached for name in each})]
+    return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
 
 
 def _models(chosen: list[str] | None) -> list[str]:

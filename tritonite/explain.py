@@ -15,11 +15,10 @@ from tritonite import catalog, devices
 from tritonite.catalog import Op, names
 from tritonite.dispatch import call, library
 from tritonite.catalog.schema import schemas
-from tritonite.dispatch.hollow import hollow
+from tritonite.dispatch.hollow import DataUnknown, hollow
 from tritonite.dispatch.override import installed, native_dispatcher, select, unknown
 from tritonite.dispatch.plan import (
     CopyStep,
-    DataUnknown,
     LaunchStep,
     ReadStep,
     Recorder,
@@ -57,17 +56,20 @@ def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> st
 
 
 def _matching(pattern: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What happens to a call of each overload that a glob names. Raises ATen's error where ATen refuses all."""
+    """What happens to a call of each overload that a glob names and ATen gives these arguments to.
+
+    Raises ATen's error where it refuses them to all.
+    """
     texts, refusals = list[str](), list[Exception]()
     for name in sorted(select(pattern)):
         try:
             texts.append(_overload(catalog.overloads()[name], args, kwargs))
         except (RuntimeError, ValueError, IndexError, TypeError) as refusal:
             refusals.append(refusal)
-            reason = str(refusal).partition("\n")[0]
-            texts.append(f"{name}{_describe(args, kwargs)}\npath       none: ATen refuses these arguments: {reason}")
-    if len(refusals) == len(texts):
+    if not texts:
         raise refusals[0]
+    if refusals:
+        texts.append(f"{len(refusals)} more overloads of {pattern} do not take these arguments")
     return "\n\n".join(texts)
 
 
@@ -102,7 +104,10 @@ def _chosen(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _traced(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What happens to each call of ATen's operators in a function."""
-    calls, _ = names.traced(function, args, kwargs)
+    devices_seen = [torch.cuda.current_device()] if devices.current.type == "cuda" else []
+    # What sets or moves a generator by itself is called.
+    with torch.random.fork_rng(devices_seen):
+        calls, _ = names.traced(function, args, kwargs)
     given = {id(value) for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
     title = f"{name}{_describe(args, kwargs)}\nruns as    {', '.join(call.overload for call in calls) or 'views alone'}"
     if len(calls) == 1 and name == calls[0].overload:
@@ -276,6 +281,9 @@ def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return f"{_short(value.dtype)}{list(value.shape)}"
+        if isinstance(value, (list, tuple)):
+            inside = ", ".join(map(show, value))
+            return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
         return repr(value)
 
     parts = [show(value) for value in args] + [f"{name}={show(value)}" for name, value in kwargs.items()]

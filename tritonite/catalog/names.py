@@ -238,7 +238,8 @@ def is_like(value: Any) -> bool:
     return isinstance(value, Like)
 
 
-_TENSORS = tuple(Like(shape) for shape in ((4, 4), (4,), (2, 4, 4), (2, 4, 4, 4))) + (Like((4,), torch.int64),)
+_FLOATS = tuple(Like(shape) for shape in ((4, 4), (4,), (2, 4, 4), (2, 4, 4, 4), (3, 3)))
+_TENSORS = (*_FLOATS, Like((4,), torch.int64))
 # By what a type's name begins with, once it is no longer optional.
 _CANDIDATES: dict[str, tuple[Any, ...]] = {
     "Tensor": _TENSORS,
@@ -293,7 +294,7 @@ def _of_signature(function: Callable[..., Any]) -> list[Sequence[Any]] | None:
 def _combinations(parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """Each parameter with each candidate, first those with tensors that are alike, in float32 and in float16."""
     for dtype in (torch.float32, torch.float16):
-        for like in _TENSORS[:4]:
+        for like in _FLOATS:
             alike = [[like._replace(dtype=dtype)] if any(map(is_like, values)) else values for values in parameters]
             yield from itertools.product(*alike)
     yield from itertools.product(*parameters)

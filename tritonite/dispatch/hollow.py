@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 # No process has memory at these addresses. Each tensor has its own, so that none overlaps another.
@@ -32,14 +34,34 @@ def hollow(
         if place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         storage = torch._C._construct_storage_from_data_pointer(address, place, size)
-        return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, likeness.shape, likeness.stride())
+        return _wrapped(torch.empty(0, dtype=dtype, device=place).set_(storage, 0, likeness.shape, likeness.stride()))
 
 
 def is_hollow(value: object) -> bool:
     """Whether a value is such a tensor or a view of one."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.device.type != "meta"
-        and value.untyped_storage().data_ptr() >= _FIRST
-    )
+    return isinstance(value, _Hollow)
+
+
+class DataUnknown(Exception):
+    """What follows depends on data that nothing has computed."""
+
+
+class _Hollow(torch.Tensor):
+    """Its views and its likes can be taken. What would read or write its memory raises DataUnknown instead."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    plain: torch.Tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.overloadpacket.__name__.removeprefix("new_").startswith(("empty", "_unsafe_view"))):
+            raise DataUnknown
+        args, kwargs = pytree.tree_map_only(cls, lambda tensor: tensor.plain, (args, kwargs or {}))
+        results = func(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, _wrapped, results) if func.is_view else results
+
+
+def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    result = torch.Tensor._make_subclass(_Hollow, tensor)
+    result.plain = tensor
+    return result

@@ -18,8 +18,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritonite import launch
 from tritonite.devices import nvidia
 from tritonite.dispatch import call
-from tritonite.dispatch.hollow import hollow, is_hollow
 from tritonite.dispatch.call import Blocks, Drawn, Limits, Number, Size, Symbol
+from tritonite.dispatch.hollow import DataUnknown, hollow, is_hollow
 from tritonite.dispatch.opaque import OpaqueMode, opaque
 
 _aten = torch.ops.aten
@@ -132,10 +132,6 @@ class Plan:
 
 class Unrecordable(Exception):
     """A call did what no plan can repeat."""
-
-
-class DataUnknown(Exception):
-    """What follows in a dry recording depends on data that nothing has computed."""
 
 
 class Recorder:

@@ -70,6 +70,21 @@ def infos() -> dict[str, Any]:
     return found
 
 
+def entries(name: str) -> list[Any]:
+    """Return the entries of torch's database for a function or operator, by any of the names that it has there."""
+    _provide_expecttest()
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    wanted = name.removesuffix("_")
+
+    def is_meant(info: Any) -> bool:
+        own = info.name.removeprefix("nn.functional.")
+        others = [alias.name for alias in info.aliases]
+        return wanted in (own, own.replace(".", "_"), info.aten_name, *others)
+
+    return [info for info in op_db if is_meant(info)]
+
+
 @lru_cache(maxsize=1)
 def _packets() -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in catalog.overloads())

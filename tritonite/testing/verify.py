@@ -116,7 +116,7 @@ def check_overload(op: Op, dtype: torch.dtype, *, labels: Iterable[str] | None =
         for sample, template, *_ in runs:
             before = counts(op.overload)
             result = _quietly(lambda: _call(function, op, sample, template))
-            results.append((result, _became(before, counts(op.overload))))
+            results.append((result, became(before, counts(op.overload))))
     for (sample, _, expected, reference), (actual, (ran, reasons)) in zip(runs, results, strict=True):
         if ran and not reasons:
             report.served += 1
@@ -138,7 +138,7 @@ def by_aten(op: Op, sample: Sample) -> tuple[Any, Any] | None:
     return None if isinstance(expected, Exception) else (template, expected)
 
 
-def _became(before: Counts, after: Counts) -> tuple[int, list[str]]:
+def became(before: Counts, after: Counts) -> tuple[int, list[str]]:
     """(how often a kernel ran, the reasons of declines) between two readings of an overload's counts.
 
     Copies between a CPU and a GPU, which are ATen's, count as none of these.
@@ -268,7 +268,7 @@ def check_opinfo(name: str, info: Any, dtype: torch.dtype, *, limit: int | None)
     with use_gems(include="*", faster_only=False), poisoned():
         for _, _, run, _, _ in runs:
             before, result, after = after, _quietly(run), totals()
-            results.append((result, _became(before, after)))
+            results.append((result, became(before, after)))
     served, declined = set[str](), list[tuple[str, str]]()
     for (label, operands, _, expected, reference), (actual, (ran, reasons)) in zip(runs, results, strict=True):
         if ran and not reasons:
