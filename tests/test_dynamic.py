@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 import tritonite
 from tritonite import pointwise_dynamic
-from tritonite.errors import InvalidDeclaration, NoGradient, Unsupported
+from tritonite.errors import InvalidArgument, InvalidDeclaration, NoGradient, Unsupported
 
 pytestmark = pytest.mark.smoke
 
@@ -461,3 +461,73 @@ for name, calls in (("both.Scalar_y", 3), ("several.out1", 2)):
     assert (counts[name].launched, counts[name].replayed) == (1, calls - 1), (name, counts)
 """
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITONITE_NATIVE": "1"}, check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_meta_tensors_have_meta_results(dtype, path):
+    x, y = torch.empty(3, 1, device="meta", dtype=dtype), torch.empty(4, device="meta")
+    product, total = both(x, y)
+    assert product.device.type == total.device.type == "meta"
+    assert product.shape == (3, 4) and product.dtype is torch.float32 and both(x, 2.0)[0].dtype is dtype
+    assert both(torch.empty(2**45, device="meta"), 2.0)[0].shape == (2**45,)
+    assert tritonite.fused.silu_and_mul(torch.empty(4, 8, device="meta")).shape == (4, 4)
+    with pytest.raises(Unsupported):
+        both(x.to(torch.complex64), y)
+
+
+def keyword_only(x, *, y):
+    return x + y
+
+
+def variadic(x, *y):
+    return x
+
+
+def without_result(x):
+    x + 1
+
+
+def returning_none(x):
+    return None
+
+
+def by_number(x, n):
+    return x * n
+
+
+REFUSED = {
+    "y is keyword-only": (keyword_only, {}),
+    r"\*y is variadic": (variadic, {}),
+    "returns nothing": (without_result, {}),
+    "returns nothing; a formula": (returning_none, {}),
+    r"output_dtypes\[0\] is 'float32', not a torch.dtype": (by_number, {"output_dtypes": ["float32"]}),
+    "output_dtypes is 'float32', not a list": (by_number, {"output_dtypes": "float32"}),
+    r"dtypes\[1\] is 'int'": (by_number, {"dtypes": [None, "int"]}),
+    r"is_tensor\[0\] is 'yes'": (by_number, {"is_tensor": ["yes", False]}),
+    r"promotion_methods\[0\] is \('x', 'DEFAULT'\)": (by_number, {"promotion_methods": [("x", "DEFAULT")]}),
+    "num_inputs is '2'": (by_number, {"num_inputs": "2"}),
+    "it is a int, not a function": (3, {}),
+    "it is a type": (int, {}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_formula_is_refused_clearly(reason):
+    function, settings = REFUSED[reason]
+    with pytest.raises(InvalidDeclaration, match=reason):
+        pointwise_dynamic(function, **settings)
+
+
+def test_numbers_of_another_type_are_refused(device, path):
+    x = torch.ones(4, device=device)
+    times = pointwise_dynamic(dtypes=[None, int])(by_number)
+    assert times(x, 3)[0] == 3 and times(x, True)[0] == 1
+    with pytest.raises(InvalidArgument, match=r"takes a number of type int for n, not 2.7 \(float\)"):
+        times(x, 2.7)
+    with pytest.raises(InvalidArgument, match="number of type bool for n, not 2 "):
+        pointwise_dynamic(dtypes=[None, bool])(by_number)(x, 2)
+    assert pointwise_dynamic(dtypes=[None, float])(by_number)(x, 2)[0] == 2
+    with pytest.raises(InvalidArgument, match="takes a tensor for out0, not 3"):
+        times(x, 3, out0=3)
+    with pytest.raises(TypeError, match=r"by_number.*\(x, n\): missing"):
+        times(x)

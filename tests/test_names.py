@@ -116,3 +116,60 @@ def test_explain_knows_operators_of_ones_own(device):
     assert "elementwise_flat of squared_distance" in text
     with pytest.raises(Unsupported, match="cannot take these arguments"):
         tritonite.explain(squared_distance, x, x.to(torch.complex64))
+
+
+SPELLINGS = {
+    "add": ("torch.add", "aten::add", "torch.ops.aten.add", "torch.Tensor.add"),
+    "add.Tensor": ("aten::add.Tensor", "torch.ops.aten.add.Tensor"),
+    "softmax": ("torch.softmax", "torch.nn.functional.softmax", "F.softmax", "nn.functional.softmax"),
+    "special_expit": ("torch.special.expit",),
+    "linalg_vector_norm": ("torch.linalg.vector_norm",),
+    "bitwise_*": ("torch.bitwise_*", "aten::bitwise_*"),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_names_are_taken_as_they_are_written(name, device):
+    x = torch.ones(4, 8, device=device, dtype=torch.int32 if "bit" in name else torch.float32)
+    arguments = {"softmax": (x, 0), "special_expit": (x,), "linalg_vector_norm": (x,)}.get(name, (x, x))
+    for spelled in SPELLINGS[name]:
+        assert select(spelled) == select(name) and not select(exclude=spelled) & select(name)
+        text = tritonite.explain(spelled, *arguments)
+        assert text.partition("(")[2] == tritonite.explain(name, *arguments).partition("(")[2]
+        with tritonite.use_gems(include=spelled):
+            pass
+    if "." not in name and "*" not in name:
+        assert getattr(tritonite.ops, SPELLINGS[name][0]) is getattr(tritonite.ops, name)
+
+
+def test_explain_takes_globs(device):
+    x = torch.ones(4, 8, device=device, dtype=torch.int32)
+    text = tritonite.explain("bitwise_*", x, x)
+    assert "bitwise_and.Tensor(int32[4, 8], int32[4, 8])" in text and "bitwise_xor_.Tensor" in text
+    assert "more overloads of bitwise_* do not take these arguments" in text
+    with pytest.raises(RuntimeError):
+        tritonite.explain("bitwise_*")
+
+
+@pytest.mark.parametrize("name", ["matmul", "cross", "batch_norm", "nll_loss", "linear", "softmax", "embedding"])
+def test_operators_are_what_users_mean(name, device):
+    x = torch.randn(3, 3, device=device)
+    classes = torch.tensor([0, 2, 1], device=device)
+    arguments = {
+        "cross": (x, x.roll(1, 0), 1),
+        "batch_norm": (x, None, None, None, None, True, 0.1, 1e-5, False),
+        "nll_loss": (x, classes),
+        "softmax": (x, 0),
+        "embedding": (x, classes),
+    }.get(name, (x, x))
+    function = getattr(tritonite.ops, name)
+    torch.testing.assert_close(function(*arguments), getattr(torch.ops.aten, name)(*arguments))
+    assert f"aten::{name}" in function.__doc__
+    with pytest.raises(AttributeError, match="has no operator"):
+        tritonite.ops.geqrf  # noqa: B018
+
+
+def test_the_table_of_overloads_is_a_copy():
+    found = tritonite.overloads()
+    found.clear()
+    assert "add.Tensor" in tritonite.overloads() and "add.Tensor" in select("add")

@@ -4,9 +4,9 @@ import importlib as _importlib
 from typing import Any as _Any
 
 from tritonite import devices as _devices
-from tritonite import catalog as _catalog
 from tritonite import ops
 from tritonite.catalog import Op
+from tritonite.catalog import overloads as _overloads
 from tritonite.dispatch.override import disable, enable, use_gems
 from tritonite.dynamic import pointwise_dynamic
 from tritonite.explain import explain
@@ -43,7 +43,7 @@ __all__ = [
 
 def overloads() -> dict[str, Op]:
     """Every overload that has a kernel, by name: a copy, which is the caller's to change."""
-    return dict(_catalog.overloads())
+    return dict(_overloads())
 
 
 def __getattr__(name: str) -> _Any:

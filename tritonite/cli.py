@@ -153,7 +153,7 @@ def explain(
 def _explained(
     name: str, shape: list[str] | None, dtypes: list[torch.dtype] | None, refusals: dict[str, str]
 ) -> str | None:
-    """What explain says of the first arguments that ATen takes; None, with its first refusal noted, where there are none."""
+    """What explain says of the first arguments that ATen takes; None, with a refusal noted, where it takes none."""
     attempts = _calls(name, functools.partial(_tensors, shape or _SHAPES[:1], dtypes or [torch.float32]))
     if not shape:
         attempts = itertools.chain(attempts, _fitting(name, dtypes))
@@ -317,7 +317,7 @@ def _verdict(report: verification.Report) -> str:
 
 def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | None, jobs: int) -> None:
     """Print what is wrong with calls drawn from the schemas; exits with 1 if anything is."""
-    from tritonite.testing.fuzz import Finding, Tally, fuzz
+    from tritonite.testing.fuzz import Tally, fuzz
 
     tally, findings = Tally(), 0
     found: Iterable[Finding | None]

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from tritonite import catalog, devices
 from tritonite.catalog import Op, names
-from tritonite.dispatch import call, library
 from tritonite.catalog.schema import schemas
+from tritonite.dispatch import call, library
 from tritonite.dispatch.hollow import DataUnknown, hollow
 from tritonite.dispatch.override import installed, native_dispatcher, select, unknown
 from tritonite.dispatch.plan import (

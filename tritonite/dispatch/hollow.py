@@ -54,7 +54,9 @@ class _Hollow(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func.overloadpacket.__name__.removeprefix("new_").startswith(("empty", "_unsafe_view"))):
+        if not (
+            func.is_view or func.overloadpacket.__name__.removeprefix("new_").startswith(("empty", "_unsafe_view"))
+        ):
             raise DataUnknown
         args, kwargs = pytree.tree_map_only(cls, lambda tensor: tensor.plain, (args, kwargs or {}))
         results = func(*args, **kwargs)
