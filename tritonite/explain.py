@@ -182,7 +182,8 @@ def _dry(op: Op, values: Sequence[Any]) -> tuple[Sequence[Any] | None, Recorder]
         return run()
 
     results: Sequence[Any] | None = None
-    with contextlib.suppress(DataUnknown):
+    # As in a call, autograd is done: it would note what is written.
+    with contextlib.suppress(DataUnknown), torch._C._AutoDispatchBelowADInplaceOrView():
         results, _ = record(noting, leaves, numbers, watch=op.declaration.watched, dry=True)
     assert recorder is not None
     return results, recorder

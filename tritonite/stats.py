@@ -107,8 +107,13 @@ class Stats(dict[str, Counts]):
         faster = any(entry.faster_in_aten for entry in self.values())
         names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
         numbers = (Column(name, justify="right") for name in names)
-        columns = [Column("operator", overflow="fold"), *numbers, "why declined, or not recorded"]
-        table = Table(*columns, caption=_UNSEEN, caption_justify="left")
+        table = Table(
+            Column("operator", overflow="fold"),
+            *numbers,
+            "why declined, or not recorded",
+            caption=_UNSEEN,
+            caption_justify="left",
+        )
         for name, entry in self.items():
             declined = sum(entry.declined.values()) - entry.faster_in_aten
             counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)

@@ -288,6 +288,7 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
         include: which ones, one or several: the names of torch's functions ("softmax", "linear") or the functions
             themselves (torch.relu), which stand for all that their calls reach, in place and in their backward
             formulas too; overloads ("add.Tensor", torch.ops.aten.add.Tensor); or globs over overloads ("bitwise_*").
+            A name may have its module or namespace before it ("torch.softmax", "aten::add.Tensor").
             Default: all that are verified on this kind of device. What is not takes a name of its own, or "*".
         exclude: which of those to leave to ATen, likewise.
         faster_only: leave calls to ATen for which it is known to be faster on this kind of device. `explain`, `stats`

@@ -279,7 +279,7 @@ class Recorder:
                 holes[place] = _as_is
                 parameters.append((*self._source(value), value.dtype))
             elif isinstance(value, launch.DESCRIPTORS):
-                if facts:
+                if facts and not self.dry:
                     parameters += self._descriptor(value, next(descriptors, None))
                 else:
                     holes[place] = _descriptor_like(value)
