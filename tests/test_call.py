@@ -12,7 +12,6 @@ from tritonite import devices
 from tritonite.dispatch import call, override, python
 from tritonite.engine.gemm import product
 from tritonite.errors import CapturedInPart, Decline
-from tritonite.ops import matmul
 from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
 
@@ -507,7 +506,7 @@ def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
 def test_every_product_has_one_made(name, path, device, monkeypatch):
     op, prepared = tritonite.overloads()[name], []
     monkeypatch.setattr(product, "prepare_blas", prepared.append)
-    monkeypatch.setattr(matmul, "prepare_blas", prepared.append)
+    monkeypatch.setattr("tritonite.ops.matmul.prepare_blas", prepared.append)
     sample = next(iter(samples(op, torch.float32, device)))
     op(*sample.args, **sample.kwargs)
     assert prepared

@@ -95,12 +95,11 @@ def _row_products(grad, out, stride, first, queries, FACTS: gl.constexpr):
 
 @gluon.jit
 def _take_keys(totals, rows, buffers, barriers, factor, ends, numbers, MASKED: gl.constexpr):
-    """(The gradient of queries, sums of probabilities by thread) and what a block of keys adds to them.
+    """Add a block of keys to the totals: the gradient of queries and, beside a bias, sums of probabilities by thread.
 
-    Without a bias there are no sums. `numbers` are those of the block, of its first key, and how many blocks are left
+    `numbers` are those of the block, of its first key, and how many blocks are left
     after it. Its keys have come, and those of the next block are waited for.
     """
-    total, sums = totals
     which, logarithms, delta = rows
     qs, gs, ks, vs, biases = buffers
     _, _, k_ready, k_free, v_ready, v_free = barriers
@@ -130,15 +129,19 @@ def _take_keys(totals, rows, buffers, barriers, factor, ends, numbers, MASKED: g
     if biases is not None:
         if MASKED:
             probabilities = gl.where(exists, probabilities, 0.0)
-        sums += thread_sums(probabilities)
+        sums = totals[1] + thread_sums(probabilities)
     grad_scores = probabilities * (grads - delta[:, None])
     if MASKED:
         grad_scores = gl.where(exists, grad_scores, 0.0)
-    halves = in_halves(grad_scores, ks.dtype, total)
-    total = warpgroup_mma(halves, k, total, is_async=True)
+    halves = in_halves(grad_scores, ks.dtype, totals[0])
+    total = warpgroup_mma(halves, k, totals[0], is_async=True)
     total, halves = warpgroup_mma_wait(0, deps=(total, halves))
     mbarrier.arrive(k_free.index(stage))
-    return total, sums
+    # Triton 3.6 takes no None in a result.
+    if biases is None:
+        return (total,)
+    else:
+        return total, sums
 
 
 @gluon.jit
@@ -177,22 +180,18 @@ def _for_queries(results, buffers, barriers, sizes, number, FACTS: gl.constexpr,
     mbarrier.wait(q_ready.index(WHICH), 0)
     wait_for_block(ks, k_ready, 0, True)
     own = (WHICH, logarithms, delta)
-    if biases is None:
-        for i in range(0, cut):
-            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-            total, _shares = _take_keys((total, None), own, buffers, barriers, factor, ends, numbers, True)
-        for i in range(cut, count):
-            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-            total, _shares = _take_keys((total, None), own, buffers, barriers, factor, ends, numbers, False)
-    else:
-        shares = thread_sums(gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores))
-        for i in range(0, cut):
-            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-            total, shares = _take_keys((total, shares), own, buffers, barriers, factor, ends, numbers, True)
-        for i in range(cut, count):
-            numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
-            total, shares = _take_keys((total, shares), own, buffers, barriers, factor, ends, numbers, False)
-        excess = excess_of(gl.convert_layout(gl.sum(shares, 1), of_rows), logarithms, False)
+    totals = (total,)
+    if biases is not None:
+        totals = total, thread_sums(gl.zeros((ROWS, BLOCK_N), gl.float32, of_scores))
+    for i in range(0, cut):
+        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+        totals = _take_keys(totals, own, buffers, barriers, factor, ends, numbers, True)
+    for i in range(cut, count):
+        numbers = (i, (count - 1 - i) * BLOCK_N, count - 1 - i)
+        totals = _take_keys(totals, own, buffers, barriers, factor, ends, numbers, False)
+    total = totals[0]
+    if biases is not None:
+        excess = excess_of(gl.convert_layout(gl.sum(totals[1], 1), of_rows), logarithms, False)
         gl.store(sums + 2 * sum_strides[2] + rows, excess, mask=exists)
         total = total * gl.convert_layout(gl.exp2(-excess), gl.SliceLayout(1, of_result))[:, None]
     q.store((total * number.to(gl.float32)).to(qs.dtype))
