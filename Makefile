@@ -109,6 +109,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/house_rules.py
 	@$(BIN)/python tools/operator_table.py --check
 	@$(BIN)/python tools/operator_stubs.py --check
+	@$(BIN)/python tools/mutate.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
 	@$(BIN)/python tools/slower_operators.py --check
 

@@ -12,8 +12,8 @@ from tritonite.testing import opinfo, verify
 from tritonite.testing.samples import samples
 from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
 
-# Without the full set, every overload runs in one dtype on four layouts, every OpInfo function in two on three samples.
-LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme")
+# Without the full set, every overload runs in one dtype on five layouts, every OpInfo function in two on three samples.
+LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme", "boundaries")
 SHORT = None if FULL else tuple(f"{layout}*" for layout in LAYOUTS)
 LIMIT = None if FULL else 3
 OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)
@@ -177,3 +177,16 @@ def test_zeta_far_left_of_0_takes_no_more_steps_than_near_it(device):
         results = torch.special.zeta(x, near), torch.special.zeta(x, far)
     torch.testing.assert_close(results[0], torch.special.zeta(x, near))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1 / 4096)
+
+
+# An overload for each of the places where engines convert to the result's dtype.
+_ROUNDED = ("mul.Tensor", "exp.out", "mean.dim", "sum.IntList_out", "_softmax", "native_layer_norm", "cumsum", "mm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", _ROUNDED)
+def test_16_bit_results_are_rounded_to_nearest(name, dtype):
+    """In a layout that has enough elements for the judge to see a bias."""
+    report = check_overload(tritonite.overloads()[name], dtype, labels=("broadcast*", "transposed*"))
+    assert report.served
+    report_failures(report)

@@ -1,5 +1,7 @@
 """What passes for ATen's answer, and what does not."""
 
+import math
+
 import pytest
 import torch
 
@@ -100,3 +102,70 @@ def test_a_choice_is_replaced_by_what_it_stands_for():
     assert comparable("median", first)[1].value == 1
     wrong = comparable("median", [torch.tensor(3.0), torch.tensor(0)], ((x, 0), {}))
     assert wrong[1].value == 1
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+def drawn(count=200, seed=1):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def towards_zero(x, dtype):
+    """Truncated, where rounding takes a number away from 0."""
+    near = x.to(dtype)
+    return torch.where(near.double().abs() > x.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+
+
+def downwards(x, dtype):
+    near = x.to(dtype)
+    return torch.where(near.double() > x, torch.nextafter(near, torch.full_like(near, -math.inf)), near)
+
+
+@HALVES
+@pytest.mark.parametrize("wrong", [towards_zero, downwards])
+def test_results_that_are_not_rounded_to_nearest_are_seen(dtype, wrong):
+    """Each element is within the resolution; all of them together are not."""
+    exact = drawn()
+    ours, aten = wrong(exact, dtype), exact.to(dtype)
+    assert judge(ours, aten, exact).failure.startswith("rounded")
+    assert judge(ours[:16], aten[:16], exact[:16]).failure is None
+    assert judge(aten, aten, exact).failure is None
+
+
+@HALVES
+def test_a_bias_of_atens_own_is_excused(dtype):
+    exact = drawn()
+    ours = towards_zero(exact, dtype)
+    assert judge(ours, ours.clone(), exact).failure is None
+    # One in the other direction is not.
+    away = torch.where(ours == exact.to(dtype), torch.nextafter(ours, ours * 2), exact.to(dtype))
+    assert judge(ours, away, exact, terms=1e8).failure.startswith("rounded")
+
+
+@HALVES
+def test_errors_of_both_signs_are_no_bias(dtype):
+    exact = drawn(2000)
+    near = exact.to(dtype)
+    ends = torch.where(drawn(2000, 2) > 0, math.inf, -math.inf).to(dtype)
+    ours = torch.where(drawn(2000, 3) > 0, torch.nextafter(near, ends), near)
+    assert judge(ours, near, exact, terms=1e8).failure is None
+
+
+@HALVES
+def test_few_values_that_are_repeated_are_no_bias(dtype):
+    """Errors of results of coarse inputs are no independent draws."""
+    exact = drawn(4).repeat(100)
+    assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None
+
+
+@HALVES
+def test_subnormal_results_have_no_bias(dtype):
+    exact = drawn() / 4 * torch.finfo(dtype).smallest_normal
+    assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None
+
+
+def test_float32_has_its_tolerance():
+    """Formulas are computed in it, and not rounded to it from more."""
+    exact = drawn()
+    assert judge(towards_zero(exact, torch.float32), exact.float(), exact).failure is None

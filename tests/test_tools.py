@@ -10,6 +10,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import mutants
+import mutate
 import pytest
 
 import tritonite
@@ -141,3 +143,83 @@ def test_the_versions_that_are_said_to_be_supported_are_tested():
         oldest, newest = re.search(rf"^{name.upper()}_VERSIONS := (.*)", makefile, re.MULTILINE)[1].split()
         least, most = (version.removesuffix(".0") for version in (oldest, newest))
         assert f'"{name}>={least}"' in project and says.format(least, most) in readme
+
+
+def test_mutants_are_many_in_every_family():
+    families = {mutant.family for mutant in mutants.MUTANTS}
+    assert len(mutants.MUTANTS) >= 80 and len(families) == 16
+    assert len({mutant.name for mutant in mutants.MUTANTS}) == len(mutants.MUTANTS)
+    assert all(mutant.packets or mutant.tests for mutant in mutants.MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_the_source(mutant):
+    """In one place, to what is a program still."""
+    source = (TOOLS.parent / "tritonite" / mutant.file).read_text()
+    changed = mutate.applied(mutant, source)
+    assert changed != source
+    if mutant.file.endswith(".py"):
+        ast.parse(changed)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    (tmp_path / "tritonite").mkdir()
+    (tmp_path / "tritonite" / "module.py").write_text("value = 1\n")
+    return tmp_path
+
+
+def mutant(**changed):
+    given = {"name": "one", "family": "rows", "file": "module.py", "old": "= 1", "new": "= 2"}
+    return mutants.Mutant(**given | changed)
+
+
+def python(name, code):
+    return mutate.Step(name, [sys.executable, "-c", code])
+
+
+SEES = "from tritonite import module; import sys; sys.exit(module.value - 1)"
+
+
+@pytest.mark.parametrize(
+    ("codes", "found_by"),
+    [(("", SEES), "tests"), ((SEES, ""), "samples"), (("", ""), ""), (("import os; os.abort()", ""), "samples")],
+)
+def test_a_step_finds_a_mutant_or_none_does(codes, found_by, copy):
+    steps = [python(name, code) for name, code in zip(("samples", "tests"), codes, strict=True)]
+    assert mutate.tried(mutant(), copy, steps).found_by == found_by
+    assert (copy / "tritonite" / "module.py").read_text() == "value = 1\n"
+
+
+def test_nothing_is_found_in_a_clean_copy(copy):
+    assert mutate.tried(mutant(), copy, [python("samples", SEES)], clean=True).found_by == ""
+
+
+def test_tests_that_do_not_run_find_nothing(copy):
+    for old, step in (("= 1", python("tests", "import sys; sys.exit(5)")), ("= 3", python("tests", ""))):
+        with pytest.raises(mutate.Stale):
+            mutate.tried(mutant(old=old), copy, [step])
+    assert (copy / "tritonite" / "module.py").read_text() == "value = 1\n"
+
+
+def test_a_mutants_steps_are_samples_fuzzed_calls_and_tests():
+    steps = list(mutate.steps_of(mutant(packets=("floor_divide",), tests="tests/test_rows.py -k 'a or b'"), 7, 3))
+    assert [step.name for step in steps] == ["samples", "fuzz", "tests"]
+    assert steps[0].command[-3:-1] == ["floor_divide", "floor_divide.Scalar"]
+    assert steps[1].command[-5:-3] == ["3", "7"] and steps[2].command[-2:] == ["-k", "a or b"]
+    with pytest.raises(mutate.Stale):
+        list(mutate.steps_of(mutant(packets=("nothing",)), 7, 3))
+
+
+def test_survivors_are_in_the_docs(monkeypatch, tmp_path):
+    page = tmp_path / "correctness.md"
+    page.write_text(mutate.DOCS.read_text())
+    monkeypatch.setattr(mutate, "DOCS", page)
+    monkeypatch.setattr("sys.argv", ["mutate", "--check"])
+    assert mutate.main() == 0
+    monkeypatch.setattr(mutate, "MUTANTS", [*mutate.MUTANTS, mutant(survives="No test can.")])
+    assert mutate.main() == 1
+    monkeypatch.setattr("sys.argv", ["mutate", "--docs"])
+    assert mutate.main() == 0 and "- **one** (rows). No test can." in page.read_text()
+    monkeypatch.setattr("sys.argv", ["mutate", "--check"])
+    assert mutate.main() == 0

@@ -73,8 +73,9 @@ def judge(
     it, or twice ATen's largest relative error in elements of its magnitude (a power of two, or one of the next two). A
     zero has the sign that ATen and the reference agree on, unless `zero_sign` is false. `terms` are the elements that
     went into each of the result: their roundoff grows with the square root of their number. Where a result `cancels`,
-    within twice ATen's largest error is near enough. It is computed on `device`: small tensors on the CPU, because on a
-    GPU every step would wait for the device.
+    within twice ATen's largest error is near enough. A 16-bit result fails, too, where most of its elements are rounded
+    to one side. All is computed on `device`: small tensors on the CPU, because on a GPU every step would wait for the
+    device.
     """
     for what in ("dtype", "shape"):
         if getattr(actual, what) != getattr(aten, what):
@@ -111,7 +112,7 @@ def judge(
     good = same | (signed & near)
     ours_relative = (error / scale)[finite & wide.isfinite()]
     worst = float(ours_relative.max()) if ours_relative.numel() else 0.0
-    failure = None if bool(good.all()) else _describe(~good, actual, aten, exact)
+    failure = _bias(actual, aten, exact) if bool(good.all()) else _describe(~good, actual, aten, exact)
     return Verdict(failure, worst / eps, aten_worst / eps)
 
 
@@ -202,6 +203,39 @@ def to_reference(value: Any, integers: bool = False, device: str | None = None) 
     if value.is_floating_point() or (integers and value.dtype is not torch.bool and not value.is_complex()):
         return value.double()
     return value.to(torch.complex128) if value.is_complex() else value
+
+
+# A 16-bit result is biased where its elements leave the nearest value to one side more often than to the other. The
+# difference, as a share of the elements, exceeds ATen's by this much, and is so many times its standard deviation.
+_BIAS, _DEVIATIONS = 0.25, 5.0
+
+
+def _bias(actual: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor) -> str | None:
+    """Describe one-sided rounding of a 16-bit result: towards 0, away from 0, down or up. Return None without it.
+
+    Each distinct value of `exact` that the dtype does not hold has a vote: the sign of the result's distance from that
+    value rounded to nearest. Truncation makes half of the votes negative; repeated values are no independent votes.
+    """
+    dtype = actual.dtype
+    if dtype.itemsize != 2:
+        return None
+    near, least = exact.to(dtype), 2 * torch.finfo(dtype).smallest_normal
+    counted = (near.double() != exact) & (near.abs() >= least)
+    for each in (near, actual, aten):
+        counted &= each.isfinite()
+    if int(counted.sum()) <= _DEVIATIONS**2:
+        return None
+    values, order = exact[counted].sort()
+    distinct = torch.cat([values.new_ones(1, dtype=torch.bool), values[1:] != values[:-1]])
+    values = values[distinct]
+    ours, theirs = ((x.double() - near.double())[counted][order][distinct].sign() for x in (actual, aten))
+    for direction, sides in ((values.sign(), ("towards 0", "away from 0")), (values.new_ones(()), ("down", "up"))):
+        total, own = float((ours * direction).sum()), float((theirs * direction).sum())
+        excess = (total - own) * math.copysign(1.0, total) / len(values)
+        if abs(total) > _DEVIATIONS * float(ours.abs().sum()) ** 0.5 and excess > _BIAS:
+            where = f"{abs(total):.0f} of {len(values)} distinct inexact results, ATen {abs(own):.0f}"
+            return f"rounded {sides[total > 0]}: {where}"
+    return None
 
 
 # The exponents of float64 by `frexp` are from -1073 to 1024: a place for each, and one at either end.

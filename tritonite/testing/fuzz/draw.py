@@ -16,7 +16,7 @@ from tritonite.catalog import Op
 from tritonite.catalog.names import overload_named
 from tritonite.catalog.schema import is_out, schemas
 from tritonite.dispatch.override import native_dispatcher
-from tritonite.testing.samples import DRAWN, samples
+from tritonite.testing.samples import DRAWN, at_boundaries, samples
 from tritonite.testing.samples.facts import NAN_UNDEFINED
 from tritonite.testing.samples.matmul import shapes_of
 
@@ -29,6 +29,8 @@ _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 7, 16, 17, 33)
 _MOST_ELEMENTS = 2048
 # Sizes and factors of products: no terms, one row, one column, and what fills no tile.
 _PRODUCT_SIZES, _PRODUCT_FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
+# Of the calls of operators that have such values, the share that is drawn with operands at which they decide.
+_AT_BOUNDARIES = 0.3
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -124,6 +126,8 @@ class Drawer:
     def __init__(self, op: Op, seed: int, number: int) -> None:
         self.op = op
         self.random = random.Random(f"{seed}/{op.overload}/{number}")
+        # A stream of its own, so that what it decides moves no other draw.
+        self.boundaries = random.Random(f"{seed}/{op.overload}/{number}/boundaries")
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
         accepted = [dtype for dtype in _DTYPES if dtype in op.declaration.accepts] or list(_DTYPES)
         rare = [dtype for dtype in _RARE_DTYPES if dtype in op.declaration.accepts]
@@ -140,6 +144,8 @@ class Drawer:
             call = self._from_sample()
         if call is None:
             call = Call(self.op, {a.name: self._argument(a) for a in self.op.schema.arguments if not is_out(a)})
+        if not self.unchecked and self.boundaries.random() < _AT_BOUNDARIES:
+            call = self._at_boundaries(call)
         call = self._answered(call)
         if not self.unchecked and self._chance(0.02):
             call = call.map(functools.partial(_deepened, self._pick((24, 26, 65))))
@@ -323,8 +329,7 @@ class Drawer:
         if not found:
             return None
         sample = self._pick(found)
-        positional = [a.name for a in self.op.schema.arguments if not (a.kwarg_only or is_out(a))]
-        arguments = {**dict(zip(positional, sample.args, strict=False)), **sample.kwargs}
+        arguments = sample.named(self.op)
         if self.dtype not in _DTYPES:
             arguments = Call(self.op, arguments).map(self._converted).arguments
         # Backward formulas of ATen do not look whether indices are within what is left.
@@ -370,6 +375,13 @@ class Drawer:
         if self._chance(0.6):
             drawn[0] = 0
         return torch.tensor(drawn, device=value.device).to(value.dtype).view(value.shape)
+
+    def _at_boundaries(self, call: Call) -> Call:
+        """The call with operands at which its operator decides, in layouts of their own."""
+        found = at_boundaries(self.op.packet, self.boundaries, call.arguments)
+        changed = [name for name, value in found.items() if value is not call.arguments[name]]
+        tensors = {name: self._laid_out(found[name]) for name in changed if isinstance(found[name], torch.Tensor)}
+        return Call(self.op, found | tensors)
 
     def _answered(self, call: Call) -> Call:
         """The call, or one like it for which ATen has an answer."""

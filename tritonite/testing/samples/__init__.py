@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 
+from tritonite.testing.samples.boundaries import at_boundaries
 from tritonite.testing.samples.facts import (
     CHOSEN,
     DEVICE_DEFINED,
@@ -73,6 +74,7 @@ __all__ = [
     "UNWRITTEN",
     "MayDecline",
     "Sample",
+    "at_boundaries",
     "calls",
     "compares_zero_sign",
     "samples",

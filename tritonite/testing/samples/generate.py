@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tritonite.catalog import Op
+from tritonite.catalog.schema import is_out
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.boundaries import RULES, at_boundaries
 
 _EXTREMES = (0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, 0.5, 1e-3, 2.5, -7.0)
 
@@ -27,6 +30,16 @@ class Sample:
         """The same call with `function` applied to every argument, and to the items of lists."""
         args, kwargs = pytree.tree_map(function, (self.args, self.kwargs))
         return Sample(self.label, args, kwargs)
+
+    def named(self, op: Op) -> dict[str, Any]:
+        """All arguments by the schema's names."""
+        positional = [a.name for a in op.schema.arguments if not (a.kwarg_only or is_out(a))]
+        return {**dict(zip(positional, self.args, strict=False)), **self.kwargs}
+
+    def changed(self, op: Op, arguments: dict[str, Any]) -> Sample:
+        """The same call with other values of the arguments that it has."""
+        values = [arguments[name] for name in list(self.named(op))[: len(self.args)]]
+        return Sample(self.label, tuple(values), {name: arguments[name] for name in self.kwargs})
 
 
 def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -68,6 +81,10 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
     if op.packet in facts.LAYOUTS:
         for label, tensors in facts.LAYOUTS[op.packet](op, make):
             yield from calls(op, label, tensors)
+    if op.packet in RULES:
+        chooser = random.Random(seed)
+        for sample in calls(op, "boundaries", [make(6, 10) for _ in range(4)]):
+            yield sample.changed(op, at_boundaries(op.packet, chooser, sample.named(op)))
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in facts.NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]

@@ -1,0 +1,826 @@
+"""Faults that tests and the fuzzer have to see, as replacements in the package's source, for `tools/mutate.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: `old` occurs once in the `file` of the package and becomes `new`.
+
+    The samples of `packets` run first, as the overload tests take them, then fuzzed calls of the packets, then `tests`
+    (arguments of pytest). `survives` says why nothing sees the mutant; without it something must.
+    """
+
+    name: str
+    family: str
+    file: str
+    old: str
+    new: str
+    packets: tuple[str, ...] = ()
+    tests: str = ""
+    survives: str = ""
+
+
+def _truncated(value: str, indent: str) -> str:
+    """Statements that cut the last bits off `value`, of float32, where the tensor `outs[i]` has a 16-bit dtype."""
+    lines = [
+        f"value = {value}",
+        "if value.dtype == tl.float32 and outs[i].dtype.element_ty == tl.bfloat16:",
+        "    value = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)",
+        "if value.dtype == tl.float32 and outs[i].dtype.element_ty == tl.float16:",
+        "    value = (value.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)",
+    ]
+    return "\n".join(f"{indent}{line}" for line in lines) + "\n"
+
+
+_POINTWISE = [
+    Mutant(
+        "16-bit results of formulas are truncated",
+        "pointwise",
+        "engine/pointwise/kernels.py",
+        "        value = results[i].to(_dtype(LAYOUT, True, i)).to(outs[i].dtype.element_ty)\n",
+        _truncated("results[i]", "        ")
+        + "        value = value.to(_dtype(LAYOUT, True, i)).to(outs[i].dtype.element_ty)\n",
+        ("mul", "exp"),
+        "tests/test_accuracy.py -k rounded_to_nearest",
+    ),
+    Mutant(
+        "floor division of floats has no sign rule",
+        "pointwise",
+        "ops/arithmetic.py",
+        "result = tl.where((rest != 0) & ((rest < 0) != (y < 0)), floor - 1, floor)",
+        "result = floor",
+        ("floor_divide", "div"),
+    ),
+    Mutant(
+        "floor division of large quotients has no sign rule",
+        "pointwise",
+        "ops/arithmetic.py",
+        "quotient = tl.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)",
+        "quotient = quotient",
+        ("floor_divide", "div"),
+    ),
+    Mutant(
+        "remainder has the sign of the dividend",
+        "pointwise",
+        "ops/arithmetic.py",
+        "return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)",
+        "return rest",
+        ("remainder",),
+    ),
+    Mutant(
+        "addition ignores alpha",
+        "pointwise",
+        "ops/arithmetic.py",
+        "    return multiply_add(other, alpha, self)\n\n\n@triton.jit\ndef _negated",
+        "    return other + self\n\n\n@triton.jit\ndef _negated",
+        ("add",),
+    ),
+    Mutant(
+        "negation makes 0.0 of 0.0",
+        "pointwise",
+        "ops/arithmetic.py",
+        "        return self * -1.0\n    return -self",
+        "        return 0.0 - self\n    return -self",
+        ("neg",),
+    ),
+    Mutant(
+        "products of integers are clamped and do not wrap around",
+        "pointwise",
+        "ops/arithmetic.py",
+        "        return self & other\n    return self * other",
+        "        return self & other\n"
+        "    if self.dtype == tl.int32:\n"
+        "        wide = self.to(tl.int64) * other.to(tl.int64)\n"
+        "        return tl.minimum(tl.maximum(wide, -(2**31)), 2**31 - 1).to(tl.int32)\n"
+        "    return self * other",
+        ("mul",),
+    ),
+    Mutant(
+        "round takes halves up",
+        "pointwise",
+        "ops/rounding.py",
+        "        return libdevice.rint(self)\n    return self",
+        "        return tl.floor(self + 0.5)\n    return self",
+        ("round",),
+    ),
+    Mutant(
+        "round to decimals takes halves up",
+        "pointwise",
+        "ops/rounding.py",
+        "result = true_divide(libdevice.rint(self * scale), scale)",
+        "result = true_divide(tl.floor(self * scale + 0.5), scale)",
+        ("round",),
+    ),
+    Mutant(
+        "the larger of two drops nan",
+        "pointwise",
+        "language/math.py",
+        "result = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+        "result = tl.maximum(x, y)",
+        ("maximum", "clamp"),
+        survives="Triton's interpreter has nan in a maximum whatever is asked of it; on a GPU the tests see it.",
+    ),
+    Mutant(
+        "the larger of two ignores a nan on its left",
+        "pointwise",
+        "language/math.py",
+        "result = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+        "result = tl.where(x > y, x, y)",
+        ("maximum", "clamp"),
+    ),
+    Mutant(
+        "less or equal is less",
+        "pointwise",
+        "ops/comparison.py",
+        "    return self <= other",
+        "    return self < other",
+        ("le",),
+    ),
+    Mutant(
+        "the last element of the last partial block is not written",
+        "pointwise",
+        "engine/pointwise/kernels.py",
+        "    mask = linear < n\n",
+        "    mask = linear < n - 1\n",
+        ("exp",),
+    ),
+    Mutant(
+        "the last column of a tile is not written",
+        "pointwise",
+        "engine/pointwise/kernels.py",
+        "origin, column < shape[0], row < shape[1], LAYOUT, False)",
+        "origin, column < shape[0] - 1, row < shape[1], LAYOUT, False)",
+        ("add",),
+    ),
+    Mutant(
+        "a broadcast dimension has its tensor's stride",
+        "pointwise",
+        "engine/iteration.py",
+        "own = [0 if size == 1 and to[lead + i] != 1 else strides[i] for i, size in enumerate(shape)]",
+        "own = [strides[i] for i, size in enumerate(shape)]",
+        ("add",),
+    ),
+    Mutant(
+        "0-d tensors decide dtypes as others do",
+        "pointwise",
+        "dtypes.py",
+        "        if result is None or category(candidate) > category(result):\n",
+        "        if result is None or category(candidate) >= category(result):\n",
+        ("add", "mul"),
+        "tests/test_contracts.py -k promotion",
+    ),
+    Mutant(
+        "an output may overlap an input",
+        "pointwise",
+        "engine/pointwise/overlap.py",
+        "        if a < b + read_bytes and b < a + written_bytes and not apart:\n",
+        "        if False:\n",
+        ("add", "exp"),
+        "tests/test_contracts.py -k overlap",
+    ),
+    Mutant(
+        "an output of another shape is written as it is",
+        "pointwise",
+        "engine/pointwise/declare.py",
+        "        if tuple(out.shape) != shape:\n",
+        "        if out.numel() < len(shape):\n",
+        ("exp",),
+        "tests/test_contracts.py -k out",
+    ),
+    Mutant(
+        "a direct call does not count the version of what it writes",
+        "pointwise",
+        "dispatch/direct.py",
+        "        if value is not None:\n            increment_version(value)",
+        "        if value is None:\n            increment_version(value)",
+        tests="tests/test_contracts.py -k versions",
+    ),
+    Mutant(
+        "a dispatched call does not count the version of what it writes",
+        "pointwise",
+        "dispatch/native/dispatcher.cpp",
+        "value.toTensor().unsafeGetTensorImpl()->bump_version();",
+        "value.toTensor().unsafeGetTensorImpl();",
+        tests="tests/test_fused.py -k 'version or saved or in_place'",
+    ),
+    Mutant(
+        "hardtanh has a gradient at its bounds",
+        "pointwise",
+        "ops/activation.py",
+        "    return tl.where((self <= min_val) | (self >= max_val), tl.zeros_like(grad_output), grad_output)",
+        "    return tl.where((self < min_val) | (self > max_val), tl.zeros_like(grad_output), grad_output)",
+        ("hardtanh_backward",),
+    ),
+    Mutant(
+        "threshold replaces nothing at the threshold",
+        "pointwise",
+        "ops/activation.py",
+        "    return tl.where(self <= threshold, value, self)",
+        "    return tl.where(self < threshold, value, self)",
+        ("threshold",),
+    ),
+    Mutant(
+        "shifts by as many bits as there are wrap around",
+        "pointwise",
+        "ops/bitwise.py",
+        "    return (amount >= 0) & (amount < bits)",
+        "    return (amount >= 0) & (amount <= bits)",
+        ("bitwise_left_shift",),
+    ),
+    Mutant(
+        "an integer power has one bit less of its exponent",
+        "pointwise",
+        "ops/arithmetic.py",
+        "    for _ in tl.static_range(bits):",
+        "    for _ in tl.static_range(2):",
+        ("pow",),
+    ),
+]
+
+_MOVEMENT = [
+    Mutant(
+        "roll goes the other way",
+        "movement",
+        "ops/rearrangement.py",
+        "        place = at[d] - shifts[d]\n        places = places + (tl.where(place < 0, place + sizes[d], place),)",
+        "        place = at[d] + shifts[d]\n"
+        "        places = places + (tl.where(place >= sizes[d], place - sizes[d], place),)",
+        ("roll",),
+    ),
+    Mutant(
+        "a mirror shows its edge twice",
+        "movement",
+        "ops/rearrangement.py",
+        "    return size - 1 - tl.abs(size - 1 - tl.abs(place))",
+        "    return size - 1 - tl.abs(size - 1 - tl.where(place < 0, -1 - place, place))",
+        ("reflection_pad1d", "reflection_pad2d"),
+    ),
+    Mutant(
+        "padding is one element short at the end",
+        "movement",
+        "ops/rearrangement.py",
+        "(place < sizes[d])\n        places = places + (place,)\n"
+        "    found = read_at(source, places, inside, 0)\n    return tl",
+        "(place < sizes[d] - 1)\n        places = places + (place,)\n"
+        "    found = read_at(source, places, inside, 0)\n    return tl",
+        ("constant_pad_nd",),
+    ),
+    Mutant(
+        "a conversion of floats to uint8 goes by no wider integer",
+        "movement",
+        "engine/movement.py",
+        "            source = source.to(tl.int64)\n",
+        "            source = tl.maximum(source, 0.0)\n",
+        ("_to_copy", "copy"),
+    ),
+    Mutant(
+        "cat puts the last tensor first",
+        "movement",
+        "ops/movement.py",
+        "    move_each(kept, out.split(sizes, dim))",
+        "    move_each(kept[::-1], out.split(sizes[::-1], dim))",
+        ("cat",),
+    ),
+]
+
+_CREATION = [
+    Mutant(
+        "tril leaves the diagonal out",
+        "creation",
+        "ops/creation.py",
+        "    return tl.where(column - row <= diagonal, self, 0)",
+        "    return tl.where(column - row < diagonal, self, 0)",
+        ("tril",),
+    ),
+    Mutant(
+        "linspace has one step too many",
+        "creation",
+        "ops/creation.py",
+        "    last = tl.maximum(steps - 1, 1)\n    step = (end.to(tl.float64) - start.to(tl.float64)) / last\n"
+        "    below, above = start + step * position, end - step * (last - position)\n    return tl.where",
+        "    last = tl.maximum(steps, 1)\n    step = (end.to(tl.float64) - start.to(tl.float64)) / last\n"
+        "    below, above = start + step * position, end - step * (last - position)\n    return tl.where",
+        ("linspace",),
+    ),
+    Mutant(
+        "a range of integers loses its last element",
+        "creation",
+        "ops/creation.py",
+        "        size = max(0, -((first - last) // by))",
+        "        size = max(0, (last - first) // by)",
+        ("arange",),
+    ),
+    Mutant(
+        "a periodic window is symmetric",
+        "creation",
+        "ops/creation.py",
+        "    whole = length + int(periodic is not False)",
+        "    whole = length",
+        ("hann_window", "bartlett_window"),
+    ),
+]
+
+_ROWS = [
+    Mutant(
+        "16-bit results of reductions are truncated",
+        "rows",
+        "engine/rows/kernels.py",
+        "            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (FACTS.block[0],))\n",
+        _truncated("results[i]", "            ")
+        + "            result = tl.broadcast_to(value.to(outs[i].dtype.element_ty), (FACTS.block[0],))\n",
+        ("sum", "mean"),
+        "tests/test_accuracy.py -k rounded_to_nearest",
+    ),
+    Mutant(
+        "16-bit results of transformed rows are truncated",
+        "rows",
+        "engine/rows/kernels.py",
+        "        value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)\n",
+        _truncated("found[i]", "        ")
+        + "        value = tl.broadcast_to(value.to(outs[i].dtype.element_ty), FACTS.block)\n",
+        ("native_layer_norm", "_softmax"),
+        "tests/test_accuracy.py -k rounded_to_nearest",
+    ),
+    Mutant(
+        "a product begins with 0",
+        "rows",
+        "ops/reduction.py",
+        "product = Reduction((1,), same, _multiply, only)",
+        "product = Reduction((0,), same, _multiply, only)",
+        ("prod",),
+    ),
+    Mutant(
+        "the largest of no number above 0 is 0",
+        "rows",
+        "ops/reduction.py",
+        "    return (-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min,)",
+        "    return (0.0 if dtype.is_floating_point else 0,)",
+        ("amax", "max"),
+    ),
+    Mutant(
+        "argmax takes the last of equals",
+        "rows",
+        "ops/reduction.py",
+        "    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))",
+        "    ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i > j))",
+        ("argmax", "argmin", "max"),
+    ),
+    Mutant(
+        "argmax passes over nan",
+        "rows",
+        "ops/reduction.py",
+        "    ahead = (closer & (b == b)) | ((a != a) & (b == b))",
+        "    ahead = closer | ((a == a) & (b != b))",
+        ("argmax", "argmin", "max"),
+    ),
+    Mutant(
+        "sums of 16-bit elements are kept in 16 bits",
+        "rows",
+        "engine/rows/kernels.py",
+        "        states = states + (both[i].to(FACTS.states[i]),)\n    return states\n\n\n@triton.jit\ndef _by_stages",
+        "        states = states + (both[i].to(tl.bfloat16).to(FACTS.states[i]),)\n"
+        "    return states\n\n\n@triton.jit\ndef _by_stages",
+        ("sum",),
+        "tests/test_rows.py -k sum",
+    ),
+    Mutant(
+        "elements beyond a row's end are added up",
+        "rows",
+        "engine/rows/kernels.py",
+        "        masked = masked + (tl.where(mask, state, FACTS.init[i]).to(FACTS.states[i]),)",
+        "        masked = masked + (state,)",
+        ("amax", "prod", "count_nonzero"),
+    ),
+    Mutant(
+        "the variance's correction is left out",
+        "rows",
+        "ops/reduction.py",
+        "    divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)",
+        "    divisor = tl.maximum(count - 1.0, 0.0).to(squares.dtype)",
+        ("var", "std"),
+    ),
+    Mutant(
+        "the combination of two variances forgets how far means are apart",
+        "rows",
+        "ops/reduction.py",
+        "    return mean, squares + other_squares + distance * (distance * (fraction * count)), total",
+        "    return mean, squares + other_squares, total",
+        ("var", "std"),
+    ),
+    Mutant(
+        "nansum adds nan up",
+        "rows",
+        "ops/reduction.py",
+        "    return tl.where(x != x, 0, x)",
+        "    return x",
+        ("nansum",),
+    ),
+]
+
+_SOFTMAX = [
+    Mutant(
+        "softmax does not subtract the largest element",
+        "softmax",
+        "ops/softmax.py",
+        "    return libdevice.exp(x - largest) * inverse\n\n\n# Shares",
+        "    return libdevice.exp(x) * (inverse * libdevice.exp(-largest))\n\n\n# Shares",
+        ("_softmax",),
+        "tests/test_rows.py -k softmax",
+    ),
+    Mutant(
+        "the gradient of softmax forgets the sum",
+        "softmax",
+        "ops/softmax.py",
+        "    return (grad_output - total) * output",
+        "    return grad_output * output",
+        ("_softmax_backward_data",),
+    ),
+    Mutant(
+        "the logarithm of softmax has no largest element",
+        "softmax",
+        "ops/softmax.py",
+        "    return x - largest - logarithm",
+        "    return x - logarithm",
+        ("_log_softmax",),
+    ),
+]
+
+_NORMS = [
+    Mutant(
+        "eps is added to the deviation and not to the variance",
+        "norms",
+        "ops/normalization.py",
+        "    variance = over_count(squares, count) + eps.to(squares.dtype)\n"
+        "    return mean, inverse(square_root(variance))",
+        "    variance = over_count(squares, count)\n"
+        "    return mean, inverse(square_root(variance) + eps.to(squares.dtype))",
+        ("native_layer_norm", "native_group_norm", "native_batch_norm"),
+    ),
+    Mutant(
+        "a layer norm's bias is added before its weight",
+        "norms",
+        "ops/normalization.py",
+        "    return (x - mean) * rstd * weight + bias",
+        "    return ((x - mean) * rstd + bias) * weight",
+        ("native_layer_norm",),
+    ),
+    Mutant(
+        "a layer norm's gradient forgets the mean of products",
+        "norms",
+        "ops/normalization.py",
+        "    return rstd * (grad * weight - mean_grad - (x - mean) * rstd * mean_product)",
+        "    return rstd * (grad * weight - mean_grad)",
+        ("native_layer_norm_backward",),
+    ),
+    Mutant(
+        "running variances are not corrected",
+        "norms",
+        "ops/batch_norm.py",
+        "true_divide(squares, tl.broadcast_to((count - 1.0).to(squares.dtype), squares.shape))",
+        "true_divide(squares, tl.broadcast_to(count.to(squares.dtype), squares.shape))",
+        ("native_batch_norm", "_native_batch_norm_legit"),
+    ),
+    Mutant(
+        "momentum is of what is kept",
+        "norms",
+        "ops/batch_norm.py",
+        "    kept = 1.0 - momentum\n    return kept * running_mean + momentum * mean,",
+        "    kept = 1.0 - momentum\n    return momentum * running_mean + kept * mean,",
+        ("native_batch_norm", "_native_batch_norm_legit"),
+    ),
+]
+
+_LOSSES = [
+    Mutant(
+        "the ignored class counts",
+        "losses",
+        "ops/nll_loss.py",
+        "    counts = mask & (target != ignore_index)\n",
+        "    counts = mask & (target == target)\n",
+        ("nll_loss_forward", "nll_loss2d_forward"),
+    ),
+    Mutant(
+        "the mean of a weighted loss is over rows",
+        "losses",
+        "ops/nll_loss.py",
+        "            result = true_divide(result, total)",
+        "            result = true_divide(result, tl.sum(mask.to(tl.float64), axis=0))",
+        ("nll_loss_forward",),
+    ),
+    Mutant(
+        "smooth_l1_loss is linear at beta",
+        "losses",
+        "ops/loss.py",
+        "    return tl.where(distance < beta, inner, distance - 0.5 * beta)",
+        "    return tl.where(distance <= beta, inner, distance - 0.5 * beta)",
+        ("smooth_l1_loss",),
+        survives="Both sides have the same value where the distance is beta, which is all that changes.",
+    ),
+    Mutant(
+        "huber_loss has the slope of smooth_l1_loss",
+        "losses",
+        "ops/loss.py",
+        "delta * (distance - 0.5 * delta))",
+        "distance - 0.5 * delta)",
+        ("huber_loss",),
+    ),
+    Mutant(
+        "logarithms of binary_cross_entropy are not bounded",
+        "losses",
+        "ops/loss.py",
+        "    return (target - 1.0) * maximum_nan(other_log, lowest) - target * maximum_nan(log, lowest)",
+        "    return (target - 1.0) * other_log - target * maximum_nan(log, lowest)",
+        ("binary_cross_entropy",),
+    ),
+]
+
+_SCANS = [
+    Mutant(
+        "a block of a scan begins without the blocks before it",
+        "scans",
+        "engine/scan.py",
+        "        states = combine_states(before, states, FACTS.follow, FACTS)",
+        "        states = combine_states(states, states, FACTS.follow, FACTS) if False else states",
+        ("cumsum",),
+        "tests/test_scan.py",
+    ),
+    Mutant(
+        "cummax takes the first of equals",
+        "scans",
+        "ops/scan.py",
+        "    return largest_before(b, j, a, i)",
+        "    return largest_before(a, i, b, j)",
+        ("cummax",),
+    ),
+]
+
+_PRODUCTS = [
+    Mutant(
+        "a product's addend is not multiplied by beta",
+        "products",
+        "engine/gemm/epilogue.py",
+        "        product += beta * added.to(product.dtype)",
+        "        product += added.to(product.dtype)",
+        ("addmm", "baddbmm"),
+    ),
+    Mutant(
+        "a product is not multiplied by alpha",
+        "products",
+        "engine/gemm/epilogue.py",
+        "        product *= alpha\n",
+        "        product *= 1.0\n",
+        ("addmm", "baddbmm"),
+    ),
+    Mutant(
+        "elements beyond K are multiplied",
+        "products",
+        "engine/gemm/triton.py",
+        "            mask &= (inner < end)[None, :]\n",
+        "            mask &= (inner < end + 1)[None, :]\n",
+        ("mm", "bmm"),
+        "tests/test_matmul.py -k 'mm and (odd or sizes or shapes)'",
+    ),
+    Mutant(
+        "split-K leaves out a slice",
+        "products",
+        "engine/gemm/triton.py",
+        "mask=mask & (split < splits), other=0)",
+        "mask=mask & (split < splits - 1), other=0)",
+        ("mm",),
+        "tests/test_matmul.py -k split",
+    ),
+    Mutant(
+        "16-bit results of products are truncated",
+        "products",
+        "engine/gemm/epilogue.py",
+        "    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])",
+        _truncated("total", "    ").replace("outs[i]", "out")
+        + "    tl.store(pointers, value.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])",
+        ("mm", "bmm"),
+        "tests/test_accuracy.py -k rounded_to_nearest",
+    ),
+]
+
+_ATTENTION = [
+    Mutant(
+        "causal attention sees one key too many",
+        "attention",
+        "engine/attention/scores.py",
+        "        exists = exists & (columns <= rows + diagonal)",
+        "        exists = exists & (columns <= rows + diagonal + 1)",
+        ("_scaled_dot_product_flash_attention_for_cpu",),
+        "tests/test_attention.py -k causal",
+    ),
+    Mutant(
+        "scores of earlier blocks are not scaled again",
+        "attention",
+        "engine/attention/forward.py",
+        "    total = multiply(weights, parts(v, PRECISION), total * kept[:, None], PRECISION)",
+        "    total = multiply(weights, parts(v, PRECISION), total, PRECISION)",
+        ("_scaled_dot_product_flash_attention_for_cpu",),
+        "tests/test_attention.py -k forward",
+    ),
+    Mutant(
+        "dropout of attention does not scale what it keeps",
+        "attention",
+        "engine/attention/dropout.py",
+        "    return (1.0 / _share_kept(p)).to(tl.float32)",
+        "    return _share_kept(p).to(tl.float32)",
+        tests="tests/test_attention_dropout.py",
+    ),
+]
+
+_INDEXING = [
+    Mutant(
+        "negative indices do not count from the end",
+        "indexing",
+        "engine/indexing/read.py",
+        "        place = tl.where(place < 0, place + counted[0], place)",
+        "        place = tl.where(place < 0, -place - 1, place)",
+        ("index", "take"),
+    ),
+    Mutant(
+        "the gradient of an embedding has the padding row",
+        "indexing",
+        "ops/embedding.py",
+        "        skipped=padding_idx if padding_idx >= 0 else -(2**31),",
+        "        skipped=-(2**31),",
+        ("embedding_dense_backward",),
+    ),
+    Mutant(
+        "gradients of an embedding are not divided by counts",
+        "indexing",
+        "ops/embedding.py",
+        "        averaged=scale_grad_by_freq,",
+        "        averaged=False,",
+        ("embedding_dense_backward",),
+    ),
+    Mutant(
+        "the mean of a bag counts padding",
+        "indexing",
+        "engine/indexing/bags.py",
+        "        total = total / tl.maximum(size, 1).to(FACTS.compute)",
+        "        total = total / tl.maximum(end - begin, 1).to(FACTS.compute)",
+        ("_embedding_bag",),
+    ),
+]
+
+_SCATTER = [
+    Mutant(
+        "values of one place are written over each other",
+        "scatter",
+        "engine/indexing/segments.py",
+        "        total = tl.where(goes_on, total + row, row)",
+        "        total = row",
+        ("index_put", "embedding_dense_backward"),
+    ),
+    Mutant(
+        "accumulated values replace what is there",
+        "scatter",
+        "engine/indexing/segments.py",
+        "        total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
+        "        total = total + 0 * tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
+        ("index_put",),
+    ),
+    Mutant(
+        "the largest at a place is the sum",
+        "scatter",
+        "engine/indexing/write.py",
+        '    elif OPERATION == "largest":\n        result = maximum_nan(x, y)',
+        '    elif OPERATION == "largest":\n        result = x + y',
+        ("scatter_reduce", "index_reduce"),
+    ),
+]
+
+_SORTING = [
+    Mutant(
+        "equal elements are sorted from the last to the first",
+        "sorting",
+        "engine/sorting/block.py",
+        "    place = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
+        "    place = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
+        "    if KEYS.bits == 64:",
+        ("sort",),
+    ),
+    Mutant(
+        "equal elements are sorted in no order",
+        "sorting",
+        "engine/sorting/block.py",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | place, _LAST))\n"
+        "        key, place = packed >> 32, packed & 0xFFFFFFFF",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (place ^ 1), _LAST))\n"
+        "        key, place = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
+        ("sort",),
+    ),
+    Mutant(
+        "nan sorts as its bits",
+        "sorting",
+        "engine/sorting/keys.py",
+        "        key = tl.where((k & LARGEST) > KEYS.infinity, LARGEST, key)\n",
+        "",
+        ("sort", "topk", "median"),
+    ),
+    Mutant(
+        "zeros of both signs are not equal",
+        "sorting",
+        "engine/sorting/keys.py",
+        "        key = tl.where(k == -LARGEST - 1, 0, key)\n",
+        "        key = tl.where(k == -LARGEST - 1, -1, key)\n",
+        ("sort",),
+    ),
+    Mutant(
+        "the median of an even number is the upper one",
+        "sorting",
+        "engine/sorting/block.py",
+        "        result = tl.where(nans > 0, n - nans, (n - 1) // 2)",
+        "        result = tl.where(nans > 0, n - nans, n // 2)",
+        ("median",),
+    ),
+]
+
+_SEARCHING = [
+    Mutant(
+        "a search from the right stops at equals",
+        "searching",
+        "engine/sorting/search.py",
+        "        stops = bound > value if RIGHT else bound >= value\n"
+        "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
+        "        high = tl.where(searching & stops, middle, high)\n"
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "        stops = bound >= value\n"
+        "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
+        "        high = tl.where(searching & stops, middle, high)\n"
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        ("searchsorted", "bucketize"),
+    ),
+    Mutant(
+        "the last bin has no upper edge",
+        "searching",
+        "engine/histogram.py",
+        "    inside = (value >= low) & (value <= high)\n",
+        "    inside = (value >= low) & (value < high)\n",
+        ("histc",),
+    ),
+]
+
+_RANDOM = [
+    Mutant(
+        "a draw moves the generator on by half",
+        "random",
+        "engine/random.py",
+        "    return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE)",
+        "    return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE // 2)",
+        tests="tests/test_random.py -k 'advance or offset or state or generator'",
+    ),
+    Mutant(
+        "dropout does not scale what it keeps",
+        "random",
+        "ops/random.py",
+        "    scale = (1.0 / kept.to(tl.float64)).to(x.dtype)",
+        "    scale = kept",
+        tests="tests/test_random.py -k dropout",
+    ),
+    Mutant(
+        "each turn of a draw has the first one's numbers",
+        "random",
+        "engine/random.py",
+        "    seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * DRAWS",
+        "    seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * 0",
+        tests="tests/test_random.py",
+    ),
+]
+
+_FUSED = [
+    Mutant(
+        "rotary embedding turns the wrong way",
+        "fused",
+        "fused/rotary.py",
+        "            turned = (a * cosine - b * sine).to(out.dtype.element_ty)",
+        "            turned = (a * cosine + b * sine).to(out.dtype.element_ty)",
+        tests="tests/test_fused.py -k rotary",
+    ),
+    Mutant(
+        "a fused norm has its eps outside the root",
+        "fused",
+        "fused/norm.py",
+        "inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))",
+        "inverse(square_root(square) + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE))",
+        tests="tests/test_norm.py",
+    ),
+    Mutant(
+        "the gradient of a gate forgets its own slope",
+        "fused",
+        "fused/gated.py",
+        "    return grad * y * gate * (1.0 + x * (1.0 - gate)), grad * x * gate",
+        "    return grad * y * gate, grad * x * gate",
+        tests="tests/test_fused.py -k silu_and_mul",
+    ),
+]
+
+MUTANTS = [
+    *(_POINTWISE + _MOVEMENT + _CREATION + _ROWS + _SOFTMAX + _NORMS + _LOSSES + _SCANS + _PRODUCTS),
+    *(_ATTENTION + _INDEXING + _SCATTER + _SORTING + _SEARCHING + _RANDOM + _FUSED),
+]

@@ -1,0 +1,193 @@
+"""Operands on which formulas decide: where a result jumps, ties, or ceases to be a number.
+
+One table, by operator. `samples` makes a call of it for each operator there, and the fuzzer changes some of the calls
+that it draws.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tritonite import dtypes
+
+Arguments = dict[str, Any]
+Rule = Callable[[random.Random, Arguments], Arguments]
+
+_ZERO = (0.0, -0.0)
+_UNIT = (*_ZERO, 1.0, -1.0)
+_WHOLE = (*_UNIT, 2.0, -2.0, 3.0, -3.0, 10.0, -10.0, 100.0)
+_HALVES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 100.5)
+# Halfway between two numbers of bfloat16 and of float16, and where float16 ends.
+_MIDPOINTS = tuple(sign * (1 + odd / 2**bits) for sign in (1, -1) for odd in (1, 3) for bits in (8, 11))
+_CONVERTED = (*_HALVES, *_MIDPOINTS, 65504.0, 65520.0)
+_SHIFTS = (0, 1, -1, 7, 8, 15, 16, 31, 32, 63, 64)
+_BASES = (*_UNIT, 2.0, -2.0, 3.0, 4.0, 9.0, 0.25, 27.0)
+_EXPONENTS = (*_ZERO, 1.0, -1.0, 2.0, 3.0, -2.0, 0.5, -0.5, 0.25, 1 / 3)
+
+# By operator: the numbers at which it decides, beside those that a call is given for it.
+NUMBERS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("ceil", "floor", "trunc", "frac", "sign", "sgn", "signbit", "angle", "abs", "neg"), _WHOLE),
+    **dict.fromkeys(("round", "_to_copy", "copy"), _CONVERTED),
+    **dict.fromkeys(("acos", "asin", "acosh", "atanh", "erfinv", "special_ndtri", "log_normal", "sinc"), _UNIT),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "frexp", "exp", "expm1"), _UNIT),
+    **dict.fromkeys(("special_entr", "xlogy", "special_xlog1py", "heaviside", "copysign", "nextafter", "atan2"), _UNIT),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma", "special_zeta", "igamma", "igammac"), _WHOLE),
+    **dict.fromkeys(("relu", "leaky_relu", "elu", "celu", "_prelu_kernel", "threshold", "softplus"), _ZERO),
+    **dict.fromkeys(("hardtanh", "hardshrink", "softshrink", "clamp", "clamp_min", "clamp_max"), _UNIT),
+    **dict.fromkeys(("hardsigmoid", "hardswish"), (3.0, -3.0, *_ZERO)),
+    **dict.fromkeys(("hardsigmoid_backward", "leaky_relu_backward", "threshold_backward"), (3.0, -3.0, *_ZERO)),
+    "logit": (0.5, *_UNIT),
+}
+_NUMBERED = ("self", "input", "self_or_result")
+
+
+def _tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in dtypes.NUMBERS
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**31
+
+
+def _broadcasts(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether a tensor of a shape can be expanded to the `whole` one."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(size in (1, most) for size, most in pairs)
+
+
+def _picked(chooser: random.Random, values: torch.Tensor, shape: Any) -> torch.Tensor:
+    """A tensor of a shape whose elements are some of `values`."""
+    count = torch.Size(shape).numel()
+    places = [chooser.randrange(len(values)) for _ in range(count)]
+    return values[torch.tensor(places, dtype=torch.int64, device=values.device)].reshape(shape)
+
+
+def _with_neighbours(numbers: Any, like: torch.Tensor) -> torch.Tensor:
+    """Numbers in the dtype of a tensor, each with the next above and below; of integers those that there are."""
+    if like.is_floating_point():
+        found = torch.tensor([float(x) for x in numbers], dtype=torch.float64).to(like.dtype)
+        ends = [torch.full_like(found, end) for end in (-torch.inf, torch.inf)]
+        return torch.cat([found, *[torch.nextafter(found, end) for end in ends]]).to(like.device)
+    info = torch.iinfo(like.dtype)
+    whole = [int(x) for x in numbers if x == int(x) and info.min <= x <= info.max]
+    return torch.tensor(whole or [0], dtype=like.dtype, device=like.device)
+
+
+def _at_numbers(chooser: random.Random, arguments: Arguments, numbers: tuple[float, ...]) -> Arguments:
+    """The operand's elements at the numbers, and at those that the call has, of both signs."""
+    name = next((name for name in _NUMBERED if _tensor(arguments.get(name))), None)
+    if name is None:
+        return arguments
+    given = [x for x in arguments.values() if _number(x)]
+    x, scale = arguments[name], arguments.get("decimals", 0)
+    scaled = [y / 10.0**scale for y in numbers] if _number(scale) and abs(scale) < 9 else numbers
+    return arguments | {name: _picked(chooser, _with_neighbours([*scaled, *given, *[-y for y in given]], x), x.shape)}
+
+
+def _quotients(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """A quotient next to an integer: the dividend is a multiple of the divisor, rounded, or its neighbour."""
+    x, y = arguments["self"], arguments["other"]
+    if not _tensor(x):
+        return arguments
+    factors = _picked(chooser, torch.tensor([-7, -3, -1, 1, 2, 3, 10, 41], device=x.device), x.shape)
+    divisor = y if _tensor(y) else torch.tensor(y, device=x.device) if _number(y) else None
+    if divisor is None or divisor.device != x.device or not _broadcasts(divisor.shape, x.shape):
+        return arguments
+    multiple = (factors * (divisor.double() if x.is_floating_point() else divisor)).to(x.dtype)
+    if x.is_floating_point():
+        ends = _picked(chooser, torch.tensor([-torch.inf, torch.inf], dtype=x.dtype, device=x.device), x.shape)
+        moved = torch.nextafter(multiple, ends)
+        multiple = torch.where(_picked(chooser, torch.tensor([True, False], device=x.device), x.shape), moved, multiple)
+    return arguments | {"self": multiple}
+
+
+def _powers(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Powers that are exact, and those of 0 and 1."""
+
+    def taken(name: str, numbers: tuple[float, ...]) -> Any:
+        value = arguments[name]
+        if _tensor(value):
+            kept = numbers if value.is_floating_point() else [x for x in numbers if x == int(x) and x >= 0]
+            return _picked(chooser, torch.tensor(kept, device=value.device).to(value.dtype), value.shape)
+        return type(value)(chooser.choice(numbers)) if _number(value) else value
+
+    return arguments | {"self": taken("self", _BASES), "exponent": taken("exponent", _EXPONENTS)}
+
+
+def _shifts(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """By as many bits as there are, by none and by less than none."""
+    by = arguments["other"]
+    if not _tensor(by) or by.is_floating_point():
+        return arguments
+    return arguments | {"other": _picked(chooser, _with_neighbours(_SHIFTS, by), by.shape)}
+
+
+def _ties(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Elements that are equal: three of its own in all places."""
+    x = arguments["self"]
+    if not _tensor(x) or not x.numel():
+        return arguments
+    return arguments | {"self": _picked(chooser, x.flatten()[:3], x.shape)}
+
+
+def _equals(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Pairs that are equal, in about half of the places."""
+    x, y = arguments["self"], arguments["other"]
+    if not (_tensor(x) and _tensor(y)) or x.shape != y.shape or x.device != y.device:
+        return arguments
+    both = _picked(chooser, torch.tensor([True, False], device=x.device), x.shape)
+    return arguments | {"other": torch.where(both, x.to(y.dtype), y)}
+
+
+def _keys(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Elements searched for that stand among the bounds, some of which are equal."""
+    name = "sorted_sequence" if "sorted_sequence" in arguments else "boundaries"
+    bounds, x = arguments[name], arguments["self"]
+    if not _tensor(bounds) or not bounds.numel() or not bounds.dim():
+        return arguments
+    if arguments.get("sorter") is None:
+        bounds = _picked(chooser, bounds.flatten(), bounds.shape).sort(-1).values
+    if _tensor(x):
+        return arguments | {name: bounds, "self": _picked(chooser, bounds.flatten().to(x.device, x.dtype), x.shape)}
+    return arguments | {name: bounds, "self": bounds.flatten()[0].item()}
+
+
+def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Elements on the edges of bins, and next to them."""
+    x, bins = arguments["self"], arguments["bins"]
+    if not _tensor(x):
+        return arguments
+    if _tensor(bins) and bins.numel():
+        edges = bins.flatten().tolist()
+    elif type(bins) is int and 0 < bins < 1000:
+        ends = arguments.get("range") or [arguments.get("min"), arguments.get("max")]
+        low, high = ends if len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1] else (-2, 3)
+        edges = [low + (high - low) * i / bins for i in range(bins + 1)]
+    else:
+        return arguments
+    return arguments | {"self": _picked(chooser, _with_neighbours(edges, x), x.shape)}
+
+
+RULES: dict[str, Rule] = {
+    **{name: lambda c, a, numbers=numbers: _at_numbers(c, a, numbers) for name, numbers in NUMBERS.items()},
+    **dict.fromkeys(("div", "floor_divide", "fmod", "remainder"), _quotients),
+    **dict.fromkeys(("__lshift__", "__rshift__", "__ilshift__", "__irshift__"), _shifts),
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _shifts),
+    **dict.fromkeys(("sort", "topk", "kthvalue", "median", "nanmedian", "mode"), _ties),
+    **dict.fromkeys(("argmax", "argmin", "max", "min", "amax", "amin", "aminmax", "_aminmax"), _ties),
+    **dict.fromkeys(("cummax", "cummin", "_cummax_helper", "_cummin_helper"), _ties),
+    **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _ties),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "fmax", "fmin"), _equals),
+    **dict.fromkeys(("searchsorted", "bucketize"), _keys),
+    **dict.fromkeys(("histc", "histogram"), _edges),
+    "pow": _powers,
+}
+
+
+def at_boundaries(packet: str, chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Change operands of a call, given by name, to values at which its operator decides."""
+    return RULES[packet](chooser, arguments) if packet in RULES else arguments
