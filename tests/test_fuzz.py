@@ -6,9 +6,12 @@ from conftest import FULL
 
 import tritonite
 from tritonite.dispatch.override import select
+from tritonite.dtypes import FLOATS, SINGLE_FLOATS
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference
 from tritonite.testing.fuzz.run import _Worker
+from tritonite.testing.samples import samples
+from tritonite.testing.samples.boundaries import RULES
 
 
 def outcomes(overload, arguments, ours, change=lambda call: None):
@@ -97,6 +100,83 @@ def test_a_call_is_the_same_each_time_it_is_drawn():
         first, second = (draw(tritonite.overloads()["addmm.out"], 3, number) for _ in range(2))
         assert str(first) == str(second)
     assert str(draw(tritonite.overloads()["addmm.out"], 4, 0)) != str(draw(tritonite.overloads()["addmm.out"], 3, 0))
+
+
+def drawn(overload, count=200):
+    """Calls of an overload, with its tensors and numbers by their names."""
+    return [draw(tritonite.overloads()[overload], 56, number).arguments for number in range(count)]
+
+
+@pytest.mark.parametrize("overload", ["floor_divide", "floor_divide_.Tensor", "div.Tensor_mode", "floor_divide.Scalar"])
+def test_quotients_that_round_to_an_integer_from_below_are_drawn(overload):
+    """Whose floor is one less than that of the quotient."""
+    found = 0
+    for given in drawn(overload):
+        if not all(isinstance(given[name], (float, torch.Tensor)) for name in ("self", "other")):
+            continue
+        operands = [torch.as_tensor(given[name]) for name in ("self", "other")]
+        if operands[1].shape not in ((), operands[0].shape) or not all(x.dtype in SINGLE_FLOATS for x in operands):
+            continue
+        x, y = (each.float() for each in operands)
+        quotient = x / y
+        whole = (quotient == quotient.floor()) & (quotient.abs() < 1000)
+        found += int((whole & (quotient.double() * y.double() != x.double())).sum())
+    assert found > 3
+
+
+@pytest.mark.parametrize(
+    ("overload", "is_at_boundary"),
+    [
+        ("round", lambda x, given: x.frac().abs() == 0.5),
+        ("round.decimals", lambda x, given: x * 10.0 ** min(given["decimals"], 9) % 1 == 0.5),
+        ("trunc", lambda x, given: (x != x.round()) & ((x - x.round()).abs() < 1e-5)),
+        ("asin", lambda x, given: x.abs() == 1),
+        ("erfinv", lambda x, given: (x.abs() < 1) & (x.abs() > 1 - 1e-6)),
+        ("log", lambda x, given: (x != 0) & (x.abs() < 1e-37)),
+        ("threshold", lambda x, given: (x != 0) & (x == given["threshold"])),
+        ("histc", lambda x, given: x == given["max"]),
+        ("pow.Tensor_Scalar", lambda x, given: x == 27),
+        ("add.Tensor", lambda x, given: x.abs() == 2.0**-8),
+    ],
+)
+def test_values_at_which_operators_decide_are_drawn(overload, is_at_boundary):
+    found = 0
+    for given in drawn(overload):
+        x = given["self"]
+        if x.dtype in FLOATS and not any(isinstance(value, complex) for value in given.values()):
+            found += int(is_at_boundary(x.double(), given).sum())
+    assert found > 3
+
+
+def test_ties_and_equal_keys_are_drawn():
+    ties = [given["self"] for given in drawn("topk") if given["self"].numel() > 8]
+    assert any(len(x.unique()) <= 3 for x in ties if x.is_floating_point() and not x.isnan().any())
+    keys = [(given["self"], given["sorted_sequence"]) for given in drawn("searchsorted.Tensor")]
+    keys = [(x, bounds) for x, bounds in keys if all(isinstance(each, torch.Tensor) for each in (x, bounds))]
+    assert any(x.numel() > 8 and bool(torch.isin(x, bounds).all()) for x, bounds in keys if bounds.dtype in FLOATS)
+
+
+def test_integers_that_wrap_around_are_drawn():
+    pairs = [(given["self"], given["other"]) for given in drawn("mul.Tensor")]
+    pairs = [pair for pair in pairs if all(isinstance(x, torch.Tensor) and x.dtype is torch.int32 for x in pair)]
+    found = 0
+    for x, y in pairs:
+        if x.shape == y.shape:
+            found += int((x.long() * y.long() != (x * y).long()).sum())
+    assert found
+
+
+def test_an_operator_has_values_at_which_it_decides():
+    packets = {op.packet for op in tritonite.overloads().values()}
+    assert packets >= RULES.keys()
+    for packet in RULES:
+        names = [op.overload for op in tritonite.overloads().values() if op.packet == packet and op.has_place]
+        assert not names or any(map(boundaries_of, names)), packet
+
+
+def boundaries_of(overload):
+    op = tritonite.overloads()[overload]
+    return [x for x in samples(op, torch.float32, tritonite.device) if x.label.startswith("boundaries")]
 
 
 def test_one_call_is_checked_by_its_number():

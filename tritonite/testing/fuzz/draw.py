@@ -30,7 +30,7 @@ _MOST_ELEMENTS = 2048
 # Sizes and factors of products: no terms, one row, one column, and what fills no tile.
 _PRODUCT_SIZES, _PRODUCT_FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
 # Of the calls of operators that have such values, the share that is drawn with operands at which they decide.
-_AT_BOUNDARIES = 0.3
+_AT_BOUNDARIES = 0.4
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -7.0, 1e-3, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1e300)
 _NUMBERS = (*_FLOATS, 0, 1, -1, 2, 3, 7, -128, 300, 2**31, -(2**31) - 1, 2**53 + 1, 2**62, -(2**63), 2**63 - 1, 2**63)
 _FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)

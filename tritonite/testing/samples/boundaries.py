@@ -24,6 +24,8 @@ _HALVES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 100.5)
 # Halfway between two numbers of bfloat16 and of float16, and where float16 ends.
 _MIDPOINTS = tuple(sign * (1 + odd / 2**bits) for sign in (1, -1) for odd in (1, 3) for bits in (8, 11))
 _CONVERTED = (*_HALVES, *_MIDPOINTS, 65504.0, 65520.0)
+# Sums of these lie halfway between two numbers of bfloat16 or of float16; those of integers' extremes wrap around.
+_SUMMANDS = (1.0, -1.0, 2.0, *(odd / 2**bits for odd in (1, 3, -1) for bits in (8, 11)))
 _SHIFTS = (0, 1, -1, 7, 8, 15, 16, 31, 32, 63, 64)
 _BASES = (*_UNIT, 2.0, -2.0, 3.0, 4.0, 9.0, 0.25, 27.0)
 _EXPONENTS = (*_ZERO, 1.0, -1.0, 2.0, 3.0, -2.0, 0.5, -0.5, 0.25, 1 / 3)
@@ -53,10 +55,9 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 2**31
 
 
-def _broadcasts(shape: torch.Size, whole: torch.Size) -> bool:
-    """Whether a tensor of a shape can be expanded to the `whole` one."""
-    pairs = zip(reversed(shape), reversed(whole), strict=False)
-    return len(shape) <= len(whole) and all(size in (1, most) for size, most in pairs)
+def _broadcast(a: torch.Size, b: torch.Size) -> bool:
+    """Whether tensors of two shapes broadcast to one."""
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(a), reversed(b), strict=False))
 
 
 def _picked(chooser: random.Random, values: torch.Tensor, shape: Any) -> torch.Tensor:
@@ -67,14 +68,14 @@ def _picked(chooser: random.Random, values: torch.Tensor, shape: Any) -> torch.T
 
 
 def _with_neighbours(numbers: Any, like: torch.Tensor) -> torch.Tensor:
-    """Numbers in the dtype of a tensor, each with the next above and below; of integers those that there are."""
+    """Numbers in the dtype of a tensor, each with the next above and below; or, of integers, with the two extremes."""
     if like.is_floating_point():
         found = torch.tensor([float(x) for x in numbers], dtype=torch.float64).to(like.dtype)
         ends = [torch.full_like(found, end) for end in (-torch.inf, torch.inf)]
         return torch.cat([found, *[torch.nextafter(found, end) for end in ends]]).to(like.device)
     info = torch.iinfo(like.dtype)
     whole = [int(x) for x in numbers if x == int(x) and info.min <= x <= info.max]
-    return torch.tensor(whole or [0], dtype=like.dtype, device=like.device)
+    return torch.tensor([*whole, info.min, info.max], dtype=like.dtype, device=like.device)
 
 
 def _at_numbers(chooser: random.Random, arguments: Arguments, numbers: tuple[float, ...]) -> Arguments:
@@ -88,20 +89,28 @@ def _at_numbers(chooser: random.Random, arguments: Arguments, numbers: tuple[flo
     return arguments | {name: _picked(chooser, _with_neighbours([*scaled, *given, *[-y for y in given]], x), x.shape)}
 
 
+def _terms(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Terms and factors whose result is halfway between two 16-bit numbers, or beyond the integers of the dtype."""
+    terms = {name: x for name, x in arguments.items() if name in ("self", "other") and _tensor(x)}
+    return arguments | {name: _picked(chooser, _with_neighbours(_SUMMANDS, x), x.shape) for name, x in terms.items()}
+
+
 def _quotients(chooser: random.Random, arguments: Arguments) -> Arguments:
-    """A quotient next to an integer: the dividend is a multiple of the divisor, rounded, or its neighbour."""
+    """Quotients next to integers: the dividend is a multiple of the divisor, rounded, or a neighbour of that."""
     x, y = arguments["self"], arguments["other"]
-    if not _tensor(x):
+    divisor = y if _tensor(y) else torch.tensor(y) if _number(y) else None
+    if not _tensor(x) or divisor is None or not _broadcast(x.shape, divisor.shape):
         return arguments
-    factors = _picked(chooser, torch.tensor([-7, -3, -1, 1, 2, 3, 10, 41], device=x.device), x.shape)
-    divisor = y if _tensor(y) else torch.tensor(y, device=x.device) if _number(y) else None
-    if divisor is None or divisor.device != x.device or not _broadcasts(divisor.shape, x.shape):
-        return arguments
-    multiple = (factors * (divisor.double() if x.is_floating_point() else divisor)).to(x.dtype)
-    if x.is_floating_point():
-        ends = _picked(chooser, torch.tensor([-torch.inf, torch.inf], dtype=x.dtype, device=x.device), x.shape)
-        moved = torch.nextafter(multiple, ends)
-        multiple = torch.where(_picked(chooser, torch.tensor([True, False], device=x.device), x.shape), moved, multiple)
+    shape, dtype = torch.broadcast_shapes(x.shape, divisor.shape), x.dtype
+    if not dtype.is_floating_point and _tensor(y) and y.is_floating_point():
+        dtype = y.dtype
+    factors = _picked(chooser, torch.tensor([-7, -3, -1, 1, 2, 3, 10, 41], device=x.device), shape)
+    divisor = divisor.to(x.device)
+    multiple = (factors * (divisor.double() if dtype.is_floating_point else divisor)).to(dtype)
+    if dtype.is_floating_point:
+        ends = torch.tensor([-torch.inf, torch.inf], dtype=dtype, device=x.device)
+        moved = torch.nextafter(multiple, _picked(chooser, ends, shape))
+        multiple = torch.where(_picked(chooser, torch.tensor([True, False], device=x.device), shape), moved, multiple)
     return arguments | {"self": multiple}
 
 
@@ -174,6 +183,7 @@ def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 RULES: dict[str, Rule] = {
     **{name: lambda c, a, numbers=numbers: _at_numbers(c, a, numbers) for name, numbers in NUMBERS.items()},
+    **dict.fromkeys(("add", "sub", "rsub", "mul"), _terms),
     **dict.fromkeys(("div", "floor_divide", "fmod", "remainder"), _quotients),
     **dict.fromkeys(("__lshift__", "__rshift__", "__ilshift__", "__irshift__"), _shifts),
     **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _shifts),
