@@ -12,8 +12,8 @@ from tritonite.testing import opinfo, verify
 from tritonite.testing.samples import samples
 from tritonite.testing.verify import DTYPES, check_opinfo, check_overload
 
-# Without the full set, every overload runs in one dtype on five layouts, every OpInfo function in two on three samples.
-LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme", "boundaries")
+# Without the full set, every overload runs in one dtype on six layouts, every OpInfo function in two on three samples.
+LAYOUTS = ("transposed", "broadcast", "zero_dim", "extreme", "boundaries-0", "boundaries-1")
 SHORT = None if FULL else tuple(f"{layout}*" for layout in LAYOUTS)
 LIMIT = None if FULL else 3
 OVERLOAD_DTYPES = DTYPES if FULL else (torch.float32,)

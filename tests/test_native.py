@@ -3,6 +3,8 @@
 import gc
 import os
 import struct
+import subprocess
+import sys
 import threading
 import types
 import weakref
@@ -651,3 +653,23 @@ def test_no_compiler_means_the_python_path(monkeypatch, tmp_path, device):
     with pytest.warns(UserWarning, match="slower Python path"):
         assert native.module() is None
     native.module.cache_clear()
+
+
+_ROTATES = """
+import torch
+from tritonite import device, fused
+from tritonite.dispatch import override
+query, angles = torch.randn(2, 5, 3, 8, device=device), torch.randn(5, 4, device=device)
+assert override.native_dispatcher() is not None
+version = query._version
+for _ in range(2):
+    fused.rotary_embedding_(query, None, angles.cos(), angles.sin())
+print(query._version - version)
+"""
+
+
+def test_an_operator_outside_aten_counts_versions():
+    """Of what it writes. Its call path is chosen when it is registered, once in a process."""
+    environment = os.environ | {"TRITONITE_NATIVE": "1"}
+    done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2"]

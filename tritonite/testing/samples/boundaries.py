@@ -23,7 +23,9 @@ _WHOLE = (*_UNIT, 2.0, -2.0, 3.0, -3.0, 10.0, -10.0, 100.0)
 _HALVES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 100.5)
 # Halfway between two numbers of bfloat16 and of float16, and where float16 ends.
 _MIDPOINTS = tuple(sign * (1 + odd / 2**bits) for sign in (1, -1) for odd in (1, 3) for bits in (8, 11))
-_CONVERTED = (*_HALVES, *_MIDPOINTS, 65504.0, 65520.0)
+# Those, and what narrow integers do not hold.
+_CONVERTED = (*_HALVES, *_MIDPOINTS, 65504.0, 65520.0, -3.75, 300.25, -200.5)
+_NARROW = (torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float16, torch.bool)
 # Sums of these lie halfway between two numbers of bfloat16 or of float16; those of integers' extremes wrap around.
 _SUMMANDS = (1.0, -1.0, 2.0, *(odd / 2**bits for odd in (1, 3, -1) for bits in (8, 11)))
 _SHIFTS = (0, 1, -1, 7, 8, 15, 16, 31, 32, 63, 64)
@@ -33,15 +35,16 @@ _EXPONENTS = (*_ZERO, 1.0, -1.0, 2.0, 3.0, -2.0, 0.5, -0.5, 0.25, 1 / 3)
 # By operator: the numbers at which it decides, beside those that a call is given for it.
 NUMBERS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("ceil", "floor", "trunc", "frac", "sign", "sgn", "signbit", "angle", "abs", "neg"), _WHOLE),
-    **dict.fromkeys(("round", "_to_copy", "copy"), _CONVERTED),
+    "round": _HALVES,
     **dict.fromkeys(("acos", "asin", "acosh", "atanh", "erfinv", "special_ndtri", "log_normal", "sinc"), _UNIT),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "frexp", "exp", "expm1"), _UNIT),
     **dict.fromkeys(("special_entr", "xlogy", "special_xlog1py", "heaviside", "copysign", "nextafter", "atan2"), _UNIT),
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "special_zeta", "igamma", "igammac"), _WHOLE),
     **dict.fromkeys(("relu", "leaky_relu", "elu", "celu", "_prelu_kernel", "threshold", "softplus"), _ZERO),
     **dict.fromkeys(("hardtanh", "hardshrink", "softshrink", "clamp", "clamp_min", "clamp_max"), _UNIT),
-    **dict.fromkeys(("hardsigmoid", "hardswish"), (3.0, -3.0, *_ZERO)),
-    **dict.fromkeys(("hardsigmoid_backward", "leaky_relu_backward", "threshold_backward"), (3.0, -3.0, *_ZERO)),
+    **dict.fromkeys(("hardtanh_backward", "hardshrink_backward", "softshrink_backward"), _UNIT),
+    **dict.fromkeys(("leaky_relu_backward", "threshold_backward", "elu_backward", "softplus_backward"), _ZERO),
+    **dict.fromkeys(("hardsigmoid", "hardswish", "hardsigmoid_backward", "hardswish_backward"), (3.0, -3.0, *_ZERO)),
     "logit": (0.5, *_UNIT),
 }
 _NUMBERED = ("self", "input", "self_or_result")
@@ -114,6 +117,18 @@ def _quotients(chooser: random.Random, arguments: Arguments) -> Arguments:
     return arguments | {"self": multiple}
 
 
+def _conversions(chooser: random.Random, arguments: Arguments) -> Arguments:
+    """Floats that a narrower dtype rounds, cuts off or does not hold, and a conversion to that."""
+    name = "src" if "src" in arguments else "self"
+    x, to = arguments[name], chooser.choice(_NARROW)
+    if not _tensor(x) or not x.is_floating_point():
+        return arguments
+    changed = {name: _picked(chooser, _with_neighbours(_CONVERTED, x), x.shape)}
+    if name == "src":
+        return arguments | changed | {"self": arguments["self"].to(to)}
+    return arguments | changed | {"dtype": to} if "dtype" in arguments else arguments | changed
+
+
 def _powers(chooser: random.Random, arguments: Arguments) -> Arguments:
     """Powers that are exact, and those of 0 and 1."""
 
@@ -183,6 +198,7 @@ def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 RULES: dict[str, Rule] = {
     **{name: lambda c, a, numbers=numbers: _at_numbers(c, a, numbers) for name, numbers in NUMBERS.items()},
+    **dict.fromkeys(("_to_copy", "copy"), _conversions),
     **dict.fromkeys(("add", "sub", "rsub", "mul"), _terms),
     **dict.fromkeys(("div", "floor_divide", "fmod", "remainder"), _quotients),
     **dict.fromkeys(("__lshift__", "__rshift__", "__ilshift__", "__irshift__"), _shifts),

@@ -46,7 +46,7 @@ def _layouts(make: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Four operands each, broadcastable to the first."""
     yield "contiguous", [make(6, 10) for _ in range(4)]
     yield "transposed", [make(6, 10), make(10, 6).t(), make(6, 10), make(10, 6).t()]
-    yield "broadcast", [make(4, 20, 36), make(36), make(20, 1), make(4, 1, 1)]
+    yield "broadcast", [make(4, 20, 36), make(20, 1), make(36), make(4, 1, 1)]
     yield "sliced", [make(13, 40)[::2, 1::2], make(7, 41)[:, 1::2], make(7, 20), make(7, 20)]
     yield "misaligned", [make(101)[1:] for _ in range(4)]
     yield "channels_last", [make(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(4)]
@@ -83,8 +83,9 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
             yield from calls(op, label, tensors)
     if op.packet in RULES:
         chooser = random.Random(seed)
-        for sample in calls(op, "boundaries", [make(6, 10) for _ in range(4)]):
-            yield sample.changed(op, at_boundaries(op.packet, chooser, sample.named(op)))
+        for turn in range(2):
+            for sample in calls(op, f"boundaries-{turn}", [make(6, 10) for _ in range(4)]):
+                yield sample.changed(op, at_boundaries(op.packet, chooser, sample.named(op)))
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in facts.NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]

@@ -38,13 +38,3 @@ def _tensors_of(op: Op) -> list[str]:
 @facts.drawn("isin")
 def _not_unique(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"assume_unique": False}
-
-
-@facts.drawn("searchsorted", "bucketize")
-def _sorted(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What is not sorted has no answer: ATen's search and ours may meet other elements."""
-    name = "sorted_sequence" if "sorted_sequence" in arguments else "boundaries"
-    bounds = arguments[name]
-    if not facts.real(bounds) or not bounds.dim() or arguments.get("sorter") is not None:
-        return arguments
-    return arguments | {name: bounds.sort(-1).values}
