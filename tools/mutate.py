@@ -1,6 +1,6 @@
 """Put one fault after another into a copy of the package, and see whether tests or fuzzed calls find it.
 
-    python tools/mutate.py [--family F] [--name GLOB] [--list] [--clean] [--calls N] [--seed S]
+    python tools/mutate.py [--family F ...] [--name GLOB] [--list] [--clean] [--calls N] [--seed S]
 
 The faults are those of tools/mutants.py. The section "Mutants" of docs/correctness.md is written by --docs from those
 that nothing finds, and --check says whether it is stale.
@@ -173,8 +173,10 @@ def documented() -> str:
     return before + section() + _END + after
 
 
-def chosen(family: str | None, name: str) -> list[Mutant]:
-    return [x for x in MUTANTS if family in (None, x.family) and fnmatch.fnmatchcase(x.name, name)]
+def chosen(families: Sequence[str], name: str) -> list[Mutant]:
+    """The mutants of some families, or of all, whose names match a glob."""
+    wanted = families or {mutant.family for mutant in MUTANTS}
+    return [mutant for mutant in MUTANTS if mutant.family in wanted and fnmatch.fnmatchcase(mutant.name, name)]
 
 
 def run(mutants: Sequence[Mutant], calls: int, seed: int, clean: bool) -> int:
@@ -200,7 +202,8 @@ def run(mutants: Sequence[Mutant], calls: int, seed: int, clean: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=sorted({mutant.family for mutant in MUTANTS}))
+    families = sorted({mutant.family for mutant in MUTANTS})
+    parser.add_argument("--family", action="append", default=[], choices=families, help="several allowed")
     parser.add_argument("--name", default="*", help="glob of mutants' names")
     parser.add_argument("--list", action="store_true", help="names, and nothing is run")
     parser.add_argument("--clean", action="store_true", help="run without the faults, where nothing must be found")
