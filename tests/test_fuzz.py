@@ -95,6 +95,18 @@ def test_running_statistics_are_written_where_no_schema_says_so():
     assert difference(call, *results, True)[0] == "stray"
 
 
+def test_running_statistics_are_compared_where_no_schema_says_that_they_are_written():
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(tritonite.device)
+    given = {"input": rows, "weight": None, "bias": None, "running_mean": rows[0].clone(), "running_var": rows[1].abs()}
+    given |= {"training": True, "momentum": 0.25, "eps": 1e-3}
+    call = Call(tritonite.overloads()["native_batch_norm"], given)
+    expected, actual = call.map(Copies()), call.map(Copies())
+    results = [Outcome(each.run(), each) for each in (expected, actual)]
+    assert difference(call, *results, True) is None
+    actual.arguments["running_var"] *= 0.8
+    assert difference(call, *results, True)[0] == "value"
+
+
 def test_a_call_is_the_same_each_time_it_is_drawn():
     for number in range(20):
         first, second = (draw(tritonite.overloads()["addmm.out"], 3, number) for _ in range(2))

@@ -360,7 +360,8 @@ class Drawer:
         if self.unchecked and argument.name == "offsets" and isinstance(value, torch.Tensor) and value.numel():
             return self._offsets(value)
         if self.unchecked:
-            written = argument.alias_info is not None and argument.alias_info.is_write
+            # Running statistics are written, too.
+            written = argument.name.startswith("running_") or (argument.alias_info and argument.alias_info.is_write)
             if isinstance(value, torch.Tensor) and self.device == "cpu" and not written:
                 return self._laid_out(value) if self.op.overload in _STRIDED else value
             return self._argument(argument) if _is_number(argument) else value
