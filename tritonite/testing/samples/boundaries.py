@@ -151,12 +151,13 @@ def _shifts(chooser: random.Random, arguments: Arguments) -> Arguments:
     return arguments | {"other": _picked(chooser, _with_neighbours(_SHIFTS, by), by.shape)}
 
 
-def _ties(chooser: random.Random, arguments: Arguments) -> Arguments:
-    """Repeat three of the operand's elements everywhere."""
+def _ties(chooser: random.Random, arguments: Arguments, zeros: bool = False) -> Arguments:
+    """Repeat three of the operand's elements everywhere, and with `zeros` those of both signs."""
     x = arguments["self"]
     if not _tensor(x) or not x.numel():
         return arguments
-    return arguments | {"self": _picked(chooser, x.flatten()[:3], x.shape)}
+    few = torch.cat([x.flatten()[:3], torch.tensor(_ZERO, device=x.device).to(x.dtype)]) if zeros else x.flatten()[:3]
+    return arguments | {"self": _picked(chooser, few, x.shape)}
 
 
 def _equals(chooser: random.Random, arguments: Arguments) -> Arguments:
@@ -204,7 +205,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("div", "floor_divide", "fmod", "remainder"), _quotients),
     **dict.fromkeys(("__lshift__", "__rshift__", "__ilshift__", "__irshift__"), _shifts),
     **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _shifts),
-    **dict.fromkeys(("sort", "topk", "kthvalue", "median", "nanmedian", "mode"), _ties),
+    # Elsewhere ATen chooses which of several zeros is a result.
+    "sort": functools.partial(_ties, zeros=True),
+    **dict.fromkeys(("topk", "kthvalue", "median", "nanmedian", "mode"), _ties),
     **dict.fromkeys(("argmax", "argmin", "max", "min", "amax", "amin", "aminmax", "_aminmax"), _ties),
     **dict.fromkeys(("cummax", "cummin", "_cummax_helper", "_cummin_helper"), _ties),
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _ties),

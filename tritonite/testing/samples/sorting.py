@@ -46,12 +46,13 @@ def _without_signed_nan(tensors: facts.Tensors) -> dict[str, Any]:
 def _without_signs(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen's kernels for GPUs sort by bits: a nan with a sign, as conversions from bfloat16 give one, comes first.
 
-    Unless they are stable, zeros of both signs come in any order.
+    Unless a sort is stable, zeros of both signs come in any order. On a CPU other ranks are compared without that sign.
     """
-    x = arguments["self"]
-    if devices.current.type == "cpu" or x.dtype not in dtypes.FLOATS:
+    x, on_cpu = arguments["self"], devices.current.type == "cpu"
+    if x.dtype not in dtypes.FLOATS or (on_cpu and "descending" not in arguments):
         return arguments
-    nans, zeros = x.isnan() & x.signbit(), (x == 0) & x.signbit() & (arguments.get("stable") is not True)
+    nans = x.isnan() & x.signbit() & (not on_cpu)
+    zeros = (x == 0) & x.signbit() & (arguments.get("stable") is not True)
     if not (nans | zeros).any():
         return arguments
     return arguments | {"self": x.masked_fill(nans, float("nan")).masked_fill(zeros, 0.0)}
