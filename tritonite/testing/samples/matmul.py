@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import devices
+from tritonite.dtypes import FLOATS
 from tritonite.testing.samples import facts
 
 # Libraries begin a sum with its first product or with a zero, and add nothing or a zero to it.
@@ -166,9 +167,12 @@ def _ends_in_order(arguments: dict[str, Any]) -> dict[str, Any]:
     tensors = all(isinstance(each, torch.Tensor) for each in given)
     if not tensors or ends.dtype is not torch.int32 or ends.dim() != 1 or min(self.dim(), mat2.dim()) < 2:
         return arguments
+    if not len(ends):
+        # Rows of no group are not written.
+        return arguments | ({"self": self[:0]} if self.dim() == 2 else {"mat2": mat2[..., :0]})
     last = mat2.shape[-1] if self.dim() == 3 else self.shape[0 if mat2.dim() == 3 else 1]
     counted = torch.arange(1, len(ends) + 1, device=ends.device) * last
-    return arguments | {"offs": (counted // max(1, len(ends))).int()}
+    return arguments | {"offs": (counted // len(ends)).int()}
 
 
 @facts.drawn("baddbmm")
@@ -178,7 +182,7 @@ def _finite_where_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
     batches = {name: arguments[name] for name in ("batch1", "batch2")}
     finite = {
-        name: x.nan_to_num(1.0, 1.0, 1.0) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        name: x.nan_to_num(1.0, 1.0, 1.0) if isinstance(x, torch.Tensor) and x.dtype in FLOATS else x
         for name, x in batches.items()
     }
     return arguments | finite
