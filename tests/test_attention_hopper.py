@@ -461,7 +461,7 @@ def test_few_queries_by_few_keys_are_left_to_aten():
     for few, short in itertools.product((False, True), repeat=2):
         assert table.aten_is_faster("flash", "warp specialised", 2, 80, False, 148, few, short) == (few and short)
         assert not table.aten_is_faster("flash", "warp specialised backward", 2, 80, False, 148, few, short)
-        assert table.aten_is_faster("efficient", "forward", 4, 256, False, 1788, few) == few
+        assert table.aten_is_faster("efficient", "forward", 4, 256, False, 1788, few)
         assert not table.aten_is_faster("efficient", "forward", 4, 128, False, 1788, few)
 
 

@@ -1,6 +1,7 @@
 """The contract between a call and its host function, through the native dispatcher and through Python."""
 
 import contextlib
+import sys
 
 import pytest
 import torch
@@ -506,7 +507,7 @@ def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
 def test_every_product_has_one_made(name, path, device, monkeypatch):
     op, prepared = tritonite.overloads()[name], []
     monkeypatch.setattr(product, "prepare_blas", prepared.append)
-    monkeypatch.setattr("tritonite.ops.matmul.prepare_blas", prepared.append)
+    monkeypatch.setattr(sys.modules["tritonite.ops.matmul"], "prepare_blas", prepared.append)
     sample = next(iter(samples(op, torch.float32, device)))
     op(*sample.args, **sample.kwargs)
     assert prepared

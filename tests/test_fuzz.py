@@ -114,7 +114,7 @@ def test_a_call_is_the_same_each_time_it_is_drawn():
     assert str(draw(tritonite.overloads()["addmm.out"], 4, 0)) != str(draw(tritonite.overloads()["addmm.out"], 3, 0))
 
 
-def drawn(overload, count=200):
+def drawn(overload, count=300):
     """Calls of an overload, with its tensors and numbers by their names."""
     return [draw(tritonite.overloads()[overload], 56, number).arguments for number in range(count)]
 
@@ -288,7 +288,7 @@ def test_calls_of_attention_have_masks_of_every_kind(suffix):
     """The least and largest finite numbers and -inf, scales of any sign, and one query over few keys and many."""
     op = tritonite.overloads()[f"_scaled_dot_product_flash_attention_for_cpu{suffix}"]
     met = set()
-    for number in range(120):
+    for number in range(250):
         arguments = draw(op, 5, number).arguments
         queries, keys, scale = arguments["query"].shape[2], arguments["key"].shape[2], arguments["scale"]
         met |= {"one query over many" if keys > 200 else "one query"} if queries == 1 else set()

@@ -90,21 +90,21 @@ def test_errors_of_host_functions_decline_before_anything_is_launched():
         stack.callback(call.set_strict, call.set_strict(False))
         for error in (TypeError("a"), ValueError("b"), IndexError("c"), OverflowError("d")):
             with pytest.raises(Decline, match=type(error).__name__) as raised:
-                call.run_host(raising(error), (), (), falls_back=True)
+                call.run_host(raising(error), (), (), False, falls_back=True)
             assert not raised.value.lasting
             with pytest.raises(type(error)):
-                call.run_host(raising(error), (), ())
+                call.run_host(raising(error), (), (), False)
         with pytest.raises(RuntimeError):
-            call.run_host(raising(RuntimeError()), (), (), falls_back=True)
+            call.run_host(raising(RuntimeError()), (), (), False, falls_back=True)
 
         def host(values, outs):
             call.note_launch()
             raise ValueError
 
         with pytest.raises(ValueError):
-            call.run_host(host, (), (), falls_back=True)
+            call.run_host(host, (), (), False, falls_back=True)
     with pytest.raises(TypeError):
-        call.run_host(raising(TypeError()), (), (), falls_back=True)
+        call.run_host(raising(TypeError()), (), (), False, falls_back=True)
 
 
 def test_what_launches_is_noted(device):
@@ -113,9 +113,9 @@ def test_what_launches_is_noted(device):
 
         def host(values, outs, name=name, arguments=arguments):
             overloads()[name].declaration.host([*arguments, None][: len(overloads()[name].names)], ())
-            noted.append(call._local.has_launched)
+            noted.append(call._local.launched)
 
-        call.run_host(host, (), ())
+        call.run_host(host, (), (), False)
     assert noted == [True, True]
 
 

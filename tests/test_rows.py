@@ -838,6 +838,17 @@ def test_short_columns_in_a_thread_each(shape, dtype, device, monkeypatch):
         assert served(name)
 
 
+@pytest.mark.parametrize("shape", [(64, 100), (4, 3, 5)], ids=str)
+def test_columns_of_one_element_in_memory(shape, device):
+    """Every operand is expanded along all dimensions, so that none is read whole."""
+    x = torch.randn(1, device=device).expand(shape)
+    expected = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
+    with tritonite.use_gems(faster_only=False):
+        found = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
+    torch.testing.assert_close(found, expected)
+    assert served("_softmax") and served("_softmax_backward_data")
+
+
 def test_threads_have_short_columns_and_load_16_bytes(monkeypatch):
     """As many as fill the device; longer ones where that leaves it empty have more than a thread each."""
     monkeypatch.setattr(devices, "current", nvidia.RECORD)

@@ -151,8 +151,8 @@ _POINTWISE = [
         "the last column of a tile is not written",
         "pointwise",
         "engine/pointwise/kernels.py",
-        "origin, column < shape[0], row < shape[1], LAYOUT, False)",
-        "origin, column < shape[0] - 1, row < shape[1], LAYOUT, False)",
+        "origin, column < shape[0], row_mask, LAYOUT, False)",
+        "origin, column < shape[0] - 1, row_mask, LAYOUT, False)",
         ("add",),
     ),
     Mutant(

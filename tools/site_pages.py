@@ -45,7 +45,7 @@ def errors(source: str) -> str:
 
 def _errors(source: str) -> Iterator[tuple[str, str, str]]:
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] == ["TritoniteError"]:
+        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases][:1] == ["TritoniteError"]:
             values = {ast.unparse(each.targets[0]): each.value for each in node.body if isinstance(each, ast.Assign)}
             template = ast.literal_eval(values["template"]) if "template" in values else ""
             yield node.name, ast.get_docstring(node) or "", template.replace("!r}", "}")

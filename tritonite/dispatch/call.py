@@ -152,7 +152,7 @@ def prepare_blas(device: torch.device) -> None:
     ATen's products are captured into a CUDA graph in place of kernels that are not compiled, and no handle can be made
     during a capture.
     """
-    if device.type == "cpu" or device in _local.blas or is_capturing():
+    if device.type != "cuda" or device in _local.blas or is_capturing():
         return
     if _local.recorder is None or not _local.recorder.dry:
         with torch.cuda.device(device):

@@ -79,7 +79,8 @@ def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fake)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            if any(_is_meta(value) for value in pytree.tree_leaves((args, kwargs))):
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            if tensors and all(map(_is_meta, tensors)):
                 return _of_meta(fake, args, kwargs)
             return fake(*args, **kwargs)
         except Decline as decline:
@@ -88,8 +89,9 @@ def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_meta(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "meta"
+def _is_meta(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the meta device, and no fake tensor."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "meta"
 
 
 def _of_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -469,7 +469,7 @@ def _of_neighbours(space: Space, elements: int, states: int) -> Blocks:
 def _columns(space: Space, traits: Traits) -> Blocks:
     """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
     device, tile = devices.current, tile_elements(space)
-    if found := _of_short_columns(space, held_bytes=128 // space.full_operands):
+    if found := _of_short_columns(space, held_bytes=128 // max(1, space.full_operands)):
         return found
     rows, length = min(power_of_2(space.n_kept), device.row_columns // 4), power_of_2(space.n_reduced)
     held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)

@@ -23,12 +23,6 @@ def _probabilities(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tens
 
 
 facts.may_decline(
-    ("binary_cross_entropy", "binary_cross_entropy.out"),
-    ("broadcast *",),
-    "a target of another shape",
-    "torch.nn.functional refuses it; what ATen's kernels make of it differs by device",
-)
-facts.may_decline(
     ("binary_cross_entropy.out",),
     ("* 2", "zero_dim 1"),
     "an output that ATen wants in the shape of the input, and makes 0-d",
