@@ -223,3 +223,32 @@ def test_survivors_are_in_the_docs(monkeypatch, tmp_path):
     assert mutate.main() == 0 and "- **one** (rows). No test can." in page.read_text()
     monkeypatch.setattr("sys.argv", ["mutate", "--check"])
     assert mutate.main() == 0
+
+
+PTX = """
+.visible .entry {name}(
+\t.param .u32 {name}_param_0
+)
+{{
+\t.loc\t1 {line} 3
+\tld.param.b32 \t%r1, [{name}_param_0]; // {name}.py:{line}
+\tadd.s32 \t%r2, %r1, {added};
+}}
+"""
+
+
+def test_a_digest_does_not_depend_on_names_and_lines():
+    tool = load("ptx_digest")
+    texts = [
+        tool.normalized(PTX.format(name=name, line=line, added=1)) for name, line in (("first", 10), ("other", 12))
+    ]
+    assert texts[0] == texts[1] and "add.s32" in texts[0] and ".loc" not in texts[0]
+    assert tool.normalized(PTX.format(name="first", line=10, added=2)) != texts[0]
+
+
+def test_kernels_that_differ_are_named():
+    tool = load("ptx_digest")
+    before = [tool.Kernel(digest, "sm_90", label) for digest, label in (("a", "add"), ("a", "add again"), ("b", "mul"))]
+    after = [tool.Kernel(digest, "sm_90", label) for digest, label in (("b", "renamed"), ("a", "add"), ("c", "new"))]
+    assert tool.differences(before, after) == ["- sm_90 add again", "+ sm_90 new"]
+    assert tool.differences(before, before[::-1]) == []

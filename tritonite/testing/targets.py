@@ -598,7 +598,10 @@ _GROUPS = {
 }
 
 
-def _work(names: list[str], full: bool, part: tuple[int, int]) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+def matrix(
+    names: list[str], full: bool, part: tuple[int, int]
+) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
+    """Yield a label, a specialization and its targets for everything that the compile matrix has of the names."""
     catalog.overloads()
     index, parts = part
     chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
@@ -682,7 +685,7 @@ def failures(
     for one of them. Where it is met first in a part, or named, a kernel is compiled for all targets, and elsewhere for
     one of each compiler's, by turns. If `quick`, a sample of them is (`_quick`).
     """
-    for label, specialization, chosen in _quick(names, part) if quick else _work(names, full, part):
+    for label, specialization, chosen in _quick(names, part) if quick else matrix(names, full, part):
         # On a device Triton refuses them; neither its interpreter nor its compiler does.
         if unknown := specialization.options.keys() - _OPTIONS:
             yield f"{label}: neither parameters nor options: {', '.join(sorted(unknown))}"
