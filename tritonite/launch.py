@@ -132,7 +132,8 @@ def _interpreting() -> Iterator[None]:
     dot = interpreted.dot_in_order if call.settings().invariant else interpreted.dot
     changes = {
         "options": InterpreterOptions(debug=True, sanitize_overflow=False),
-        "binary_op": functools.partial(interpreted.arithmetic, interpreter_builder),
+        "binary_op": functools.partial(interpreted.arithmetic, interpreter_builder, "binary_op"),
+        "unary_op": functools.partial(interpreted.arithmetic, interpreter_builder, "unary_op"),
         "create_assert": interpreted.refuse_unless,
         "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
         "create_fp_to_fp": functools.partial(interpreted.to_float8, interpreter_builder),

@@ -57,12 +57,15 @@ def to_float8(builder: object, source: TensorHandle, type_: tl.dtype, rounding: 
     return TensorHandle(wide.to(_FLOAT8[type_.scalar]).view(torch.uint8).numpy(), type_.scalar)
 
 
-def arithmetic(builder: Any, lhs: TensorHandle, rhs: TensorHandle, function: Callable[..., Any]) -> TensorHandle:
-    """Apply a function of two blocks; of bfloat16 in float32, rounded once. The interpreter's own takes their bits."""
-    own = type(builder).binary_op
-    if lhs.dtype.scalar != tl.bfloat16 or rhs.dtype.scalar != tl.bfloat16:
-        return own(builder, lhs, rhs, function)
-    found = function(*[cast(builder, operand, tl.float32).data for operand in (lhs, rhs)])
+def arithmetic(builder: Any, own: str, *given: Any) -> TensorHandle:
+    """Apply a function, the last of those given, to blocks; to bfloat16 ones in float32, rounded once.
+
+    `own` is the name of the interpreter's method for others, which takes the bits of bfloat16 for integers.
+    """
+    *operands, function = given
+    if any(operand.dtype.scalar != tl.bfloat16 for operand in operands):
+        return getattr(type(builder), own)(builder, *given)
+    found = function(*[cast(builder, operand, tl.float32).data for operand in operands])
     if found.dtype == np.bool_:
         return TensorHandle(found, tl.int1)
     return cast(builder, TensorHandle(found, tl.float32), tl.bfloat16)
