@@ -171,9 +171,10 @@ def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]
 
 
 def _has_assembly(label: str, specialization: Specialization) -> bool:
-    """Whether a kernel has NVIDIA's assembly, as those have that add halves to memory in pairs."""
-    paired = any(getattr(constant, "paired", False) for constant in specialization.constants.values())
-    return paired or (specialization.kernel in _IN_ASSEMBLY and "without assembly" not in label)
+    """Return whether a kernel has NVIDIA's assembly: pairs of 16-bit floats added to memory, or masked swaps."""
+    constants = specialization.constants.values()
+    written = any(getattr(constant, name, False) for constant in constants for name in ("paired", "masked"))
+    return written or (specialization.kernel in _IN_ASSEMBLY and "without assembly" not in label)
 
 
 def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
