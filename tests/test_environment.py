@@ -29,7 +29,7 @@ CONFIG = Config(32, 64, 32, splits=2)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """What is read once a process is read anew."""
+    """Clear what a process reads once."""
     caches = (store.known, model.tables, native.module, cache.warn_once)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("TRITONITE_TUNE", "TRITONITE_CACHE", "CXX"):

@@ -42,7 +42,7 @@ def device():
 
 
 def state(values):
-    """What a call could change: tensors with their memory, and generators."""
+    """Return everything a call could change: tensors with their memory, and generators."""
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)]
     generators = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Generator)]
     device = torch.cuda.default_generators if tritonite.device == "cuda" else ()

@@ -104,7 +104,7 @@ def test_a_choice_is_replaced_by_what_it_stands_for():
     assert wrong[1].value == 1
 
 
-HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+SIXTEEN_BITS = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def drawn(count=200, seed=1):
@@ -122,7 +122,7 @@ def downwards(x, dtype):
     return torch.where(near.double() > x, torch.nextafter(near, torch.full_like(near, -math.inf)), near)
 
 
-@HALVES
+@SIXTEEN_BITS
 @pytest.mark.parametrize("wrong", [towards_zero, downwards])
 def test_results_that_are_not_rounded_to_nearest_are_seen(dtype, wrong):
     """Each element is within the resolution; all of them together are not."""
@@ -133,7 +133,7 @@ def test_results_that_are_not_rounded_to_nearest_are_seen(dtype, wrong):
     assert judge(aten, aten, exact).failure is None
 
 
-@HALVES
+@SIXTEEN_BITS
 def test_a_bias_of_atens_own_is_excused(dtype):
     exact = drawn()
     ours = towards_zero(exact, dtype)
@@ -143,7 +143,7 @@ def test_a_bias_of_atens_own_is_excused(dtype):
     assert judge(ours, away, exact, terms=1e8).failure.startswith("rounded")
 
 
-@HALVES
+@SIXTEEN_BITS
 def test_errors_of_both_signs_are_no_bias(dtype):
     exact = drawn(2000)
     near = exact.to(dtype)
@@ -152,14 +152,14 @@ def test_errors_of_both_signs_are_no_bias(dtype):
     assert judge(ours, near, exact, terms=1e8).failure is None
 
 
-@HALVES
+@SIXTEEN_BITS
 def test_few_values_that_are_repeated_are_no_bias(dtype):
     """Errors of results of coarse inputs are no independent draws."""
     exact = drawn(4).repeat(100)
     assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None
 
 
-@HALVES
+@SIXTEEN_BITS
 def test_subnormal_results_have_no_bias(dtype):
     exact = drawn() / 4 * torch.finfo(dtype).smallest_normal
     assert judge(towards_zero(exact, dtype), exact.to(dtype), exact).failure is None

@@ -142,7 +142,7 @@ def test_numbers_that_do_not_fit_go_to_aten(device):
 
 
 def outcome(function, *args, **kwargs):
-    """What a call returns, or the error that it raises as text."""
+    """Return what a call returns, or the text of the error that it raises."""
     try:
         return function(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError) as error:

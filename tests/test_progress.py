@@ -1,4 +1,4 @@
-"""What takes seconds says so, once a cause, and only where somebody wants to read it."""
+"""A line on stderr for work that takes seconds: once a cause, and none where it is turned off."""
 
 import fcntl
 import itertools

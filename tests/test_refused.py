@@ -1,4 +1,4 @@
-"""What ATen refuses, or answers in another way where arguments are odd: its exception, and nothing of ours."""
+"""Odd arguments get ATen's answer or exception, and no answer of a kernel."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ def declined(name):
 
 
 def fuzzed(name, **arguments):
-    """What the fuzzer says of a call."""
+    """Return the fuzzer's finding on a call, or None."""
     return check(Call(overloads()[name], arguments))
 
 

@@ -16,7 +16,7 @@ REASON = "a tensor that needs more memory than its storage has"
 
 
 def resized(tensor, elements=0):
-    """A copy in a storage of its own, which then has so many elements."""
+    """Copy a tensor into a storage of its own, which is then resized to a number of elements."""
     storage = tensor.untyped_storage().clone()
     copy = tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     storage.resize_(elements * tensor.itemsize)

@@ -9,7 +9,7 @@ from conftest import some
 import tritonite
 from tritonite.engine.indexing import write
 
-HALVES = [torch.float16, torch.bfloat16]
+SIXTEEN_BITS = [torch.float16, torch.bfloat16]
 # What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
 TERM = {torch.float16: 9.0, torch.bfloat16: 1.0}
 
@@ -78,7 +78,7 @@ def test_terms_at_one_place_are_added_up(name, columns, dtype, device):
     assert _served(name) == 1
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("name, own", list(itertools.product(MEANS, [True, False])))
 def test_a_mean_divides_a_sum_of_full_precision(name, own, dtype, device, path):
     x, rows, one = _updates(dtype, device, 2)
@@ -91,7 +91,7 @@ def test_a_mean_divides_a_sum_of_full_precision(name, own, dtype, device, path):
     assert _served(name) == 2
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 def test_a_product_is_rounded_once(dtype, device, path):
     x, rows, one = _updates(dtype, device, 0)
     one = torch.full_like(one, 1 + 2 * torch.finfo(dtype).eps)
@@ -108,7 +108,7 @@ def test_a_product_is_rounded_once(dtype, device, path):
         assert _served(name) == 2
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 def test_elements_without_updates_keep_their_bits(dtype, device):
     """In place and in views with gaps, whose other elements are not touched."""
     memory = torch.randn(40, 6, device=device).to(dtype)
