@@ -1,5 +1,6 @@
 """The commands a user types, their exit codes, and the demonstration end to end."""
 
+import importlib.util
 import io
 import platform
 import re
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import tritonite
 from tritonite import cli, demo
 from tritonite.catalog import names
+from tritonite.testing import opinfo
 from tritonite.testing import verify as verification
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -94,6 +96,17 @@ FUNCTIONS = sorted(
 def test_explain_draws_fitting_arguments_for_every_function(name):
     text = run("explain", name)
     assert "runs as " in text or "path " in text
+
+
+def test_a_stand_in_for_expecttest_is_made_once(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "expecttest", raising=False)
+    opinfo._provide_expecttest()
+    made = sys.modules["expecttest"]
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "expecttest", made)
+    opinfo._provide_expecttest()
+    assert sys.modules["expecttest"] is made
 
 
 def test_explain_draws_fitting_arguments_where_two_dimensions_do_not_fit():

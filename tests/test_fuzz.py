@@ -180,9 +180,8 @@ def test_integers_that_wrap_around_are_drawn():
 
 
 def test_an_operator_has_values_at_which_it_decides():
-    packets = {op.packet for op in tritonite.overloads().values()}
-    assert packets >= RULES.keys()
     for packet in RULES:
+        assert hasattr(torch.ops.aten, packet)
         names = [op.overload for op in tritonite.overloads().values() if op.packet == packet and op.has_place]
         assert not names or any(map(boundaries_of, names)), packet
 

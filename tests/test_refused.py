@@ -68,6 +68,8 @@ def test_many_dimensions(name, device, path):
 @pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch's tensors have no names")
 def test_named_dimensions_are_atens(device, path):
     """Also where a call of the same shape without names has been recorded before."""
+    if path == "python":
+        pytest.skip("PyTorch converts no named tensor for a kernel in Python")
     plain = torch.randn(3, 4, device=device)
     for function in (lambda x: x + x, lambda x: x.sum(1), lambda x: x.softmax(1), lambda x: x.clone()):
         for x in (plain, plain.refine_names("row", "column")):
@@ -148,9 +150,13 @@ def test_put_in_deterministic_mode(device, path):
     torch.use_deterministic_algorithms(True)
     try:
         with tritonite.use_gems(include="*"):
-            with pytest.raises(RuntimeError, match="deterministic"):
-                put(False)
-            assert put(True).tolist() == [1, 2, 0, 0, 0]
+            for accumulate in (False, True):
+                if accumulate and device == "cpu":
+                    assert put(True).tolist() == [1, 2, 0, 0, 0]
+                    continue
+                # ATen adds by atomics on a GPU.
+                with pytest.raises(RuntimeError, match="deterministic"):
+                    put(accumulate)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -50,7 +50,7 @@ _BESSEL = {f"special_bessel_{kind}{order}": (f"bessel{kind}", order) for kind in
 
 def _provide_expecttest() -> None:
     """torch's test utilities import expecttest for a base class that the samples do not need."""
-    if importlib.util.find_spec("expecttest") is None:
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules.setdefault("expecttest", stand_in)

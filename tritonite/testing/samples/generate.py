@@ -85,7 +85,8 @@ def samples(op: Op, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> I
         chooser = random.Random(seed)
         for turn in range(2):
             for sample in calls(op, f"boundaries-{turn}", [make(6, 10) for _ in range(4)]):
-                yield sample.changed(op, at_boundaries(op.packet, chooser, sample.named(op)))
+                changed = at_boundaries(op.packet, chooser, sample.named(op))
+                yield sample.changed(op, facts.DRAWN.get(op.packet, dict)(changed))
     if dtype.is_floating_point:
         skip_nan = device == "cpu" and op.packet in facts.NAN_UNDEFINED
         extremes = [value for value in _EXTREMES if value == value or not skip_nan]
