@@ -458,6 +458,7 @@ def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
 def test_few_queries_by_few_keys_are_left_to_aten():
     """Where tiles are few; decoding serves more keys, and gradients are another matter."""
     assert table.are_short(1, 148) and not table.are_short(1, 256) and not table.are_short(17, 148)
+    assert not table.are_short(1, 64)
     for few, short in itertools.product((False, True), repeat=2):
         assert table.aten_is_faster("flash", "warp specialised", 2, 80, False, 148, few, short) == (few and short)
         assert not table.aten_is_faster("flash", "warp specialised backward", 2, 80, False, 148, few, short)

@@ -8,7 +8,7 @@ import tritonite
 from tritonite.dispatch.override import select
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
-from tritonite.testing.fuzz.check import Copies, Outcome, difference
+from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
 from tritonite.testing.fuzz.run import _Worker
 from tritonite.testing.samples import samples
 from tritonite.testing.samples.boundaries import RULES
@@ -184,6 +184,15 @@ def test_an_operator_has_values_at_which_it_decides():
         assert hasattr(torch.ops.aten, packet)
         names = [op.overload for op in tritonite.overloads().values() if op.packet == packet and op.has_place]
         assert not names or any(map(boundaries_of, names)), packet
+
+
+def test_a_reference_leaves_float64_arguments_as_they_were():
+    op = tritonite.overloads()["batch_norm_gather_stats"]
+    call = Call(op, next(samples(op, torch.float64, tritonite.device)).named(op))
+    before = call.map(Copies())
+    assert not outcome_in_float64(call).raised
+    for name, value in before.arguments.items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value, call.arguments[name]), name
 
 
 def boundaries_of(overload):

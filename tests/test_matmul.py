@@ -436,7 +436,12 @@ def _sized_calls(op, dtype, count):
         arguments = {
             name: normal(*shape, dtype=dtype) for name, shape in shapes_of(op.packet, batches, M, N, K).items()
         }
-        own = {"beta": beta, "alpha": alpha, "use_gelu": number % 2 == 0, "out_dtype": max(dtype, torch.float32, key=lambda each: each.itemsize)}
+        own = {
+            "beta": beta,
+            "alpha": alpha,
+            "use_gelu": number % 2 == 0,
+            "out_dtype": max(dtype, torch.float32, key=lambda each: each.itemsize),
+        }
         arguments |= {name: value for name, value in own.items() if name in op.names}
         if "beta" in arguments and beta == 0 and number % 2:
             arguments["self"].fill_(math.nan)

@@ -224,8 +224,8 @@ def are_few(queries: int, heads: int, multiprocessors: int) -> bool:
 
 
 def are_short(queries: int, keys: int) -> bool:
-    """Whether queries are as few as in decoding, and keys too few for that."""
-    return queries <= FEW_QUERIES and keys < MANY_KEYS
+    """Return whether queries are as few as in decoding, and keys are too few for it but take several blocks."""
+    return queries <= FEW_QUERIES and 64 < keys < MANY_KEYS
 
 
 def warp_specialized(

@@ -181,7 +181,8 @@ def outcome_in_float64(call: Call) -> Outcome:
 
 
 def _outcome_of_wide(call: Call, integers: bool) -> Outcome:
-    wide = call.map(functools.partial(to_reference, integers=integers))
+    # float64 tensors are converted without a copy, and functions for references write running statistics.
+    wide = call.map(Copies()).map(functools.partial(to_reference, integers=integers))
     function = REFERENCES.get(call.op.packet)
     if function is None:
         return outcome(wide)

@@ -508,6 +508,9 @@ def _consistent_on_cuda(arguments: dict[str, Any]) -> dict[str, Any]:
     given |= {"return_debug_mask": False} if "return_debug_mask" in given else {}
     if "logsumexp" not in given:
         return given
+    if not efficient and given["scale"] <= 0:
+        # The gradients of FlashAttention and cuDNN are nan.
+        given["scale"] = _SCALE
     wide = query.double(), key.double(), value.double()
     out, logarithms = _attended(*wide, bias, causal, not biased, given["scale"])
     out, logarithms = out.to(query.dtype), logarithms.float()
