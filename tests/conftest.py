@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tritonite import devices
-from tritonite.dispatch import call, native, override
+from tritonite.runtime import contract, native
+from tritonite.install import override
 
 # The whole set of cases, as for a GPU; the interpreter takes seconds for some of them, and has a part of each test's.
 FULL = os.environ.get("TRITONITE_TEST_FULL") == "1"
@@ -100,10 +101,10 @@ def clean_state():
     """Leave no override, plan, count or changed default behind, and let ATen serve no call for its speed."""
     torch.manual_seed(0)
     tritonite.reset_stats()
-    before = call.set_comparing(False), call.set_strict(True)
+    before = contract.set_comparing(False), contract.set_strict(True)
     yield
-    call.set_comparing(before[0])
-    call.set_strict(before[1])
+    contract.set_comparing(before[0])
+    contract.set_strict(before[1])
     tritonite.disable()
     if override._native is not None:
         # A plan that a test recorded with another device record or table would be replayed in the next test.

@@ -10,15 +10,15 @@ from conftest import FULL, covering
 
 import tritonite
 from tritonite import devices
-from tritonite.dispatch import call
 from tritonite.engine.attention import problem
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.problem import Problem
+from tritonite.engine.attention.table import Tile, Tiles
 from tritonite.errors import Decline
+from tritonite.runtime import contract
 from tritonite.testing.judge import to_reference
 from tritonite.testing.samples import REFERENCES, samples
-from tritonite.tune.attention import Tile, Tiles
 
 _ATEN = torch.ops.aten
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -491,7 +491,10 @@ def test_calls_are_left_to_a_backend_that_is_faster(kind, suffix, monkeypatch):
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
     op = tritonite.overloads()[f"_scaled_dot_product_{kind}_attention{suffix}"]
     sample = next(iter(samples(op, torch.float16, tritonite.device)))
-    with call.under(call.settings_of()._replace(faster_only=True)), pytest.raises(Decline, match="ATen is faster here"):
+    with (
+        contract.under(contract.settings_of()._replace(faster_only=True)),
+        pytest.raises(Decline, match="ATen is faster here"),
+    ):
         op(*sample.args, **sample.kwargs)
     assert {backend for backend, _ in asked} == {kind}
     assert ("backward" in asked[-1][1]) if suffix else asked
@@ -502,7 +505,10 @@ def test_where_nobody_has_measured_atens_kernels_serve(monkeypatch):
     """On a device of which it is known elsewhere in what ATen is faster."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     operands = _operands()
-    with call.under(call.settings_of()._replace(faster_only=True)), pytest.raises(Decline, match="ATen is faster here"):
+    with (
+        contract.under(contract.settings_of()._replace(faster_only=True)),
+        pytest.raises(Decline, match="ATen is faster here"),
+    ):
         tritonite.overloads()[_CPU](*operands)
     tritonite.overloads()[_CPU](*operands)
 

@@ -13,17 +13,17 @@ from warps import Pointer, number
 import tritonite
 from tritonite import devices
 from tritonite.engine.attention import backward, forward, place, scores
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
+    backward_dkdv,
+    backward_dq,
     float32_backward,
     float32_forward,
     float32_tiles,
-    of_keys,
-    of_queries,
 )
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.engine.gemm import hopper_parts
-from tritonite.tune import attention as table
+from tritonite.engine.gemm.kernels import hopper_fp32
 
 _KERNELS = {
     float32_forward: ("attend_in_parts",),
@@ -147,7 +147,7 @@ def in_python(request, monkeypatch):
         def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
             # Its own last, whose functions have names that others' have, too.
-            modules = hopper_parts, scores, place, of_queries, of_keys, float32_tiles, module
+            modules = hopper_fp32, scores, place, backward_dq, backward_dkdv, float32_tiles, module
             helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5, "LOG2E": scores.LOG2E.value}
             self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)
 

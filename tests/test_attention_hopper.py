@@ -14,13 +14,13 @@ from warps import Descriptor, Pointer, number
 import tritonite
 from tritonite import devices
 from tritonite.engine.attention import forward, scores
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor
 from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.tune import attention as table
-from tritonite.tune.attention import WarpSpecialized
+from tritonite.engine.attention.table import WarpSpecialized
 
 on_sm_90 = pytest.mark.skipif(
     not devices.has_wgmma(torch.device(tritonite.device)), reason="Gluon's kernel is for sm_90, which it needs to run"

@@ -23,12 +23,12 @@ from warps import Descriptor, Pointer, number
 import tritonite
 from tritonite import devices
 from tritonite.engine.attention import backward, place, scores
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
-from tritonite.engine.attention.hopper import descriptors, of_keys, of_queries
+from tritonite.engine.attention.hopper import backward_dkdv, backward_dq, descriptors
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.tune import attention as table
-from tritonite.tune.attention import Ring, WarpSpecializedBackward
+from tritonite.engine.attention.table import Ring, WarpSpecializedBackward
 
 
 def by_definition(work, grad):
@@ -130,13 +130,13 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
             self.names = list(kernel.jit.signature.parameters)
             self.kernel = warps.Kernel(
                 kernel.jit.fn,
-                warps.device_functions(scores, descriptors, of_queries, of_keys, place),
+                warps.device_functions(scores, descriptors, backward_dq, backward_dkdv, place),
                 at_once,
                 # Which registers hold an operand is the compiler's matter.
                 in_halves=lambda tile, dtype, total: tile.to(dtype),
                 ROWS=hopper_backward.ROWS.value,
                 GROUPS=hopper_backward.GROUPS.value,
-                LOG2E=of_keys.LOG2E.value,
+                LOG2E=backward_dkdv.LOG2E.value,
             )
 
         def __getitem__(self, grid):

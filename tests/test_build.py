@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tritonite.dispatch import native
 from tritonite.errors import BuildFailed
+from tritonite.runtime import native
 
 INCLUDE = Path(torch.__file__).parent / "include"
 

@@ -10,9 +10,10 @@ import triton.language as tl
 
 import tritonite
 from tritonite import devices
-from tritonite.dispatch import call, override, python
 from tritonite.engine.gemm import product
 from tritonite.errors import CapturedInPart, Decline
+from tritonite.install import override, python
+from tritonite.runtime import contract
 from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
 
@@ -70,7 +71,7 @@ def _fill_with_count(target, count: tl.int64, BLOCK: tl.constexpr):
 
 
 def _plus(x, number):
-    result = call.empty(x.shape, x.dtype, x.device)
+    result = contract.empty(x.shape, x.dtype, x.device)
     _add_number[(triton.cdiv(x.numel(), BLOCK),)](x, result, number, x.numel(), BLOCK=BLOCK)
     return result
 
@@ -104,7 +105,7 @@ def test_zero_and_one_may_be_told_apart_without_pinning_a_number(device, path):
     x = torch.arange(6.0, device=device)
 
     def host(x, value, *rest):
-        return _plus(x, {0: 10.0, 1: 20.0, None: value}[call.zero_or_one(value)])
+        return _plus(x, {0: 10.0, 1: 20.0, None: value}[contract.zero_or_one(value)])
 
     with standing_in("full_like", host, pin_zero_or_one=("fill_value",)) as runs:
         found = [torch.full_like(x, a)[0].item() for a in (0.0, 1.0, 3.0, 4.0, 5.0, 1.0, 0.0)]
@@ -176,11 +177,11 @@ def test_which_of_many_tensors_overlap_is_in_the_key(device, path):
 
 def test_sizes_that_data_decides(device, replays):
     def host(x):
-        counts = call.zeros((1,), torch.int64, x.device)
+        counts = contract.zeros((1,), torch.int64, x.device)
         _count[(triton.cdiv(x.numel(), BLOCK),)](x, counts, x.numel(), BLOCK=BLOCK)
-        (count,) = call.read(counts)
+        (count,) = contract.read(counts)
         # As ATen's on a GPU: the indices of a dimension are next to each other.
-        result = call.empty_strided((count, 1), (1, count), torch.int64, x.device)
+        result = contract.empty_strided((count, 1), (1, count), torch.int64, x.device)
         _places[(1,)](x, result, x.numel(), BLOCK=128)
         return result
 
@@ -198,12 +199,12 @@ def test_sizes_that_data_decides(device, replays):
 
 def test_the_first_elements_of_a_vector_are_as_many_as_data_decides(device, replays):
     def host(x):
-        counts = call.zeros((1,), torch.int64, x.device)
+        counts = contract.zeros((1,), torch.int64, x.device)
         _count[(1,)](x, counts, x.numel(), BLOCK=128)
-        result = call.empty((x.numel(),), torch.int64, x.device)
+        result = contract.empty((x.numel(),), torch.int64, x.device)
         _places[(1,)](x, result, x.numel(), BLOCK=128)
-        (count,) = call.read(counts)
-        return call.first(result, count)
+        (count,) = contract.read(counts)
+        return contract.first(result, count)
 
     with standing_in("linalg_eigvals", host) as runs:
         for n in (7, 0, 100, 31):
@@ -217,8 +218,8 @@ def test_the_first_elements_of_a_vector_are_as_many_as_data_decides(device, repl
 
 def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replays):
     def host(x):
-        (count,) = call.read(x)
-        result = call.empty((count,), torch.int64, x.device)
+        (count,) = contract.read(x)
+        result = contract.empty((count,), torch.int64, x.device)
         _fill_with_count[(count.blocks(BLOCK),)](result, count, BLOCK=BLOCK)
         return result
 
@@ -228,9 +229,9 @@ def test_a_grid_a_kernels_argument_and_a_result_that_data_decides(device, replay
         assert len(runs) == replays(4)
 
     def equal(x, other):
-        counts = call.zeros((1,), torch.int64, x.device)
+        counts = contract.zeros((1,), torch.int64, x.device)
         _count[(1,)](x, counts, x.numel(), BLOCK=BLOCK)
-        return tuple(call.read(counts))
+        return tuple(contract.read(counts))
 
     with standing_in("is_set_to", equal) as runs:
         x, y = torch.zeros(4, device=device), torch.zeros(4, device=device)
@@ -243,10 +244,10 @@ def test_results_that_hold_what_was_drawn(device, replays):
     """On the CPU, as efficient attention has the seed and the offset of its dropout, which its gradient takes."""
 
     def host(x, *_):
-        seed, offset = call.random_state(x.device, 4)
-        kept = call.empty((1,), torch.int64, x.device)
+        seed, offset = contract.random_state(x.device, 4)
+        kept = contract.empty((1,), torch.int64, x.device)
         _store[(1,)](kept, seed)
-        return kept, call.held(seed), call.held(offset)
+        return kept, contract.held(seed), contract.held(offset)
 
     with standing_in("_unique2", host) as runs:
         seen = []
@@ -260,7 +261,7 @@ def test_results_that_hold_what_was_drawn(device, replays):
 
 def test_zeros_copies_and_views_of_another_dtype(device, replays):
     def host(x, diagonal):
-        zeroed = call.zeros(x.shape, x.dtype, x.device)
+        zeroed = contract.zeros(x.shape, x.dtype, x.device)
         _add_number[(1,)](zeroed, zeroed, 3.0, x.numel(), BLOCK=BLOCK)
         zeroed.t().copy_(x.t().contiguous() if x.dim() == 2 else x)
         doubles = x.t().to(torch.float64)
@@ -320,7 +321,7 @@ def test_calls_without_tensors(device, replays, path):
 
     def host(size, value, dtype=None, layout=None, device=None, pin_memory=None):
         seen.append((dtype, layout, device))
-        result = call.zeros(size, dtype or torch.get_default_dtype(), torch.device(device or tritonite.device))
+        result = contract.zeros(size, dtype or torch.get_default_dtype(), torch.device(device or tritonite.device))
         _add_number[(1,)](result, result, value, result.numel(), BLOCK=BLOCK)
         return result
 
@@ -447,7 +448,7 @@ def _compiling(monkeypatch, kernel, device):
         monkeypatch.setattr(type(kernel), "_compiles", True)
         monkeypatch.setattr(type(kernel), "_resolve", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(call, "is_capturing", lambda: True)
+    monkeypatch.setattr(contract, "is_capturing", lambda: True)
     monkeypatch.setattr(python, "is_capturing", lambda: True)
 
 
@@ -464,7 +465,7 @@ def test_a_first_call_in_a_capture_writes_nothing_twice(device, monkeypatch, pat
 
     def host(x, other, alpha):
         if launches:
-            call.note_launch()
+            contract.note_launch()
         add_one[(1,)](x, x.numel(), BLOCK=8)
         return x
 
@@ -493,13 +494,13 @@ def test_a_handle_of_cublas_is_made_before_a_capture(monkeypatch):
     made, first, second = [], torch.device("cuda", 0), torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(made.append(device)))
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: made.append("handle"))
-    monkeypatch.setattr(call._local, "blas", frozenset())
-    monkeypatch.setattr(call, "is_capturing", lambda: True)
-    call.prepare_blas(first)
+    monkeypatch.setattr(contract._local, "blas", frozenset())
+    monkeypatch.setattr(contract, "is_capturing", lambda: True)
+    contract.prepare_blas(first)
     assert not made
-    monkeypatch.setattr(call, "is_capturing", lambda: False)
+    monkeypatch.setattr(contract, "is_capturing", lambda: False)
     for device in (torch.device("cpu"), first, second, first, second):
-        call.prepare_blas(device)
+        contract.prepare_blas(device)
     assert made == [first, "handle", second, "handle"]
 
 

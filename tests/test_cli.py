@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli, demo
-from tritonite.catalog import names
+from tritonite.registry import names
 from tritonite.testing import opinfo
 from tritonite.testing import verify as verification
 

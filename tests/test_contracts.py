@@ -14,12 +14,12 @@ import torch
 import triton.language as tl
 
 import tritonite
-from tritonite import catalog, devices
-from tritonite.catalog import Op
+from tritonite import devices, registry
 from tritonite.engine.pointwise.blocks import inverse
 from tritonite.engine.pointwise.declare import Iteration
 from tritonite.errors import Decline, InvalidDeclaration
 from tritonite.ops import arithmetic
+from tritonite.registry import Op
 from tritonite.testing import targets
 from tritonite.testing.judge import assert_close, to_reference
 
@@ -354,9 +354,9 @@ def test_direct_calls(device):
 
 def recorded(monkeypatch):
     """The overloads whose host functions run from here on."""
-    seen, results = [], catalog.Op.results
+    seen, results = [], registry.Op.results
     monkeypatch.setattr(
-        catalog.Op, "results", lambda self, *args: (seen.append(self.overload), results(self, *args))[1]
+        registry.Op, "results", lambda self, *args: (seen.append(self.overload), results(self, *args))[1]
     )
     return seen
 
@@ -418,7 +418,7 @@ def test_direct_calls_are_pickled_by_name():
 
 
 def test_names_that_aten_does_not_know(capsys, monkeypatch):
-    for declare in (catalog.pointwise("sigmodi"), catalog.operator("sigmodi", accepts=(torch.float32,))):
+    for declare in (registry.pointwise("sigmodi"), registry.operator("sigmodi", accepts=(torch.float32,))):
         with pytest.raises(InvalidDeclaration, match=r"ATen has no operator of this name.*'sigmoid'"):
             declare(lambda self: self)
     for arguments, message in ((["swoosh"], "no operator is called 'swoosh'"), (["--part", "2/2"], "is not I/N")):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import catalog
+from tritonite import registry
 
 PROMISED = [name for path in (Path(__file__).parent / "coverage").glob("*.txt") for name in path.read_text().split()]
 KEY = tritonite.backend.dispatch_key
@@ -14,17 +14,17 @@ KEY = tritonite.backend.dispatch_key
 
 def exists(name):
     packet = name.partition(".")[0]
-    return name in dict(catalog.schemas(packet)) and catalog.has_kernel(name, KEY)
+    return name in dict(registry.schemas(packet)) and registry.has_kernel(name, KEY)
 
 
 def test_every_promised_overload_is_served():
-    missing = [n for n in PROMISED if n not in tritonite.overloads() and n not in catalog.excluded and exists(n)]
+    missing = [n for n in PROMISED if n not in tritonite.overloads() and n not in registry.excluded and exists(n)]
     assert not missing, f"{len(missing)} missing: {missing}"
 
 
 def test_few_are_excluded_each_with_a_reason():
-    assert len(catalog.excluded) <= 46
-    assert all(catalog.excluded.values())
+    assert len(registry.excluded) <= 46
+    assert all(registry.excluded.values())
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="the list is of torch 2.13's overloads")
@@ -42,7 +42,7 @@ def test_no_composite_is_overridden():
 
 def test_a_declaration_is_short():
     """Beyond its formula an operator costs its author at most eight fields."""
-    for declaration in catalog.declarations:
+    for declaration in registry.declarations:
         assert len(declaration.packets) <= 6, declaration.packets
 
 

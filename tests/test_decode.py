@@ -10,13 +10,13 @@ from conftest import FULL, covering
 
 import tritonite
 from tritonite import devices
-from tritonite.dispatch import call
 from tritonite.engine.attention import decode
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.problem import Problem
-from tritonite.launch import LibEntry
+from tritonite.engine.attention.table import Tile
 from tritonite.ops import attention
-from tritonite.tune import attention as table
-from tritonite.tune.attention import Tile
+from tritonite.runtime import contract
+from tritonite.runtime.launch import LibEntry
 
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
 # Programs of 16 keys take the interpreter long: so many, of which there are several splits, where 300 are 19 of them.
@@ -178,7 +178,7 @@ def test_what_it_serves(S, T, H, serves):
     assert decode.decodes(work) == serves
     assert not decode.decodes(work._replace(causal=True))
     assert decode.decodes(work._replace(causal=True, diagonal=T - S)) == serves
-    with call.under(call.settings_of(invariant=True)):
+    with contract.under(contract.settings_of(invariant=True)):
         assert not decode.decodes(work)
 
 

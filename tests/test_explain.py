@@ -9,8 +9,8 @@ from test_accuracy import MISSING
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.catalog.names import overload_named
-from tritonite.dispatch.override import native_dispatcher
+from tritonite.install.override import native_dispatcher
+from tritonite.registry.names import overload_named
 from tritonite.testing import verify
 from tritonite.testing.samples import samples
 

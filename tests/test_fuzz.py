@@ -5,8 +5,8 @@ import torch
 from conftest import FULL
 
 import tritonite
-from tritonite.dispatch.override import select
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS
+from tritonite.install.override import select
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
 from tritonite.testing.fuzz.run import _Worker

@@ -10,16 +10,16 @@ from conftest import FULL, every_second
 import tritonite
 from tritonite import devices, fused
 from tritonite.devices import nvidia
-from tritonite.dispatch import call
 from tritonite.engine import scan
-from tritonite.engine.gemm import choose
+from tritonite.engine.gemm import select
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
 from tritonite.engine.rows.blocks import Traits
 from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.table import ROWS as ROWS_OF
+from tritonite.engine.rows.table import Invariant
+from tritonite.runtime import contract
 from tritonite.testing.verify import check_overload
-from tritonite.tune.rows import ROWS as ROWS_OF
-from tritonite.tune.rows import Invariant
 
 PRODUCT = sys.modules["tritonite.engine.gemm.product"]
 # Few, because the interpreter takes milliseconds for a block; how blocks are chosen is asked for every number.
@@ -172,7 +172,7 @@ def spaces(length, counts):
 @pytest.mark.parametrize("length", [1, 64, 1000, 1024, 1025, 4096, 65_536, 128_256, 2**24])
 def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
     traits = Traits(4, True, 1, torch.float32)
-    with call.under(call.Settings(False, True)):
+    with contract.under(contract.Settings(False, True)):
         found = set()
         for space in spaces(length, EVERY):
             of_reduction, of_transform = blocks.for_reduction(space, 1), blocks.for_transform(space, traits)
@@ -226,7 +226,7 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
             addend = torch.empty((batches, M, N) if full else N, device="meta")
             PRODUCT.product(a, b, out, addend=addend, beta=1)
 
-    with call.under(call.Settings(False, True)):
+    with contract.under(contract.Settings(False, True)):
         for count in EVERY:
             for transposed in (False, True):
                 multiply(count, transposed)
@@ -254,13 +254,13 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
 def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
     """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
     device = torch.device("cuda", torch.cuda.current_device())
-    assert choose.has_tiles_alike(dtype, device)
+    assert select.has_tiles_alike(dtype, device)
     M, N = 100, 264
     a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
     a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
     problem = Problem.of(a, b, b.new_empty(1, M, N))._replace(invariant=True)
-    table = choose.table_for(problem, device, True)
-    tiles = table.candidates[choose._alike(problem, table.candidates, device)]
+    table = select.table_for(problem, device, True)
+    tiles = table.candidates[select._alike(problem, table.candidates, device)]
     found, kinds = set(), set()
     for tile in tiles:
         config = table.configs[tile["number"]]._replace(splits=int(tile["splits"]))
@@ -268,7 +268,7 @@ def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
         if kind not in kinds:
             kinds.add(kind)
             out = b.new_empty(1, M, N)
-            PRODUCT.product(a, b, out, config=choose.fitting(config, problem, device))
+            PRODUCT.product(a, b, out, config=select.fitting(config, problem, device))
             found.add(bits(out)[0].cpu().numpy().tobytes())
     assert len(kinds) > 3 and len(found) == 1
 
@@ -296,8 +296,8 @@ CHECKED = ("sum.dim_IntList", "var_mean.correction", "max.dim", "cumsum", "cumma
 
 @pytest.mark.parametrize("name", [*CHECKED, "native_layer_norm", "native_layer_norm_backward", "mv", "_grouped_mm"])
 def test_answers_are_atens(name, monkeypatch):
-    asked = call.settings_of
-    monkeypatch.setattr(call, "settings_of", lambda faster_only=True, invariant=False: asked(faster_only, True))
+    asked = contract.settings_of
+    monkeypatch.setattr(contract, "settings_of", lambda faster_only=True, invariant=False: asked(faster_only, True))
     monkeypatch.setattr(
         devices, "current", dataclasses.replace(devices.current, row_elements=32 if FULL else 16, row_columns=16)
     )
@@ -320,12 +320,12 @@ def test_scopes_switch_it(device, path, small_blocks):
         # Of float32 and of float64.
         assert (counts.launched, counts.replayed) == (4, 4)
     tritonite.enable(invariant=True)
-    assert call.settings() == (False, True)
+    assert contract.settings() == (False, True)
     with tritonite.use_gems():
-        assert not call.settings().invariant
-    assert call.settings().invariant
+        assert not contract.settings().invariant
+    assert contract.settings().invariant
     tritonite.disable()
-    assert not call.settings().invariant
+    assert not contract.settings().invariant
 
 
 def test_fused_calls_are_asked_too(device):

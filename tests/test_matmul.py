@@ -15,16 +15,15 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
-from tritonite import catalog, devices
-from tritonite.engine.gemm import choose, pointers, product
+from tritonite import devices, registry
+from tritonite.engine.gemm import cost, cost_pointers, product, select
 from tritonite.engine.gemm.problem import Problem
+from tritonite.engine.gemm.table import Config
 from tritonite.errors import Decline
 from tritonite.testing import fuzz
 from tritonite.testing.fuzz.draw import functional_results
 from tritonite.testing.judge import assert_close, terms
 from tritonite.testing.samples.matmul import shapes_of
-from tritonite.tune import model
-from tritonite.tune.tiles import Config
 
 # The family's module, whose name is its operator's in `tritonite.ops`.
 matmul = sys.modules["tritonite.ops.matmul"]
@@ -87,9 +86,9 @@ def use(monkeypatch):
 
     def prepare(config):
         monkeypatch.setattr(
-            choose, "choose", lambda problem, device, can, warp_specialized: descriptors.append(can) or config
+            select, "choose", lambda problem, device, can, warp_specialized: descriptors.append(can) or config
         )
-        monkeypatch.setattr(choose, "for_groups", lambda problem, device: config)
+        monkeypatch.setattr(select, "for_groups", lambda problem, device: config)
         return descriptors
 
     return prepare
@@ -109,7 +108,7 @@ def check(actual, function, *operands, **keywords):
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
     # Nothing is copied, so that elements apart from each other come to the kernel as they are.
-    monkeypatch.setattr(pointers, "copying", lambda sizes: math.inf if sizes else 0.0)
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: math.inf if sizes else 0.0)
     descriptors = use(config)
     # Of four rows, a group of tiles and a part of one.
     rows = {1: 1, 4: 40}.get(config.BLOCK_M, 72)
@@ -161,8 +160,8 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
     a, bias, out = (normal(batches, M, size, dtype=torch.float16) for size in (K, N, N))
     problem = Problem.of(a, b, out).with_columns_apart()
     assert problem.columns_apart == 16 // math.gcd(16, 2 * length) and problem.b_vector == 16
-    tiles = model.records([config])
-    assert problem.tiles(config) == model.count(problem, tiles)[0] >= problem.columns_apart
+    tiles = cost.records([config])
+    assert problem.tiles(config) == cost.count(problem, tiles)[0] >= problem.columns_apart
     check(matmul.baddbmm(bias, a, b, beta=0.5, alpha=2.0)[0], torch.baddbmm, bias, a, b, beta=0.5, alpha=2.0)
     few_columns = b.mT, a.mT
     check(matmul.bmm(*few_columns)[0], torch.bmm, *few_columns)
@@ -207,7 +206,7 @@ def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
     """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
     a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
@@ -252,12 +251,12 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
         (product.hopper, "multiply_warp_specialized"),
     ):
         monkeypatch.setattr(module, kernel, Launched())
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     other = Config(32, 32, 32)
-    monkeypatch.setattr(choose, "choose", lambda problem, device, can, _: config if can else other)
-    monkeypatch.setattr(choose, "fitting", lambda config, *_: config)
+    monkeypatch.setattr(select, "choose", lambda problem, device, can, _: config if can else other)
+    monkeypatch.setattr(select, "fitting", lambda config, *_: config)
     draw = random.Random(0)
     for _ in range(150):
         sizes = draw.choice([[1, 2, 7, 8, 17, 64, 70, 72, 127, 128, 510], [16, 64, 128, 208]])
@@ -329,7 +328,7 @@ def test_warps_that_divide_the_work_have_two_stages(result, use, monkeypatch):
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     a, b = (torch.empty(1, 512, 512, dtype=torch.float16)[..., :n] for n in (448, 512))
     out, added = torch.empty(1, 512, 512, dtype=result), torch.empty(512, 513, dtype=result)[:, 1:]
-    swept = model.load(model.FOLDER / "sm_90.json")[2].configs
+    swept = cost.load(cost.FOLDER / "sm_90.json")[2].configs
     configs = [each for each in (*swept, *SPECIALIZED.values()) if each.warp_specialize and each.splits == 1]
     for config in configs:
         use(config)
@@ -422,7 +421,7 @@ def test_factors_of_zero():
 
 # Sizes of a product, and factors: with none, one row, one column, and what no tile divides.
 SIZES, FACTORS = (0, 1, 15, 63, 64), (0, 1, 0.5)
-SIZED = [op for op in catalog.overloads().values() if op.family == "matmul" and shapes_of(op.packet, 1, 1, 1, 1)]
+SIZED = [op for op in registry.overloads().values() if op.family == "matmul" and shapes_of(op.packet, 1, 1, 1, 1)]
 
 
 def _sized_calls(op, dtype, count):
@@ -502,7 +501,7 @@ def test_products_without_terms_need_no_tiles(name, dtype, invariant, monkeypatc
         raise AssertionError(f"tiles for {problem}")
 
     for asked in ("choose", "fitting", "aten_is_faster", "microseconds"):
-        monkeypatch.setattr(choose, asked, no_tiles)
+        monkeypatch.setattr(select, asked, no_tiles)
     x = normal(63, 63, dtype=dtype)
     with tritonite.use_gems(invariant=invariant):
         assert WITHOUT_TERMS[name](x)[0].isfinite().all()
@@ -720,13 +719,13 @@ CASES = [
 def test_the_rule_fits_the_device(case, dtypes, descriptors, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, kind="nvidia", programs=1056))
     problem, device = Problem(*case, *dtypes, True, True), torch.device("cpu")
-    config = choose.choose(problem, device, descriptors)
+    config = select.choose(problem, device, descriptors)
     _, M, _, K = case
     assert max(16, 2 * M) >= config.BLOCK_M
     assert (config.BLOCK_M == 1) == (M == 1)
     assert 1 <= config.splits <= max(1, K // config.BLOCK_K)
     for beside in (0, 4):
-        fitting, result = choose.fitting(config, problem, device, beside), dtypes[1].itemsize + beside
+        fitting, result = select.fitting(config, problem, device, beside), dtypes[1].itemsize + beside
         assert fitting.num_stages > 1
         assert fitting.shared(dtypes[0].itemsize, result if config.descriptors else 0) <= devices.current.shared_memory
 
@@ -738,7 +737,7 @@ def test_the_rule_divides_work_where_it_can_be(case, monkeypatch):
     float8 = half._replace(dtype=torch.float8_e4m3fn, blockwise=True)
 
     def warp_specialized(problem, descriptors=True, can=True):
-        config = choose.fitting(choose.rule(problem, device, descriptors, can), problem, device)
+        config = select.fitting(select.rule(problem, device, descriptors, can), problem, device)
         result = problem.result.itemsize
         assert config.splits == 1 or not config.warp_specialize
         assert (
@@ -787,7 +786,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -801,7 +800,7 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
 def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
     copies, copy = [], product._copied
     monkeypatch.setattr(product, "_copied", lambda *given: copies.append(copy(*given)) or copies[-1])
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     a, b = normal(77, rows, dtype=dtype).mT, normal(77, 51, dtype=dtype)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     (found,) = [each for each in copies if each.shape == (1, rows, 77)]
@@ -811,7 +810,7 @@ def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(product, "_copied", lambda *_: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
@@ -823,7 +822,7 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
     copied, copy = [], product._copied
     monkeypatch.setattr(product, "_copied", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows))
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
     # Of four rows at a time the interpreter takes a while for as many.
     rows = 66 if FULL or name != "four rows" else 10
@@ -843,7 +842,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, s
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):

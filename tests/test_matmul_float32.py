@@ -11,14 +11,14 @@ from test_attention_hopper import drawn, on_sm_90
 from warps import Pointer, number
 
 from tritonite import devices
-from tritonite.engine.gemm import choose, epilogue, hopper_parts
+from tritonite.engine.gemm import cost, select
 from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm.kernels import epilogue, hopper_fp32
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
-from tritonite.tune import model
-from tritonite.tune.tiles import Config
+from tritonite.engine.gemm.table import Config
 
-_TILES = [tile for tile in model.load(model.FOLDER / "sm_90.json")[4].configs if tile.in_parts]
+_TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.in_parts]
 
 
 def cut(x, _):
@@ -57,8 +57,8 @@ def in_python(request, monkeypatch):
         def __getitem__(self, grid):
             def launch(a, b, out, *, num_warps, maxnreg=None, **options):
                 kernel = warps.Kernel(
-                    hopper_parts.multiply_in_parts.jit.fn,
-                    warps.device_functions(epilogue, hopper_parts),
+                    hopper_fp32.multiply_in_parts.jit.fn,
+                    warps.device_functions(epilogue, hopper_fp32),
                     request.param,
                     parts=cut,
                     store=write,
@@ -153,4 +153,4 @@ def test_any_tile_gives_the_same_bits():
 @pytest.mark.parametrize("rows", [20, 300])
 def test_the_model_chooses_them(rows):
     problem = Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
-    assert choose.choose(problem, torch.device("cuda"), False).in_parts
+    assert select.choose(problem, torch.device("cuda"), False).in_parts

@@ -10,10 +10,10 @@ from test_attention_hopper import drawn
 from warps import Descriptor, Pointer, number
 
 from tritonite import devices
-from tritonite.engine.gemm import epilogue, hopper
 from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm.kernels import epilogue, hopper
 from tritonite.engine.gemm.product import product
-from tritonite.tune.tiles import Config
+from tritonite.engine.gemm.table import Config
 
 pytestmark = pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 

@@ -9,11 +9,11 @@ import torch
 from conftest import FULL
 
 from tritonite import devices
-from tritonite.engine.gemm import choose, pointers, problem
+from tritonite.engine.gemm import cost as gemm_cost
+from tritonite.engine.gemm import cost_pointers, problem, select
 from tritonite.engine.gemm import product as products
-from tritonite.tune import model
 
-TABLES = model.load(model.FOLDER / "sm_90.json")
+TABLES = gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
 DTYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-4}
 # 282 once had columns apart that were not as far apart in the partial products of a split K.
 SEEDS, CASES = (*range(50 if FULL else 2), 282), 40
@@ -43,21 +43,21 @@ def operand(draw, batches, rows, columns, dtype):
 @pytest.fixture
 def drawn(request, monkeypatch):
     """What draws by a seed, any tiles of a table too, and what draws thresholds that a product of few bytes meets."""
-    draw, usual = random.Random(request.param), choose.choose
+    draw, usual = random.Random(request.param), select.choose
     torch.manual_seed(request.param)
 
     def any_tiles(of, device, descriptors, warp_specialized=False):
         # For nothing else, as no device is asked for its name then, and no estimate is kept for other tests.
-        with mock.patch.object(choose, "_tables", lambda _: TABLES):
-            table = choose.table_for(of, device, descriptors)
-        tiles = choose._shortened(table.candidates[choose.possible(of, device, table, False, descriptors)], of)
+        with mock.patch.object(select, "_tables", lambda _: TABLES):
+            table = select.table_for(of, device, descriptors)
+        tiles = select._shortened(table.candidates[select.possible(of, device, table, False, descriptors)], of)
         tiles = tiles[tiles["warp_specialize"] == 0]
-        if of.K <= choose.OUTER or not len(tiles):
+        if of.K <= select.OUTER or not len(tiles):
             return usual(of, device, descriptors, warp_specialized)
         tile = tiles[draw.randrange(len(tiles))]
         whole = table.configs[tile["number"]]._replace(in_parts=False)
         own = {name: int(tile[name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
-        return choose.without_idle(whole._replace(**own), whole, of)
+        return select.without_idle(whole._replace(**own), whole, of)
 
     def thresholds(size):
         near = [int(size * math.exp(draw.uniform(-0.5, 2))) for _ in range(3)]
@@ -66,14 +66,14 @@ def drawn(request, monkeypatch):
             (problem, "LEAST_ALIKE", (4, 10, 64)),
             (problem, "LEAST_LENGTH", (10, 100, 768)),
             (problem, "LONG", (10, 100, 3000)),
-            (choose, "PART", (16, 64, 128)),
-            (choose, "ROUNDS_OF_PARTS", (2, 1000)),
+            (select, "PART", (16, 64, 128)),
+            (select, "ROUNDS_OF_PARTS", (2, 1000)),
         ):
             monkeypatch.setattr(where, name, draw.choice(values))
         cost = draw.choice((-1e9, 0.0, 2.0, 1e9))
-        monkeypatch.setattr(pointers, "copying", lambda sizes: cost * len(sizes))
+        monkeypatch.setattr(cost_pointers, "copying", lambda sizes: cost * len(sizes))
 
-    monkeypatch.setattr(choose, "choose", any_tiles)
+    monkeypatch.setattr(select, "choose", any_tiles)
     return draw, thresholds
 
 

@@ -12,11 +12,11 @@ from conftest import some
 
 import tritonite
 from tritonite import devices, dtypes
-from tritonite.catalog import scalar_kernel
 from tritonite.engine.pointwise.blocks import choose_tile
 from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
+from tritonite.registry import scalar_kernel
 
 
 def serves(overload, run, *, declined=False):

@@ -8,9 +8,9 @@ from torch.nn import functional
 
 import tritonite
 from tritonite import devices
-from tritonite.dispatch import override
-from tritonite.dispatch.override import select
 from tritonite.errors import UnknownOperator, Unsupported
+from tritonite.install import override
+from tritonite.install.override import select
 
 NAMES = {
     "softmax": {"_softmax", "_softmax_backward_data"},

@@ -17,10 +17,10 @@ from conftest import calls_through
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritonite
-from tritonite import launch
-from tritonite.catalog.names import overload_named
-from tritonite.dispatch import native, override, plan
-from tritonite.dispatch.call import random_state
+from tritonite.install import override
+from tritonite.registry.names import overload_named
+from tritonite.runtime import launch, native, plan
+from tritonite.runtime.contract import random_state
 from tritonite.testing.judge import poisoned
 from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
@@ -658,7 +658,7 @@ def test_no_compiler_means_the_python_path(monkeypatch, tmp_path, device):
 _ROTATES = """
 import torch
 from tritonite import device, fused
-from tritonite.dispatch import override
+from tritonite.install import override
 query, angles = torch.randn(2, 5, 3, 8, device=device), torch.randn(5, 4, device=device)
 assert override.native_dispatcher() is not None
 version = query._version

@@ -13,8 +13,8 @@ from conftest import FULL, covering
 import tritonite
 from tritonite import fused
 from tritonite.engine.attention import decode
+from tritonite.engine.attention.table import Tile
 from tritonite.errors import Unsupported
-from tritonite.tune.attention import Tile
 
 library = torch.ops.tritonite
 FLOAT8 = torch.float8_e4m3fn

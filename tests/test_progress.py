@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import tritonite
-from tritonite import progress
-from tritonite.dispatch import native
+from tritonite.runtime import native, progress
 
 
 @pytest.fixture(autouse=True)

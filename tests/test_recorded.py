@@ -7,8 +7,8 @@ from test_accuracy import MISSING
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.catalog.names import overload_named
-from tritonite.stats import counts as counts_of
+from tritonite.registry.names import overload_named
+from tritonite.runtime.stats import counts as counts_of
 from tritonite.testing import verify
 from tritonite.testing.judge import comparable
 from tritonite.testing.samples import samples

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import tritonite
-from tritonite.catalog import overloads
-from tritonite.dispatch import call
 from tritonite.errors import Decline
+from tritonite.registry import overloads
+from tritonite.runtime import contract
 from tritonite.testing.fuzz import Call
 from tritonite.testing.fuzz.check import check
 
@@ -89,24 +89,24 @@ def raising(error):
 
 def test_errors_of_host_functions_decline_before_anything_is_launched():
     with contextlib.ExitStack() as stack:
-        stack.callback(call.set_strict, call.set_strict(False))
+        stack.callback(contract.set_strict, contract.set_strict(False))
         for error in (TypeError("a"), ValueError("b"), IndexError("c"), OverflowError("d")):
             with pytest.raises(Decline, match=type(error).__name__) as raised:
-                call.run_host(raising(error), (), (), False, falls_back=True)
+                contract.run_host(raising(error), (), (), False, falls_back=True)
             assert not raised.value.lasting
             with pytest.raises(type(error)):
-                call.run_host(raising(error), (), (), False)
+                contract.run_host(raising(error), (), (), False)
         with pytest.raises(RuntimeError):
-            call.run_host(raising(RuntimeError()), (), (), False, falls_back=True)
+            contract.run_host(raising(RuntimeError()), (), (), False, falls_back=True)
 
         def host(values, outs):
-            call.note_launch()
+            contract.note_launch()
             raise ValueError
 
         with pytest.raises(ValueError):
-            call.run_host(host, (), (), False, falls_back=True)
+            contract.run_host(host, (), (), False, falls_back=True)
     with pytest.raises(TypeError):
-        call.run_host(raising(TypeError()), (), (), False, falls_back=True)
+        contract.run_host(raising(TypeError()), (), (), False, falls_back=True)
 
 
 def test_what_launches_is_noted(device):
@@ -115,9 +115,9 @@ def test_what_launches_is_noted(device):
 
         def host(values, outs, name=name, arguments=arguments):
             overloads()[name].declaration.host([*arguments, None][: len(overloads()[name].names)], ())
-            noted.append(call._local.launched)
+            noted.append(contract._local.launched)
 
-        call.run_host(host, (), (), False)
+        contract.run_host(host, (), (), False)
     assert noted == [True, True]
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli
-from tritonite.dispatch.override import installed
-from tritonite.stats import counts_of
+from tritonite.install.override import installed
+from tritonite.runtime.stats import counts_of
 
 pytestmark = pytest.mark.usefixtures("path")
 

@@ -17,15 +17,17 @@ from conftest import FULL
 from triton.runtime import interpreter
 
 import tritonite
-from tritonite import devices, launch, tune
+from tritonite import devices
 from tritonite.devices import nvidia
 from tritonite.engine.rows import blocks, cooperative, declare, facts
 from tritonite.engine.rows import space as spaces
+from tritonite.engine.rows import table as rows_table
 from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.table import Cooperative
 from tritonite.language.places import quotient
-from tritonite.launch import libentry
+from tritonite.runtime import launch
+from tritonite.runtime.launch import libentry
 from tritonite.testing.judge import assert_close
-from tritonite.tune.rows import Cooperative
 
 _SOFTMAX = sys.modules["tritonite.ops.softmax"]
 SHAPES = [(5 if FULL else 3, 70), (3, 4, 10), (2, 72)]
@@ -205,8 +207,8 @@ def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launc
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32))
     few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
     few["cooperative_halves"] = few["cooperative_staged"]
-    table = tune.rows.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
-    monkeypatch.setitem(tune.rows.ROWS, devices.current.kind, table)
+    table = rows_table.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
+    monkeypatch.setitem(rows_table.ROWS, devices.current.kind, table)
     x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))
     x[1] *= 40
     functions = [

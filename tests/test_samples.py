@@ -13,10 +13,10 @@ from conftest import FULL
 
 import tritonite
 from tritonite import devices
-from tritonite.catalog import Op
 from tritonite.devices import nvidia
-from tritonite.dispatch import override
 from tritonite.errors import Decline
+from tritonite.install import override
+from tritonite.registry import Op
 from tritonite.testing import opinfo, verify
 from tritonite.testing.judge import to_reference
 from tritonite.testing.samples import (

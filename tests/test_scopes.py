@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tritonite
-from tritonite.dispatch.override import installed, registered
 from tritonite.errors import UnknownOperator
+from tritonite.install.override import installed, registered
 
 pytestmark = pytest.mark.smoke
 

@@ -9,10 +9,10 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.bench.results import Result, Run, Timing, slower_operators
-from tritonite.dispatch import call
 from tritonite.errors import ATEN_IS_FASTER, Decline
+from tritonite.registry import slower
+from tritonite.runtime import contract
 from tritonite.testing.stand_in import standing_in
-from tritonite.tune import slower
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def exp_is_slower(monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     for name in ("exp", "exp_", "exp.out"):
         monkeypatch.setitem(tritonite.overloads()[name].__dict__, "slower_dtypes", frozenset({torch.float32}))
-    call.set_comparing(True)
+    contract.set_comparing(True)
 
 
 def ran():
@@ -58,7 +58,7 @@ def test_the_process_and_scopes_ask_for_what_they_were_given_last(device, path, 
     x.exp()
     assert ran() == (3, {ATEN_IS_FASTER: 2})
     tritonite.disable()
-    assert call.settings() == (True, False)
+    assert contract.settings() == (True, False)
 
 
 def test_direct_calls_are_asked_for_the_same(device, path, exp_is_slower):
@@ -75,8 +75,8 @@ def test_outside_any_scope_calls_are_asked_for_what_enable_asks(device, path, ex
     x, seen = torch.rand(5, device=device), []
 
     def host(self):
-        seen.append(call.settings())
-        return call.empty(self.shape, self.dtype, self.device)
+        seen.append(contract.settings())
+        return contract.empty(self.shape, self.dtype, self.device)
 
     for asked in ({"faster_only": False}, {"invariant": True}):
         with tritonite.use_gems(include="add", **asked):
@@ -99,7 +99,7 @@ def test_it_is_seen_apart_from_other_declines(device, path, exp_is_slower):
 
 
 def test_without_measurements_nothing_is_left_to_aten_for_speed(device):
-    assert call.settings_of() == (False, False) and call.settings_of(invariant=True).invariant
+    assert contract.settings_of() == (False, False) and contract.settings_of(invariant=True).invariant
 
 
 def test_a_record_has_the_settings_that_its_key_has(device, path, exp_is_slower):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 import tritonite
-from tritonite.catalog.schema import python_name
-from tritonite.catalog.signature import Number, signatures
+from tritonite.registry.schema import python_name
+from tritonite.registry.signature import Number, signatures
 
 
 def test_a_signature_is_the_schema_in_python():

@@ -12,17 +12,18 @@ import triton.language as tl
 from conftest import FULL, calls_through, some
 
 import tritonite
-from tritonite import catalog, devices
-from tritonite.dispatch import call
+from tritonite import devices, registry
 from tritonite.engine import histogram
-from tritonite.engine.sorting import block, dense, lexicographic, radix, runs, search, select, topk
+from tritonite.engine.searching import search
+from tritonite.engine.sorting import block, dense, lexicographic, radix, runs, select, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
+from tritonite.engine.sorting.table import Slower
 from tritonite.errors import Decline
-from tritonite.launch import libentry
 from tritonite.ops import sets, sorting
+from tritonite.runtime import contract
+from tritonite.runtime.launch import libentry
 from tritonite.testing.samples import DRAWN
-from tritonite.tune.sorting import Slower
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]
 WAYS = ["in registers", "by radix", "in shared memory"]
@@ -306,7 +307,7 @@ def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
     monkeypatch.setitem(radix.SORTING, devices.current.kind, own._replace(slower=slow))
     monkeypatch.setattr(radix, "_HELD", 400)
     monkeypatch.setattr(topk, "_HELD", 1024)
-    ops, x = catalog.overloads(), torch.randint(0, 50, (200,), device=device).float()
+    ops, x = registry.overloads(), torch.randint(0, 50, (200,), device=device).float()
     slower = (
         ("sort", (x,)),
         ("topk", (x, 20)),
@@ -321,7 +322,7 @@ def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
         ("median.dim", (x[:100], 0)),
         ("_unique2", (x, True, True)),
     )
-    with call.under(call.settings_of()._replace(faster_only=True)):
+    with contract.under(contract.settings_of()._replace(faster_only=True)):
         for name, arguments in slower:
             with pytest.raises(tritonite.errors.Decline, match="ATen is faster here"):
                 ops[name](*arguments)
@@ -651,7 +652,7 @@ def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
 def test_integers_that_are_far_apart(faster_only, path, by_bits, monkeypatch, device):
     """They are sorted, or ATen's where that is faster, and so are calls like theirs from then on."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
-    monkeypatch.setattr(call, "_comparing", True)
+    monkeypatch.setattr(contract, "_comparing", True)
     near = torch.arange(300, device=device) // 2
     far = near * 10**9
     with tritonite.use_gems(include="_unique2", faster_only=faster_only):

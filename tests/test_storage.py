@@ -7,8 +7,8 @@ from torch.utils import _pytree as pytree
 
 import tritonite
 from tritonite import fused
-from tritonite.catalog.schema import outgrows_storage
 from tritonite.errors import Decline
+from tritonite.registry.schema import outgrows_storage
 from tritonite.testing import verify
 from tritonite.testing.samples import samples
 

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 import tritonite
 from tritonite import cli, devices
-from tritonite.dispatch import call
-from tritonite.engine.gemm import choose, pointers, product
+from tritonite.engine.gemm import cost as gemm_cost
+from tritonite.engine.gemm import cost_pointers, product, select, store
 from tritonite.engine.gemm.problem import Problem
+from tritonite.engine.gemm.table import Config
 from tritonite.errors import ATEN_IS_FASTER, Decline
-from tritonite.tune import model, store, sweep, tuner
-from tritonite.tune.tiles import Config
+from tritonite.runtime import contract
+from tritonite.tuning import sweep, tuner
 
 PROBLEM = Problem(1, 64, 256, 512, torch.bfloat16, torch.bfloat16, True, True)
 DEVICE = torch.device(tritonite.device, 0) if tritonite.device == "cuda" else torch.device("cpu")
@@ -36,14 +37,14 @@ def own_store(tmp_path, monkeypatch):
 
 def test_what_is_stored_is_chosen():
     config = Config(32, 64, 32, 4, 2, splits=2, descriptors=True)
-    assert choose.choose(PROBLEM, DEVICE, True) != config
+    assert select.choose(PROBLEM, DEVICE, True) != config
     store.save(devices.name_of(DEVICE), PROBLEM.key, config, 12.5)
-    assert choose.choose(PROBLEM, DEVICE, True) == config
-    assert choose.choose(PROBLEM, DEVICE, False) == choose.unstored(PROBLEM, DEVICE, False)
-    assert choose.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
+    assert select.choose(PROBLEM, DEVICE, True) == config
+    assert select.choose(PROBLEM, DEVICE, False) == select.unstored(PROBLEM, DEVICE, False)
+    assert select.choose(PROBLEM._replace(K=1024), DEVICE, True) != config
     faster = config._replace(BLOCK_K=64)
     store.save(devices.name_of(DEVICE), PROBLEM.key, faster, 11.0)
-    assert choose.choose(PROBLEM, DEVICE, True) == faster
+    assert select.choose(PROBLEM, DEVICE, True) == faster
 
 
 def test_tables_come_with_the_package(tmp_path, monkeypatch):
@@ -101,7 +102,7 @@ def test_the_command_says_what_is_wrong():
 
 
 def _table():
-    return model.load(model.FOLDER / "sm_90.json")
+    return gemm_cost.load(gemm_cost.FOLDER / "sm_90.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -115,8 +116,8 @@ def test_the_model_chooses_what_fits(dtype, monkeypatch):
     ]
     for problem in (*itertools.islice(sweep.drawn(dtype, 1), 300), *small):
         for warp_specialized in (True, False):
-            chosen = choose.fastest(problem, DEVICE, table, warp_specialized)
-            config = choose.fitting(chosen, problem, DEVICE)
+            chosen = select.fastest(problem, DEVICE, table, warp_specialized)
+            config = select.fitting(chosen, problem, DEVICE)
             result = problem.result.itemsize if config.splits == 1 else 4
             assert config.num_stages > 1 or (chosen.num_stages == 1 and problem.K <= config.BLOCK_K)
             assert warp_specialized or not config.warp_specialize
@@ -128,12 +129,12 @@ def test_the_model_chooses_what_fits(dtype, monkeypatch):
 
 def test_a_program_alone_on_a_multiprocessor_is_faster():
     config = Config(16, 32, 64, programs=2)
-    tiles, costs = model.records([config]), _table()[2].costs._replace(shared=0.5)
+    tiles, costs = gemm_cost.records([config]), _table()[2].costs._replace(shared=0.5)
     problems = [PROBLEM._replace(M=16, N=32 * count, K=4096) for count in (132, 264, 396)]
-    work = [model.work(problem, tiles, 132) for problem in problems]
+    work = [gemm_cost.work(problem, tiles, 132) for problem in problems]
     assert [(int(each.rounds[0]), float(each.last[0])) for each in work] == [(1, 0.5), (1, 1.0), (2, 0.5)]
     busy = costs._replace(launch=0, memory=1e30, l2=1e30, sharpness=1)
-    one, two, three = [float(model.microseconds(each, 1.0, 0.0, busy)[0]) for each in work]
+    one, two, three = [float(gemm_cost.microseconds(each, 1.0, 0.0, busy)[0]) for each in work]
     assert one == pytest.approx(64 * 1.25 / 1.5) and two == pytest.approx(64) and three == pytest.approx(one + two)
 
 
@@ -143,7 +144,7 @@ def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
     small, large = [PROBLEM._replace(M=16, N=4096, K=K) for K in (512, 8192)]
     for dtype in (torch.bfloat16, torch.float32):
         table = _table()[dtype.itemsize]
-        near, far = [choose.table_for(x._replace(dtype=dtype, result=dtype), DEVICE, True) for x in (small, large)]
+        near, far = [select.table_for(x._replace(dtype=dtype, result=dtype), DEVICE, True) for x in (small, large)]
         assert (near.costs, far.costs) == (table.cached.costs, table.costs)
         # From memory a program's few loads would arrive too late; from the cache groups of warps gain nothing by taking
         # turns, nor two rows of float32 by longer blocks.
@@ -183,12 +184,12 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
         fast = descriptors if dtype.itemsize == 2 else min(problem.a_vector, problem.b_vector) == 16
         return 1.0 if fast else 10.0
 
-    monkeypatch.setattr(choose, "microseconds", time)
+    monkeypatch.setattr(select, "microseconds", time)
     for operands, unaligned in _products(dtype):
         wanted = unaligned if dtype.itemsize == 2 else (*unaligned[:2], False)
         for cost in (0.1, 8.9, 9.1, 100.0):
             each = cost / max(1, sum(wanted))
-            monkeypatch.setattr(pointers, "copying", lambda sizes, each=each: each * len(sizes))
+            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, each=each: each * len(sizes))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
             assert product._worth_copies(*operands) == expected
 
@@ -196,11 +197,11 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
     """By the device's own model, which some copies are worth to and some are not."""
-    copying, worth = pointers.copying, set()
+    copying, worth = cost_pointers.copying, set()
     for operands, unaligned in _products(dtype):
         found = []
         for factor in (0.0, 1.0, 1e9):
-            monkeypatch.setattr(pointers, "copying", lambda sizes, factor=factor: factor * copying(sizes))
+            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, factor=factor: factor * copying(sizes))
             found.append(product._worth_copies(*operands))
         assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
         # What is worth its cost is worth less, and nothing is worth any cost.
@@ -212,7 +213,7 @@ def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
 def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
     """Either is cut into parts in registers, whatever loads bring it there."""
     aligned = Problem(1, 1024, 1024, 1024, torch.float32, torch.float32, True, False)
-    time = lambda **vectors: choose.microseconds(aligned._replace(**vectors), DEVICE, False)
+    time = lambda **vectors: select.microseconds(aligned._replace(**vectors), DEVICE, False)
     first, second, both = time(a_vector=4), time(b_vector=4), time(a_vector=4, b_vector=4)
     assert time() < first and time() < second < both
     assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
@@ -222,7 +223,7 @@ def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
 def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
     for problem in itertools.islice(sweep.drawn(torch.float16, 5), 20):
         if problem.M > 16:
-            times = [choose.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
+            times = [select.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
             assert times == sorted(times) and times[0] < times[-1]
 
 
@@ -231,7 +232,7 @@ def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, 
     through_pointers = 0
     for rows, N, batches, b_inner in itertools.product((4, 16), (72, 1816), (24, 1000), (True, False)):
         problem = Problem(batches, rows, N, K, torch.float16, torch.float16, True, b_inner)
-        config = choose.unstored(problem, DEVICE, True, True)
+        config = select.unstored(problem, DEVICE, True, True)
         if not config.descriptors:
             through_pointers += 1
             blocks = -(-K // config.BLOCK_K)
@@ -244,14 +245,14 @@ def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, 
 def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of_hopper):
     short = Problem(264, 40, 24, 128, torch.float16, torch.float16, True, True)
     for K, blocks in ((24, 1), (56, 2), (64, 1), (128, 2)):
-        config = choose.unstored(short._replace(K=K), DEVICE, True, True)
+        config = select.unstored(short._replace(K=K), DEVICE, True, True)
         assert not config.descriptors and config.BLOCK_K in (32, 64) and config.splits == 1
         assert config.num_stages <= (1 if -(-K // config.BLOCK_K) == 1 else blocks + 1)
         assert short.tiles(config) >= 2 * 132
     # Not of few rows, of what memory has, of a longer K, or where loads take less than 16 bytes.
     table = _table()[2]
     tables = [
-        choose.table_for(each, DEVICE, descriptors).configs
+        select.table_for(each, DEVICE, descriptors).configs
         for each, descriptors in (
             *((short._replace(**changed), True) for changed in ({"M": 16}, {"batches": 9000}, {"K": 136})),
             (short._replace(a_vector=8), False),
@@ -265,7 +266,7 @@ def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of
 def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
     of_one_block = 0
     for problem in itertools.islice(sweep.drawn(torch.float16, 6), 800):
-        config = choose.unstored(problem, DEVICE, True, True)
+        config = select.unstored(problem, DEVICE, True, True)
         if config.transposed and config.BLOCK_M == 64 and config.BLOCK_N + config.MORE_N >= problem.M:
             of_one_block += 1
             assert config.BLOCK_N + config.MORE_N < 128
@@ -275,20 +276,20 @@ def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
 def test_few_programs_wait_for_memory(of_hopper):
     """A program with few rows, alone on its multiprocessor, takes as long as its blocks need to arrive from memory."""
     problem = Problem(1, 9, 4096, 5120, torch.float16, torch.float16, True, False)
-    tiles = choose.table_for(problem, DEVICE, True).candidates
+    tiles = select.table_for(problem, DEVICE, True).candidates
     alone = tiles[
         (tiles["BLOCK_M"] == 16) & (tiles["BLOCK_N"] == 64) & (tiles["BLOCK_K"] == 64) & (tiles["splits"] == 1)
     ]
-    least = pointers.waiting(problem, alone, model.work(problem, alone, 132), 132)
-    assert least == pytest.approx(80 * pointers.ARRIVES / 3)
-    config = choose.unstored(problem, DEVICE, True, True)
+    least = cost_pointers.waiting(problem, alone, gemm_cost.work(problem, alone, 132), 132)
+    assert least == pytest.approx(80 * cost_pointers.ARRIVES / 3)
+    config = select.unstored(problem, DEVICE, True, True)
     assert config.warp_specialize or config.splits > 1
 
 
 @pytest.mark.parametrize(("N", "K"), [(234, 1536), (953, 2048), (4508, 512)])
 def test_one_row_of_float32_in_the_cache_is_on_most_multiprocessors(N, K, of_hopper):
     problem = Problem(1, 1, N, K, torch.float32, torch.float32, True, True)
-    config = choose.unstored(problem, DEVICE, False)
+    config = select.unstored(problem, DEVICE, False)
     assert problem.is_cached and config.BLOCK_M == 1 and problem.tiles(config) * config.splits > 100
 
 
@@ -298,7 +299,7 @@ def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
     problems = [problem for problem in itertools.islice(sweep.drawn(torch.float16, 11), 300) if problem.M > 64]
     for problem, by_tma in itertools.product(problems, counts):
         problem = problem._replace(added=True, added_by_tma=by_tma)
-        config = choose.fitting(choose.unstored(problem, DEVICE, True, True), problem, DEVICE)
+        config = select.fitting(select.unstored(problem, DEVICE, True, True), problem, DEVICE)
         if config.warp_specialize and config.splits == 1:
             counts[by_tma] += 1
             assert not (by_tma and config.split_store)
@@ -309,27 +310,27 @@ def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_products_without_terms_have_tiles(dtype, of_hopper):
     empty = Problem(1, 64, 256, 0, dtype, dtype, True, True)
-    assert all(choose.unstored(empty, DEVICE, descriptors).splits == 1 for descriptors in (False, True))
+    assert all(select.unstored(empty, DEVICE, descriptors).splits == 1 for descriptors in (False, True))
 
 
 def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
-    found = model.without_wgmma(_table()[4])
+    found = gemm_cost.without_wgmma(_table()[4])
     for table in (found, found.cached):
         assert not any(config.in_parts for config in table.configs)
         assert len(set(table.configs)) == len(table.configs)
 
 
 def test_a_table_without_tiles_in_parts_has_none_alike_for_float32(of_hopper, monkeypatch):
-    assert all(choose.has_tiles_alike(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
-    assert not choose.has_tiles_alike(torch.float64, DEVICE)
-    monkeypatch.setattr(choose, "_tables", lambda device: {4: model.without_wgmma(_table()[4])})
-    assert not choose.has_tiles_alike(torch.float32, DEVICE) and choose.has_tiles_alike(torch.float16, DEVICE)
+    assert all(select.has_tiles_alike(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
+    assert not select.has_tiles_alike(torch.float64, DEVICE)
+    monkeypatch.setattr(select, "_tables", lambda device: {4: gemm_cost.without_wgmma(_table()[4])})
+    assert not select.has_tiles_alike(torch.float32, DEVICE) and select.has_tiles_alike(torch.float16, DEVICE)
 
 
 def _timed_as(table, dtype, count):
     """Drawn problems with what ATen takes by a table."""
     for problem in itertools.islice(sweep.drawn(dtype, 3), count):
-        yield sweep.Timed(problem, choose.least_microseconds(problem, table, 132), ())
+        yield sweep.Timed(problem, select.least_microseconds(problem, table, 132), ())
 
 
 def test_what_aten_takes_is_fitted(tmp_path):
@@ -341,59 +342,59 @@ def test_what_aten_takes_is_fitted(tmp_path):
         _timed_as(true, torch.bfloat16, 40), _timed_as(fitted.aten, torch.bfloat16, 40), strict=True
     ):
         assert found.aten == pytest.approx(seen.aten, rel=0.1)
-    model.save(tmp_path / "table.json", {2: fitted})
-    loaded = model.load(tmp_path / "table.json")[2]
+    gemm_cost.save(tmp_path / "table.json", {2: fitted})
+    loaded = gemm_cost.load(tmp_path / "table.json")[2]
     assert loaded.aten.block == pytest.approx(fitted.aten.block, rel=1e-3)
     assert loaded.pointers.configs == table.pointers.configs
 
 
 def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
+    monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
     problems = list(itertools.islice(sweep.drawn(torch.bfloat16, 4), 40))
     for aten, left in ((0.0, True), (1e9, False)):
-        choose._aten_is_faster.cache_clear()
-        monkeypatch.setattr(choose, "least_microseconds", lambda *_, aten=aten: aten)
-        assert all(choose.aten_is_faster(problem, DEVICE) is left for problem in problems)
+        select._aten_is_faster.cache_clear()
+        monkeypatch.setattr(select, "least_microseconds", lambda *_, aten=aten: aten)
+        assert all(select.aten_is_faster(problem, DEVICE) is left for problem in problems)
         if not left:
             continue
         # Where nothing is known of ATen, where there is nothing to multiply, and what tuning has found tiles for, not.
         for other in ({"dtype": torch.float32, "result": torch.float32}, {"result": torch.float32}, {"K": 0}):
-            assert not choose.aten_is_faster(problems[0]._replace(**other), DEVICE)
+            assert not select.aten_is_faster(problems[0]._replace(**other), DEVICE)
         store.save(devices.name_of(DEVICE), problems[0].key, Config(64, 64, 64), 1.0)
-        assert not choose.aten_is_faster(problems[0], DEVICE)
-    choose._aten_is_faster.cache_clear()
+        assert not select.aten_is_faster(problems[0], DEVICE)
+    select._aten_is_faster.cache_clear()
 
 
 def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(monkeypatch):
-    monkeypatch.setattr(choose, "aten_is_faster", lambda problem, *_: problem.M == 64)
+    monkeypatch.setattr(select, "aten_is_faster", lambda problem, *_: problem.M == 64)
     a, b = torch.randn(64, 32, device=DEVICE).bfloat16(), torch.randn(32, 48, device=DEVICE).bfloat16()
     mm = tritonite.overloads()["mm"]
-    with call.under(call.Settings(faster_only=True, invariant=False)):
+    with contract.under(contract.Settings(faster_only=True, invariant=False)):
         with pytest.raises(Decline, match=ATEN_IS_FASTER):
             mm(a, b)
         assert mm(a[:32], b).shape == (32, 48)
         # What begins at no multiple of 16 bytes is multiplied in other ways, which no model has compared.
         assert mm(torch.randn(64, 33, device=DEVICE).bfloat16()[:, 1:], b).shape == (64, 48)
-    with call.under(call.Settings(faster_only=False, invariant=False)):
+    with contract.under(contract.Settings(faster_only=False, invariant=False)):
         assert mm(a, b).shape == (64, 48)
 
 
 def test_what_aten_copies_first_counts_against_it(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(choose, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
-    monkeypatch.setattr(choose, "least_microseconds", lambda *_: 0.0)
-    monkeypatch.setattr(pointers, "copying", lambda sizes: 1e6 * sum(sizes))
-    assert choose.aten_is_faster(PROBLEM, DEVICE) and not choose.aten_is_faster(PROBLEM, DEVICE, copied=(32,))
-    choose._aten_is_faster.cache_clear()
+    monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
+    monkeypatch.setattr(select, "least_microseconds", lambda *_: 0.0)
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: 1e6 * sum(sizes))
+    assert select.aten_is_faster(PROBLEM, DEVICE) and not select.aten_is_faster(PROBLEM, DEVICE, copied=(32,))
+    select._aten_is_faster.cache_clear()
 
 
 def test_aten_copies_what_is_no_bias(monkeypatch):
     copied = []
-    monkeypatch.setattr(choose, "aten_is_faster", lambda *given: copied.append(given[3]))
+    monkeypatch.setattr(select, "aten_is_faster", lambda *given: copied.append(given[3]))
     a, b, added = (torch.randn(16, 16, device=DEVICE).bfloat16() for _ in range(3))
     addmm = tritonite.overloads()["addmm"]
-    with call.under(call.Settings(faster_only=True, invariant=False)):
+    with contract.under(contract.Settings(faster_only=True, invariant=False)):
         tritonite.overloads()["mm"](a, b)
         addmm(added[0], a, b)
         addmm(added, a, b, beta=0)
@@ -414,28 +415,28 @@ def test_a_sweep_is_fitted(dtype, kind, tmp_path, monkeypatch):
     true = dataclasses.replace(table, block=table.block * 1.5, costs=table.costs._replace(launch=9.0))
     timed = []
     for problem in itertools.islice(sweep.problems_of(kind, dtype, 2), 60):
-        tiles = true.candidates[choose.possible(problem, DEVICE, true, descriptors, descriptors)]
+        tiles = true.candidates[select.possible(problem, DEVICE, true, descriptors, descriptors)]
         tiles = tiles[::5] if kind is sweep.Kind.MEMORY else tiles
-        times = choose.estimates(problem, tiles, true, 132)
+        times = select.estimates(problem, tiles, true, 132)
         configs = [true.configs[tile["number"]]._replace(splits=int(tile["splits"])) for tile in tiles]
         timed.append(sweep.Timed(problem, 1.0, tuple(zip(configs, times.tolist(), strict=True))))
     monkeypatch.setattr(sweep, "STEPS", 300)
     fitted = sweep.fit(timed, table, 132)
     assert fitted.costs.launch == pytest.approx(9, rel=0.1)
     assert sweep.regret(timed, fitted, 132) < 1.01
-    monkeypatch.setattr(model.cache, "folder", lambda: tmp_path)
-    model.save(model.own("A GPU"), {dtype.itemsize: dataclasses.replace(fitted, cached=table, pointers=fitted)})
-    loaded = model.tables("A GPU", "sm_90")[dtype.itemsize]
+    monkeypatch.setattr(gemm_cost.cache, "folder", lambda: tmp_path)
+    gemm_cost.save(gemm_cost.own("A GPU"), {dtype.itemsize: dataclasses.replace(fitted, cached=table, pointers=fitted)})
+    loaded = gemm_cost.tables("A GPU", "sm_90")[dtype.itemsize]
     assert loaded.cached.block == pytest.approx(table.block, rel=1e-3)
     for found in (loaded, loaded.pointers):
         assert found.configs == fitted.configs and found.b_inner == fitted.b_inner
         assert found.block == pytest.approx(fitted.block, rel=1e-3)
-    model.tables.cache_clear()
+    gemm_cost.tables.cache_clear()
 
 
 _FIT = """
 from tritonite import cli
-from tritonite.tune import sweep
+from tritonite.tuning import sweep
 sweep.CANDIDATES, sweep.STEPS = 1, 5
 cli.app(["tune", "--model", "--seconds", "1", "--jobs", "3"])
 """
@@ -452,7 +453,7 @@ def test_the_model_is_fitted_to_this_gpu(tmp_path):
         *(f"torch.float32 {kind.value}" for kind in (sweep.Kind.MEMORY, sweep.Kind.CACHE)),
     ]
     (table,) = (tmp_path / "tritonite").glob("*.json")
-    fitted, shipped = model.load(table)[2], _table()[2]
+    fitted, shipped = gemm_cost.load(table)[2], _table()[2]
     assert fitted.pointers.configs == shipped.pointers.configs and fitted.short.configs == shipped.short.configs
 
 
@@ -466,8 +467,8 @@ def test_what_is_timed_through_pointers_has_no_descriptors():
 def test_rows_that_begin_within_lines_count_for_more():
     """By how far they are apart: 4,096 halves are whole lines, 4,112 whole sectors, and 4,104 neither."""
     lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
-    tiles = model.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
+    tiles = gemm_cost.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
     pitches = (0, 4096, 4112, 4104)
-    split = [list(model.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes) for pitch in pitches]
+    split = [list(gemm_cost.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes) for pitch in pitches]
     rows = 2 * 8 * 16 * 4096 * 64
     assert split == [[0, 0], [0, 0], [rows, 0], [2 * rows, 0]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MAY_REGISTER = {f"tritonite/{name}.py" for name in ("dispatch/override", "dispatch/library", "testing/stand_in")}
+MAY_REGISTER = {f"tritonite/{name}.py" for name in ("install/override", "install/library", "testing/stand_in")}
 MAY_PRINT = {"tritonite/cli.py", "tritonite/demo.py", "tritonite/testing/targets.py"}
 # Built from halves, so that this file keeps its own rules.
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
@@ -40,7 +40,7 @@ def breaches(text: str, name: str) -> Iterator[str]:
         if package and _is_launched(node) and "wait_for_previous_launch" not in map(_called, node.body):
             yield f"{where}: a kernel that does not wait for the launch before it"
         if package and name not in MAY_REGISTER and _is_registration(node):
-            yield f"{where}: nothing registers with torch but dispatch/override.py, dispatch/library.py and stand_in.py"
+            yield f"{where}: nothing registers with torch but install/override.py, install/library.py and stand_in.py"
 
 
 def _is_launched(node: ast.AST) -> bool:

@@ -193,7 +193,7 @@ _POINTWISE = [
     Mutant(
         "a direct call does not count the version of what it writes",
         "pointwise",
-        "dispatch/direct.py",
+        "install/direct.py",
         "        if value is not None:\n            increment_version(value)",
         "        if value is None:\n            increment_version(value)",
         tests="tests/test_contracts.py -k versions",
@@ -201,7 +201,7 @@ _POINTWISE = [
     Mutant(
         "a dispatched call does not count the version of what it writes",
         "pointwise",
-        "dispatch/native/dispatcher.cpp",
+        "runtime/native/dispatcher.cpp",
         "value.toTensor().unsafeGetTensorImpl()->bump_version();",
         "value.toTensor().unsafeGetTensorImpl();",
         tests="tests/test_native.py -k counts_versions",
@@ -561,7 +561,7 @@ _PRODUCTS = [
     Mutant(
         "a product's addend is not multiplied by beta",
         "products",
-        "engine/gemm/epilogue.py",
+        "engine/gemm/kernels/epilogue.py",
         "        product += beta * added.to(product.dtype)",
         "        product += added.to(product.dtype)",
         ("addmm", "baddbmm"),
@@ -569,7 +569,7 @@ _PRODUCTS = [
     Mutant(
         "a product is not multiplied by alpha",
         "products",
-        "engine/gemm/epilogue.py",
+        "engine/gemm/kernels/epilogue.py",
         "        product *= alpha\n",
         "        product *= 1.0\n",
         ("addmm", "baddbmm"),
@@ -577,7 +577,7 @@ _PRODUCTS = [
     Mutant(
         "the last element along K is not multiplied",
         "products",
-        "engine/gemm/triton.py",
+        "engine/gemm/kernels/portable.py",
         "            mask &= (inner < end)[None, :]\n",
         "            mask &= (inner < end - 1)[None, :]\n",
         ("mm", "bmm"),
@@ -586,7 +586,7 @@ _PRODUCTS = [
     Mutant(
         "split-K leaves out a slice",
         "products",
-        "engine/gemm/triton.py",
+        "engine/gemm/kernels/portable.py",
         "mask=mask & (split < splits), other=0)",
         "mask=mask & (split < splits - 1), other=0)",
         ("mm",),
@@ -595,7 +595,7 @@ _PRODUCTS = [
     Mutant(
         "16-bit results of products are truncated",
         "products",
-        "engine/gemm/epilogue.py",
+        "engine/gemm/kernels/epilogue.py",
         "    tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])",
         _truncated("total", "    ").replace("outs[i]", "out")
         + "    tl.store(pointers, value.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])",
@@ -746,7 +746,7 @@ _SEARCHING = [
     Mutant(
         "a search from the right stops at equals",
         "searching",
-        "engine/sorting/search.py",
+        "engine/searching/search.py",
         "        stops = bound > value if RIGHT else bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"

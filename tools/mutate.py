@@ -84,7 +84,7 @@ def applied(mutant: Mutant, source: str) -> str:
 
 def _overloads_of(packets: Sequence[str]) -> list[str]:
     """The first overloads of each packet: those that allocate results, then in place, then with outputs."""
-    from tritonite.catalog import overloads
+    from tritonite.registry import overloads
 
     found = []
     for packet in packets:

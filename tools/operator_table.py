@@ -9,7 +9,7 @@ import generated
 
 import tritonite
 import tritonite.fused  # declares what is outside ATen
-from tritonite import catalog, dtypes
+from tritonite import dtypes, registry
 
 PATH = Path(__file__).parent.parent / "docs" / "ops.md"
 NAMES = {dtypes.ALL: "all", dtypes.NUMBERS: "all but bool", dtypes.FLOATS: "floating point", dtypes.INTS: "integers"}
@@ -35,7 +35,7 @@ def table() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows = []
-    for declaration in catalog.declarations:
+    for declaration in registry.declarations:
         # On a GPU there are none of those for CPUs alone.
         if declaration.library is not None or id(declaration) not in served:
             continue
@@ -49,12 +49,12 @@ def table() -> str:
     lines += ["| family | schema | dtypes | method |", "| --- | --- | --- | --- |"]
     lines += sorted(
         f"| {each.family} | `{each.library.schema}` | {_dtypes(each.accepts)} | {each.method} |"
-        for each in catalog.declarations
+        for each in registry.declarations
         if each.library is not None
     )
-    if catalog.excluded:
+    if registry.excluded:
         lines += ["", "Left to ATen:", ""]
-        lines += [f"- `{name}`: {reason}" for name, reason in sorted(catalog.excluded.items())]
+        lines += [f"- `{name}`: {reason}" for name, reason in sorted(registry.excluded.items())]
     return "\n".join(lines) + "\n"
 
 

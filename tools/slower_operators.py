@@ -10,7 +10,7 @@ import generated
 
 import tritonite
 from tritonite.bench.results import Run, slower_operators
-from tritonite.tune import slower
+from tritonite.registry import slower
 
 RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks" / "results.json"
 
@@ -27,7 +27,9 @@ def main() -> int:
         lines = [f"    {json.dumps(name)}: {json.dumps(dtypes)}" for name, dtypes in operators.items()]
         kinds.append(f"  {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n  }")
     text = "{\n" + ",\n".join(kinds) + "\n}\n"
-    return generated.write(slower.PATH, text, f"tritonite/tune/{slower.PATH.name}", "python tools/slower_operators.py")
+    return generated.write(
+        slower.PATH, text, f"tritonite/registry/{slower.PATH.name}", "python tools/slower_operators.py"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tritonite.dispatch import native
+from tritonite.runtime import native
 
 # A macOS so new that wheels for every earlier one fit.
 PLATFORM = "macosx_26_0_arm64"

@@ -5,14 +5,14 @@ from typing import Any as _Any
 
 from tritonite import devices as _devices
 from tritonite import ops
-from tritonite.catalog import Op
-from tritonite.catalog import overloads as _overloads
-from tritonite.dispatch.override import disable, enable, use_gems
 from tritonite.dynamic import pointwise_dynamic
-from tritonite.explain import explain
-from tritonite.launch import libentry
-from tritonite.report import OperatorReport, Report, report
-from tritonite.stats import Counts, reset_stats, stats
+from tritonite.install.override import disable, enable, use_gems
+from tritonite.registry import Op
+from tritonite.registry import overloads as _overloads
+from tritonite.report.explain import explain
+from tritonite.report.report import OperatorReport, Report, report
+from tritonite.runtime.launch import libentry
+from tritonite.runtime.stats import Counts, reset_stats, stats
 
 device = _devices.current.type
 backend = _devices.current

@@ -27,13 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import tritonite
-from tritonite import cache
-from tritonite.catalog import names, overloads
-from tritonite.dispatch import native
-from tritonite.dispatch.override import select, unknown
+from tritonite.engine.gemm import store
 from tritonite.errors import NoDevice, TritoniteError
-from tritonite.explain import overload_named
-from tritonite.tune import store
+from tritonite.install.override import select, unknown
+from tritonite.registry import names, overloads
+from tritonite.report.explain import overload_named
+from tritonite.runtime import cache, native
 
 if TYPE_CHECKING:
     from tritonite.bench import workers
@@ -335,7 +334,7 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
 
 def _repeated(op: list[str] | None, seed: int, case: int, tally: Tally) -> Iterator[Finding | None]:
     """What is wrong with one drawn call of each operator; prints who served it."""
-    from tritonite.stats import counts
+    from tritonite.runtime.stats import counts
     from tritonite.testing.fuzz import fuzz_one
     from tritonite.testing.verify import became
 
@@ -551,7 +550,7 @@ def tune(
     store.check()
     from tritonite.bench import cases
     from tritonite.engine.gemm.problem import Problem
-    from tritonite.tune import tuner
+    from tritonite.tuning import tuner
 
     sizes = [_sizes(text) for text in shape] if shape else [(1, *each) for each in cases.PRODUCTS + cases.DECODING]
     kinds, layouts = _dtypes(dtype) if dtype else [torch.bfloat16, torch.float16], layout or ["nn", "nt"]
@@ -579,19 +578,20 @@ def tune(
 def _fit_model(seconds: float, seed: int, jobs: int) -> None:
     """Sweep drawn products of bfloat16 and float32, fit the model to them, and say how well it fits a third unseen."""
     from tritonite import devices
-    from tritonite.tune import model, sweep
+    from tritonite.engine.gemm import cost
+    from tritonite.tuning import sweep
 
     device = torch.device("cuda", torch.cuda.current_device())
     name, count = devices.name_of(device), devices.multiprocessors(device)
-    cache.check_writable(model.own(name))
-    tables = dict(model.tables(name, devices.architecture(device)) or model.tables("", "sm_90"))
+    cache.check_writable(cost.own(name))
+    tables = dict(cost.tables(name, devices.architecture(device)) or cost.tables("", "sm_90"))
     if not devices.has_wgmma(device):
-        tables = {size: model.without_wgmma(table) for size, table in tables.items()}
+        tables = {size: cost.without_wgmma(table) for size, table in tables.items()}
     for dtype in (torch.bfloat16, torch.float32):
         whole = tables[dtype.itemsize]
         kinds = {sweep.Kind.MEMORY: whole, sweep.Kind.CACHE: whole.cached or whole}
         # A table that was fitted here before there were others has none for these.
-        shipped = model.tables("", "sm_90")[dtype.itemsize]
+        shipped = cost.tables("", "sm_90")[dtype.itemsize]
         others = {
             sweep.Kind.SHORT: whole.short or shipped.short,
             sweep.Kind.POINTERS: whole.pointers or shipped.pointers,
@@ -616,8 +616,8 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
             short=fitted.get(sweep.Kind.SHORT),
             pointers=fitted.get(sweep.Kind.POINTERS),
         )
-    model.save(model.own(name), tables)
-    console.print(f"kept in {model.own(name)}", highlight=False, soft_wrap=True)
+    cost.save(cost.own(name), tables)
+    console.print(f"kept in {cost.own(name)}", highlight=False, soft_wrap=True)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

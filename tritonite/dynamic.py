@@ -17,14 +17,14 @@ from torch.autograd import forward_ad
 from triton.runtime.jit import KernelInterface
 
 from tritonite import devices
-from tritonite.catalog import Declaration, HostFunction, LibraryFormulas, Op
-from tritonite.dispatch import direct, library, override, python
-from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import Promotion
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import InvalidArgument, InvalidDeclaration, NoGradient, Unsupported
+from tritonite.install import direct, library, override, python
 from tritonite.language.source import enclosed, refused_names, result_counts, returns_nothing, without_enclosed
-from tritonite.locks import fork_safe_lock
+from tritonite.registry import Declaration, HostFunction, LibraryFormulas, Op
+from tritonite.runtime.contract import empty_strided
+from tritonite.runtime.locks import fork_safe_lock
 
 PromotionMethod = tuple[Any, ...]
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import tritonite
 from tritonite.bench import attention, indexing, random, sampling, sorting
 from tritonite.bench.fused import PAIRS, Pair
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import Sample, calls, values
 
 Make = Callable[..., torch.Tensor]

@@ -28,7 +28,7 @@ from tritonite.bench.drawing import (
     tokens,
     width,
 )
-from tritonite.catalog import Op
+from tritonite.registry import Op
 
 
 def _matrix(random: Source, *shape: int) -> Callable[[Make], torch.Tensor]:

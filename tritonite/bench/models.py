@@ -18,7 +18,7 @@ from tritonite.bench.results import ModelResult, Timing
 from tritonite.bench.timing import Provider
 from tritonite.demo import minilm_folder
 from tritonite.errors import TritoniteError, WrongAnswer
-from tritonite.report import profiler
+from tritonite.report.report import profiler
 
 # Whose operators are listed side by side.
 COMPARED = (timing.ATEN.name, timing.TRITONITE.name)

@@ -26,10 +26,10 @@ from tritonite.bench.cases import Case, bytes_moved
 from tritonite.bench.fused import PAIRS
 from tritonite.bench.results import Machine, Result, Timing
 from tritonite.bench.timing import ATEN, BOTH, COMPILE, TRITONITE, Provider
-from tritonite.catalog.names import overload_named
 from tritonite.errors import InvalidProvider
-from tritonite.explain import declined_unasked
-from tritonite.stats import Counts, totals
+from tritonite.registry.names import overload_named
+from tritonite.report.explain import declined_unasked
+from tritonite.runtime.stats import Counts, totals
 from tritonite.testing.judge import cancelling, comparable, judge, rounded_terms, terms, to_reference
 from tritonite.testing.samples import CHOSEN, NOT_REACHED, REFERENCES, Sample, compares_zero_sign
 

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import Size, empty, zeros
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
@@ -20,7 +19,8 @@ from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import ROOM, add, get, put, room
-from tritonite.launch import libentry
+from tritonite.runtime.contract import Size, empty, zeros
+from tritonite.runtime.launch import libentry
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2

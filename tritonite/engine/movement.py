@@ -11,11 +11,11 @@ import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tritonite import dtypes
-from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.iteration import common_device, contiguous_strides, may_overlap, never_overlaps_itself
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import Decline
+from tritonite.runtime.contract import empty_strided
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

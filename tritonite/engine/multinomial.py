@@ -6,14 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import empty, random_state
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.errors import Decline
 from tritonite.language.folds import doublings
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.random import uniform
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty, random_state
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # ATen's blocks, the rows of its grid, and how far a row moves the generator on.
 _ATEN_BLOCK = 128

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty_strided, random_state
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, strides_after_conversion
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import route, sort_along, sort_long_rows
@@ -24,7 +23,8 @@ from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to
 from tritonite.language.random import interleave4, words
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty_strided, random_state
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # ATen's block, and how far a draw moves a generator on.
 _ATEN_BLOCK = 256

@@ -18,10 +18,10 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from tritonite import devices
-from tritonite.dispatch.call import settings
 from tritonite.engine.iteration import power_of_2
+from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.blocks import Blocks, cut, invariant, tile_elements
-from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
+from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.rows.kernels import (
     aligned_to,
     combine_states,
@@ -34,7 +34,8 @@ from tritonite.engine.rows.kernels import (
 from tritonite.engine.rows.space import Space
 from tritonite.language.folds import doublings
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
+from tritonite.runtime.contract import settings
+from tritonite.runtime.launch import libentry
 
 
 def _like(state: Any, data: np.ndarray) -> Any:

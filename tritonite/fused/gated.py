@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from tritonite.catalog import library_operator, scalar_kernel
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS
 from tritonite.errors import Decline
 from tritonite.fused.check import check_alike, check_device, check_shape
 from tritonite.language.math import sigmoid
 from tritonite.ops.activation import gelu, gelu_backward, silu
+from tritonite.registry import library_operator, scalar_kernel
+from tritonite.runtime.contract import empty
 
 _gelu, _gelu_gradient, _silu = gelu.formula, gelu_backward.formula, silu.formula
 

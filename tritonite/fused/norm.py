@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import library_operator
-from tritonite.dispatch.call import empty, fusion, settings, zeros
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.engine.rows.declare import Reduction
@@ -25,15 +23,11 @@ from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.language.folds import fold_in_order
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
-from tritonite.ops.normalization import (
-    BACKWARD,
-    RMS_BACKWARD,
-    gradient_of_normalized,
-    mean_and_rstd,
-    normalized_by,
-)
+from tritonite.ops.normalization import BACKWARD, RMS_BACKWARD, gradient_of_normalized, mean_and_rstd, normalized_by
 from tritonite.ops.reduction import add_states, combine_moments, moment_leaf, over_count
+from tritonite.registry import library_operator
+from tritonite.runtime.contract import empty, fusion, settings, zeros
+from tritonite.runtime.launch import libentry
 
 
 def skip_layer_norm(

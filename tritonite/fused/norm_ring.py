@@ -12,9 +12,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
 from tritonite.ops.normalization import gradient_of_normalized, normalized_by
 from tritonite.ops.reduction import add_pairs
+from tritonite.runtime.launch import libentry
 
 
 @gluon.jit

@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import library_operator
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import SINGLE_FLOATS
 from tritonite.engine.attention.decode import Paged, attend_to_pages
 from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself, power_of_2
 from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.matmul import precision_of
+from tritonite.registry import library_operator
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import ASSERTING, libentry
 
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_HEAD = 256

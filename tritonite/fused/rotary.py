@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import library_operator
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import (
     collapse,
@@ -27,7 +25,9 @@ from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline, Unsupported
 from tritonite.fused.check import check_device, check_floats, check_shape
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
+from tritonite.registry import library_operator
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import libentry
 
 
 def rotary_embedding(

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog
-from tritonite.catalog import names, signature
-from tritonite.dispatch import direct
+from tritonite import registry
 from tritonite.errors import Decline
+from tritonite.install import direct
+from tritonite.registry import names, signature
 
 # A family declares its operators when it is imported.
 for _family in (
@@ -63,13 +63,13 @@ for _family in (
 ):
     importlib.import_module(f"tritonite.ops.{_family}")
 # Users who ask for a name want the operator, not the family of the same name.
-for _name in [each for each in vars() if f"{__name__}.{each}" in sys.modules and catalog.schemas(each)]:
+for _name in [each for each in vars() if f"{__name__}.{each}" in sys.modules and registry.schemas(each)]:
     delattr(sys.modules[__name__], _name)
 
 
 @functools.cache
 def _packets() -> frozenset[str]:
-    return frozenset(name.partition(".")[0] for name in catalog.overloads())
+    return frozenset(name.partition(".")[0] for name in registry.overloads())
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 @functools.cache
 def _is_composite(name: str) -> bool:
     """Whether ATen makes an operator of others that have kernels."""
-    return bool(catalog.schemas(name)) and bool(names.reached(getattr(torch.ops.aten, name)))
+    return bool(registry.schemas(name)) and bool(names.reached(getattr(torch.ops.aten, name)))
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def _function(name: str) -> Callable[..., Any]:
             with direct.Serving():
                 return packet(*args, **kwargs)
         chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
-        op = catalog.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
+        op = registry.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
         if op is None:
             # ATen makes it of others.
             with direct.Serving():

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
+from tritonite.registry import operator, pointwise, scalar_kernel
+from tritonite.runtime.contract import empty
 
 _ON_CPU = devices.current.type == "cpu"
 

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import pointwise
-from tritonite.dispatch.call import Limits, limit, number_type
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
-from tritonite.launch import looking
+from tritonite.registry import pointwise
+from tritonite.runtime.contract import Limits, limit, number_type
+from tritonite.runtime.launch import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 

@@ -7,18 +7,8 @@ numbers, so that either's gradient may follow the other's result; cuDNN's, whose
 import torch
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import (
-    Limits,
-    decline_if_slower,
-    empty,
-    empty_strided,
-    held,
-    limit,
-    number_in,
-    zero_or_one,
-)
 from tritonite.dtypes import SINGLE_FLOATS
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.decode import decode, decodes
 from tritonite.engine.attention.dropout import LANES, Dropout
@@ -35,7 +25,17 @@ from tritonite.engine.iteration import (
 )
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
-from tritonite.tune import attention as table
+from tritonite.registry import operator
+from tritonite.runtime.contract import (
+    Limits,
+    decline_if_slower,
+    empty,
+    empty_strided,
+    held,
+    limit,
+    number_in,
+    zero_or_one,
+)
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256

@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import exclude, operator, scalar_kernel
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import (
     INT32_LIMIT,
@@ -20,7 +18,8 @@ from tritonite.engine.iteration import (
     strides_after_conversion,
     suggests_channels_last,
 )
-from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
+from tritonite.engine.outputs import outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.normalization import (
@@ -37,6 +36,8 @@ from tritonite.ops.normalization import (
     product_and_gradient,
 )
 from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats, over_count
+from tritonite.registry import exclude, operator, scalar_kernel
+from tritonite.runtime.contract import empty
 
 # What cuDNN normalises, by float32 parameters where it has halves.
 _OF_CUDNN = (torch.float16, torch.float32, torch.float64)

@@ -10,18 +10,10 @@ import functools
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
-from tritonite.language.math import (
-    by_range,
-    chebyshev_series,
-    inverse,
-    polynomial,
-    rational,
-    square_root,
-    true_divide,
-)
+from tritonite.language.math import by_range, chebyshev_series, inverse, polynomial, rational, square_root, true_divide
+from tritonite.registry import pointwise
 
 # fmt: off
 # The coefficients stay several to a line.

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, INTS
+from tritonite.registry import pointwise
 
 
 @pointwise("bitwise_and", accepts=INTS + BOOL, cpu_numbers=True)

@@ -7,18 +7,18 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import empty, empty_strided, read, zeros
 from tritonite.dtypes import ALL, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found, fill_rest
 from tritonite.engine.iteration import broadcast_shape, expand_strides
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scan import cumsum
 from tritonite.ops.scatter import destination
+from tritonite.registry import exclude, operator
+from tritonite.runtime.contract import empty, empty_strided, read, zeros
+from tritonite.runtime.launch import ASSERTING, libentry
 
 for _name in ("masked_select.out", "nonzero.out", "repeat_interleave.Tensor_out"):
     exclude(_name, "data decides the size of its output, which ATen resizes then")

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from tritonite.catalog import exclude, pointwise
 from tritonite.dtypes import Promotion
+from tritonite.registry import exclude, pointwise
 
 ALWAYS_BOOL = Promotion.ALWAYS_BOOL
 exclude("allclose", "ATen makes it of isclose and all, for whose answer the host waits")

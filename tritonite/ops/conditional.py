@@ -4,12 +4,12 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty, limit, limits_of, number_type
 from tritonite.dtypes import ALL, NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
+from tritonite.registry import operator, pointwise, scalar_kernel
+from tritonite.runtime.contract import empty, limit, limits_of, number_type
 
 _ON_CPU = devices.current.type == "cpu"
 

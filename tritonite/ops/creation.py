@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import exclude, scalar_kernel
-from tritonite.catalog import operator as any_operator
-from tritonite.dispatch.call import number_type
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
 from tritonite.engine.indexing.places import INDEX_DTYPES
 from tritonite.engine.movement import check_placement, fill, result, strides_like, words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.ops.bessel import bessel_i0
+from tritonite.registry import exclude, scalar_kernel
+from tritonite.registry import operator as any_operator
+from tritonite.runtime.contract import number_type
 
 operator = functools.partial(any_operator, tensors_only=True)
 _CIRCLE = tl.constexpr(2 * math.pi)

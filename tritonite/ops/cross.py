@@ -1,12 +1,12 @@
 """The cross product of vectors of three elements."""
 
-from tritonite.catalog import exclude, operator, scalar_kernel
 from tritonite.dtypes import NUMBERS
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
 from tritonite.ops.indexing import only_dimension
+from tritonite.registry import exclude, operator, scalar_kernel
 
 exclude("_linalg_check_errors", "it raises for the error codes of a factorisation, which the host waits for")
 

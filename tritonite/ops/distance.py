@@ -5,13 +5,14 @@ import math
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.rows.declare import Reduction, RowTransform, dimensions, outputs, reduced
+from tritonite.engine.outputs import dimensions, outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan, square_root, true_divide
 from tritonite.ops.reduction import add_states, check_floats, inverse_power, only, power, root
+from tritonite.registry import operator
 
 
 @triton.jit

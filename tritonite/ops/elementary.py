@@ -2,7 +2,6 @@
 
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import FLOATS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
@@ -15,6 +14,7 @@ from tritonite.language.math import (
     true_divide,
 )
 from tritonite.language.math import sigmoid as _sigmoid
+from tritonite.registry import pointwise
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 

@@ -5,20 +5,20 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import zeros
 from tritonite.dtypes import ALL, BITS, FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, row_major
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.movement import strides_like
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
+from tritonite.registry import operator
+from tritonite.runtime.contract import zeros
+from tritonite.runtime.launch import ASSERTING, libentry
 
 _ON_CPU = devices.current.type == "cpu"
 

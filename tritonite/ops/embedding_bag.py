@@ -3,17 +3,17 @@
 import torch
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, zeros
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.indexing.bags import add_to_largest, combine_bags, weigh
 from tritonite.engine.indexing.places import IN_RANGE, Index
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.movement import fill_zero, move
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scatter import refuse_if_deterministic
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty, zeros
 
 _ON_CPU = devices.current.type == "cpu"
 _MODES = ("sum", "mean", "max")

@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import inverse, polynomial, true_divide
+from tritonite.registry import pointwise
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 FULL = FULL_FLOATS + INTS + BOOL

@@ -6,17 +6,17 @@ import math
 import torch
 
 from tritonite import devices
-from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import empty, read, refuse_if_negative, zeros
 from tritonite.dtypes import FLOATS, FULL_FLOATS, INTS
 from tritonite.engine.histogram import Limits, add_at, add_between, bins_of, count_in_bins, limits_of_extrema
 from tritonite.engine.movement import fill, fill_zero
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
-from tritonite.launch import looking
 from tritonite.ops.creation import linspace
 from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
+from tritonite.registry import exclude, operator
+from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros
+from tritonite.runtime.launch import looking
 
 # ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, empty_strided, read
 from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.indexing.places import (
@@ -29,8 +27,10 @@ from tritonite.engine.iteration import (
     output_strides,
     strides_after_conversion,
 )
-from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.outputs import dimensions, outputs
 from tritonite.errors import Decline
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty, empty_strided, read
 
 _ON_CPU = devices.current.type == "cpu"
 

@@ -5,15 +5,15 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, INTS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import contiguous_strides, offset_type, power_of_2
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
 from tritonite.ops.indexing import check_index
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # Where ATen refuses sequences beyond the values; on a GPU it does not look.
 _ON_CPU = devices.current.type == "cpu"

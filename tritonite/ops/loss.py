@@ -13,16 +13,17 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, in_memory_format, output_strides
+from tritonite.engine.outputs import outputs
 from tritonite.engine.pointwise.declare import Pointwise
-from tritonite.engine.rows.declare import Reduction, outputs, reduced
+from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import logs_of_share, maximum_nan, multiply_add, true_divide
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
+from tritonite.registry import operator, pointwise, scalar_kernel
+from tritonite.runtime.contract import empty, empty_strided
 
 NONE, MEAN, SUM = 0, 1, 2
 _ON_CPU = tl.constexpr(devices.current.type == "cpu")

@@ -5,16 +5,17 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator, pointwise
-from tritonite.dispatch.call import empty_strided, limit, limits_of, number_type, prepare_blas, zero_or_one
 from tritonite.dtypes import FLOAT8_NAMES, FLOATS, NUMBERS, opmath
 from tritonite.engine.gemm.product import grouped_product, product
 from tritonite.engine.iteration import broadcast_shape
-from tritonite.engine.rows.declare import Reduction, outputs, reduced
+from tritonite.engine.outputs import outputs
+from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language.math import multiply_add
 from tritonite.ops.activation import gelu
 from tritonite.ops.reduction import add_states, added_to_zero
+from tritonite.registry import operator, pointwise
+from tritonite.runtime.contract import empty_strided, limit, limits_of, number_type, prepare_blas, zero_or_one
 
 _gelu_formula = gelu.formula
 

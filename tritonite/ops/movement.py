@@ -10,15 +10,8 @@ import torch
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
 
-from tritonite.catalog import exclude, scalar_kernel
-from tritonite.catalog import operator as any_operator
 from tritonite.dtypes import COMPLEX, FLOATS, MOVED, NUMBERS
-from tritonite.engine.iteration import (
-    broadcast_shape,
-    never_overlaps_itself,
-    output_strides,
-    span,
-)
+from tritonite.engine.iteration import broadcast_shape, never_overlaps_itself, output_strides, span
 from tritonite.engine.lists import move_each
 from tritonite.engine.movement import (
     check_conversion,
@@ -35,6 +28,8 @@ from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.math import side_by_side
 from tritonite.language.places import read_at
+from tritonite.registry import exclude, scalar_kernel
+from tritonite.registry import operator as any_operator
 
 operator = functools.partial(any_operator, tensors_only=True)
 

@@ -7,11 +7,10 @@ gradient g times the weight (Ba, Kiros, Hinton 2016); those by weight and bias a
 import torch
 import triton
 
-from tritonite.catalog import operator, scalar_kernel
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.iteration import format_strides, has_channels_last, suggests_channels_last
-from tritonite.engine.rows.declare import Reduction, RowTransform, outputs
+from tritonite.engine.outputs import outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.reduction import (
@@ -26,6 +25,8 @@ from tritonite.ops.reduction import (
     same,
     square,
 )
+from tritonite.registry import operator, scalar_kernel
+from tritonite.runtime.contract import empty
 
 
 @triton.jit

@@ -8,10 +8,10 @@ import functools
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
 from tritonite.language.math import true_divide
+from tritonite.registry import pointwise
 
 _polynomial = functools.partial(pointwise, promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
 

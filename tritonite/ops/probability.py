@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from tritonite.catalog import pointwise
 from tritonite.dtypes import BOOL, FULL_FLOATS, INTS, Promotion
 from tritonite.language import libdevice
 from tritonite.language.math import by_range, inverse, rational, square_root
+from tritonite.registry import pointwise
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 FULL = FULL_FLOATS + INTS + BOOL

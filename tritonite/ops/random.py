@@ -10,19 +10,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import exclude, scalar_kernel
-from tritonite.catalog import operator as any_operator
-from tritonite.dispatch.call import (
-    Limits,
-    empty,
-    empty_strided,
-    limit,
-    limits_of,
-    number_type,
-    refuse_if_negative,
-    unrepeatable,
-    zero_or_one,
-)
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, NUMBERS, UNSIGNED, opmath
 from tritonite.engine.iteration import (
     broadcast_shape,
@@ -42,6 +29,19 @@ from tritonite.language.math import multiply_add, true_divide
 from tritonite.ops.activation import leaky_relu_backward
 from tritonite.ops.arithmetic import add, mul
 from tritonite.ops.creation import alike, check_contiguous, fresh
+from tritonite.registry import exclude, scalar_kernel
+from tritonite.registry import operator as any_operator
+from tritonite.runtime.contract import (
+    Limits,
+    empty,
+    empty_strided,
+    limit,
+    limits_of,
+    number_type,
+    refuse_if_negative,
+    unrepeatable,
+    zero_or_one,
+)
 
 _ON_CPU = devices.current.type == "cpu"
 operator = functools.partial(any_operator, tensors_only=True)

@@ -11,15 +11,15 @@ import triton.language as tl
 from torch._prims_common import suggest_memory_format
 
 from tritonite import devices
-from tritonite.catalog import operator as any_operator
-from tritonite.catalog import scalar_kernel
-from tritonite.dispatch.call import is_negative_zero, zero_or_one
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
 from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
 from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.places import read_at
+from tritonite.registry import operator as any_operator
+from tritonite.registry import scalar_kernel
+from tritonite.runtime.contract import is_negative_zero, zero_or_one
 
 operator = functools.partial(any_operator, tensors_only=True)
 _ON_CPU = devices.current.type == "cpu"

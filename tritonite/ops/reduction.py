@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator
-from tritonite.dispatch.call import read
 from tritonite.dtypes import ALL, FLOATS, opmath
-from tritonite.engine.rows.declare import INDEX, Reduction, Stage, dimensions, reduced
+from tritonite.engine.outputs import dimensions
+from tritonite.engine.rows.declare import INDEX, Reduction, Stage, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, maximum_nan, minimum_nan, square_root, true_divide
+from tritonite.registry import operator
+from tritonite.runtime.contract import read
 
 
 @triton.jit

@@ -4,14 +4,14 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator, pointwise, scalar_kernel
-from tritonite.dispatch.call import empty_strided
 from tritonite.dtypes import ALL, BOOL, FLOATS, FULL_FLOATS, INTS, NUMBERS, Promotion
 from tritonite.engine.iteration import broadcast_shape, output_strides
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import side_by_side, true_divide
+from tritonite.registry import operator, pointwise, scalar_kernel
+from tritonite.runtime.contract import empty_strided
 
 
 @pointwise("ceil", accepts=NUMBERS)

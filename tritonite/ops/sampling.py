@@ -9,9 +9,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import operator as any_operator
-from tritonite.catalog import scalar_kernel
-from tritonite.dispatch.call import empty, empty_strided
 from tritonite.dtypes import FLOATS, FULL_FLOATS
 from tritonite.engine.iteration import INT32_LIMIT, broadcast_shape
 from tritonite.engine.movement import move, result, strides_like
@@ -26,6 +23,9 @@ from tritonite.ops.random import exponential_of
 from tritonite.ops.reduction import argmax, sum
 from tritonite.ops.scan import cumsum
 from tritonite.ops.sorting import topk
+from tritonite.registry import operator as any_operator
+from tritonite.registry import scalar_kernel
+from tritonite.runtime.contract import empty, empty_strided
 
 operator = functools.partial(any_operator, tensors_only=True)
 # The elements of each thread where ATen samples several, as torch 2.11 does.

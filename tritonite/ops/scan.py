@@ -6,10 +6,10 @@ Each is the reduction of the elements so far.
 import torch
 import triton
 
-from tritonite.catalog import operator
 from tritonite.dtypes import ALL, FLOATS, opmath
 from tritonite.engine.movement import move
-from tritonite.engine.rows.declare import INDEX, Reduction, dimensions, outputs
+from tritonite.engine.outputs import dimensions, outputs
+from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
 from tritonite.ops.reduction import (
@@ -28,6 +28,7 @@ from tritonite.ops.reduction import (
     same,
     smallest_before,
 )
+from tritonite.registry import operator
 
 _sum = Reduction((0,), same, add_states, added_to_zero)
 

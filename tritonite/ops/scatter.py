@@ -13,16 +13,6 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.catalog import exclude, operator, scalar_kernel
-from tritonite.dispatch.call import (
-    empty,
-    empty_strided,
-    limit,
-    limits_of,
-    number_type,
-    zero_or_one,
-    zeros,
-)
 from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
 from tritonite.engine.indexing.places import (
     IN_RANGE,
@@ -35,19 +25,14 @@ from tritonite.engine.indexing.places import (
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.indexing.write import ADD, LARGEST, MULTIPLY, SMALLEST, widened, write_at
 from tritonite.engine.iteration import broadcast_shape, expand_strides, output_strides
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.ops.conditional import masked_fill_kernel
 from tritonite.ops.creation import ascending
-from tritonite.ops.indexing import (
-    Indexed,
-    check_gathered,
-    check_index,
-    only_dimension,
-    only_mask,
-    without_dimension,
-)
+from tritonite.ops.indexing import Indexed, check_gathered, check_index, only_dimension, only_mask, without_dimension
+from tritonite.registry import exclude, operator, scalar_kernel
+from tritonite.runtime.contract import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}

@@ -2,14 +2,14 @@
 
 import torch
 
-from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, number_type, refuse_if_negative
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
 from tritonite.engine.indexing.places import row_major
 from tritonite.engine.movement import fill
-from tritonite.engine.rows.declare import outputs
-from tritonite.engine.sorting.search import FEW, TABLES, among_all, among_few, among_many, check_sorter, search
+from tritonite.engine.outputs import outputs
+from tritonite.engine.searching.search import FEW, TABLES, among_all, among_few, among_many, check_sorter, search
 from tritonite.errors import Decline
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty, number_type, refuse_if_negative
 
 
 def promoted(*values):

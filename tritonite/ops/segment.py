@@ -2,16 +2,16 @@
 
 import torch
 
-from tritonite.catalog import operator
-from tritonite.dispatch.call import empty, number_type, zeros
 from tritonite.dtypes import FLOATS, INTS
 from tritonite.engine.movement import move
-from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.segmented import IDENTITIES, Segments, reduce_segments, segment_gradients
 from tritonite.errors import Decline
 from tritonite.ops.indexing import check_index
 from tritonite.ops.scan import cumsum
 from tritonite.ops.scatter import check_number
+from tritonite.registry import operator
+from tritonite.runtime.contract import empty, number_type, zeros
 
 
 def _contiguous(tensor):

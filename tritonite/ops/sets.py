@@ -8,19 +8,19 @@ import math
 import torch
 
 from tritonite import devices
-from tritonite.catalog import exclude, operator
-from tritonite.dispatch.call import decline_if_slower, empty, empty_strided, refuse_if_negative, settings
 from tritonite.dtypes import ALL
 from tritonite.engine.iteration import contiguous_strides
-from tritonite.engine.rows.declare import dimensions, outputs
+from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.sorting.dense import Dense, serves
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.lexicographic import differences, order_of, take_rows
 from tritonite.engine.sorting.radix import sort_long_rows
 from tritonite.engine.sorting.runs import Distinct, Runs, write_runs
+from tritonite.engine.sorting.table import slower
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.ops.sorting import sort_into
-from tritonite.tune.sorting import slower
+from tritonite.registry import exclude, operator
+from tritonite.runtime.contract import decline_if_slower, empty, empty_strided, refuse_if_negative, settings
 
 _ON_CPU = devices.current.type == "cpu"
 

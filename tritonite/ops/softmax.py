@@ -4,9 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator
 from tritonite.dtypes import FLOATS, opmath
-from tritonite.engine.rows.declare import Reduction, RowTransform, dimensions, outputs
+from tritonite.engine.outputs import dimensions, outputs
+from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse
@@ -20,6 +20,7 @@ from tritonite.ops.reduction import (
     scaled_exponential,
     sums_of_exponentials,
 )
+from tritonite.registry import operator
 
 
 @triton.jit

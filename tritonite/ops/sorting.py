@@ -9,21 +9,21 @@ import math
 import torch
 
 from tritonite import devices
-from tritonite.catalog import operator
-from tritonite.dispatch.call import decline_if_slower, empty, empty_strided
 from tritonite.dtypes import ALL, NUMBERS, UNSIGNED
 from tritonite.engine.iteration import strides_after_conversion
 from tritonite.engine.movement import fill
-from tritonite.engine.rows.declare import outputs
+from tritonite.engine.outputs import outputs
 from tritonite.engine.sorting import topk as selection
 from tritonite.engine.sorting.block import BY_RANK, MEDIAN, NANMEDIAN
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.radix import route, sort_along
 from tritonite.engine.sorting.runs import longest_runs
 from tritonite.engine.sorting.select import select, sorts_few, take_smallest, write_few_smallest
+from tritonite.engine.sorting.table import slower
 from tritonite.errors import Decline
 from tritonite.ops.indexing import only_dimension
-from tritonite.tune.sorting import slower
+from tritonite.registry import operator
+from tritonite.runtime.contract import decline_if_slower, empty, empty_strided
 
 _SORTED = (*ALL, *UNSIGNED)
 # Which ATen selects of on this kind of device.

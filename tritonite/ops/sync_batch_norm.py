@@ -7,11 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.catalog import operator, scalar_kernel
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import INT32_LIMIT, format_strides, same_strides, span, suggests_channels_last
-from tritonite.engine.rows.declare import Reduction, outputs
+from tritonite.engine.outputs import outputs
+from tritonite.engine.rows.declare import Reduction
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.batch_norm import (
@@ -33,6 +32,8 @@ from tritonite.ops.reduction import (
     over_count,
     same,
 )
+from tritonite.registry import operator, scalar_kernel
+from tritonite.runtime.contract import empty
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tritonite import devices
-from tritonite.catalog import overloads
+from tritonite.registry import overloads
 from tritonite.testing import opinfo, verify
 from tritonite.testing.samples import samples
 

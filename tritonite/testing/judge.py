@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite import catalog
-from tritonite.dispatch import call, native
+from tritonite import registry
+from tritonite.runtime import contract, native
 from tritonite.testing.samples import CHOSEN, RANDOM, UNWRITTEN
 
 # A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
@@ -179,7 +179,7 @@ def rounded_terms(packet: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _family(name: str) -> frozenset[str]:
-    return frozenset(op.packet for op in catalog.overloads().values() if op.family == name)
+    return frozenset(op.packet for op in registry.overloads().values() if op.family == name)
 
 
 def assert_close(
@@ -277,14 +277,14 @@ def poisoned() -> Iterator[None]:
     Python's errors in host functions are raised meanwhile.
     """
     dispatcher = native.module()
-    strict = call.set_strict(True)
-    call.set_poison(True)
+    strict = contract.set_strict(True)
+    contract.set_poison(True)
     if dispatcher is not None:
         dispatcher.set_poison(True)
     try:
         yield
     finally:
-        call.set_poison(False)
-        call.set_strict(strict)
+        contract.set_poison(False)
+        contract.set_strict(strict)
         if dispatcher is not None:
             dispatcher.set_poison(False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog, devices
+from tritonite import devices, registry
 from tritonite.testing.samples import REFERENCES
 
 # Functions that have no overload in the catalog themselves but whose gradients, or parts, have.
@@ -87,7 +87,7 @@ def entries(name: str) -> list[Any]:
 
 @lru_cache(maxsize=1)
 def _packets() -> frozenset[str]:
-    return frozenset(name.partition(".")[0] for name in catalog.overloads())
+    return frozenset(name.partition(".")[0] for name in registry.overloads())
 
 
 def packet(info: Any) -> str | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog, devices
-from tritonite.catalog import Declaration
-from tritonite.catalog.declare import overload_of
-from tritonite.catalog.schema import is_out
-from tritonite.dispatch import override, python
+from tritonite import devices, registry
+from tritonite.install import override, python
+from tritonite.registry import Declaration
+from tritonite.registry.declare import overload_of
+from tritonite.registry.schema import is_out
 
 # The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.
 _hosts: dict[str, Callable[..., Any]] = {}
@@ -39,7 +39,7 @@ def standing_in(
         return result if isinstance(result, tuple) else (result,)
 
     packet = overload.partition(".")[0]
-    schema = dict(catalog.schemas(packet))[overload]
+    schema = dict(registry.schemas(packet))[overload]
     names = [argument.name for argument in schema.arguments if not is_out(argument)]
     _hosts[overload] = run
     declared = Declaration(
@@ -58,7 +58,7 @@ def standing_in(
     op = overload_of(declared, overload, schema)
     key, dispatcher = devices.current.dispatch_key, override.native_dispatcher()
     if dispatcher is not None:
-        own = catalog.overloads().get(overload)
+        own = registry.overloads().get(overload)
         if own is not None:
             dispatcher.redeclare(overload, list(op.slots), python.recording(op))
         elif overload not in _declared:
@@ -85,7 +85,7 @@ def standing_in(
         python.put_in_force(override.installed())
 
 
-def _remove(dispatcher: Any, own: catalog.Op | None, overload: str) -> None:
+def _remove(dispatcher: Any, own: registry.Op | None, overload: str) -> None:
     """Take a stand-in out of the native dispatcher, and put the catalog's operator back, if it has one."""
     dispatcher.uninstall(overload)
     dispatcher.set_active(overload, False)

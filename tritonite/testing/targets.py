@@ -26,8 +26,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from triton.compiler import CompiledKernel
 
 import tritonite.fused  # noqa: F401 - registers its operators
-from tritonite import catalog, devices, dtypes
-from tritonite.dispatch import call, library
+from tritonite import devices, dtypes, registry
 from tritonite.engine import histogram
 from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
@@ -36,19 +35,22 @@ from tritonite.engine.attention.hopper import backward as hopper_backward
 from tritonite.engine.attention.hopper import float32_backward, float32_forward
 from tritonite.engine.attention.hopper import forward as hopper_forward
 from tritonite.engine.attention.problem import Packed, Problem
-from tritonite.engine.gemm import choose, pointers
+from tritonite.engine.attention.table import WARP_SPECIALIZED_BACKWARD_WITH_BIAS
+from tritonite.engine.gemm import cost, cost_pointers
+from tritonite.engine.gemm import select as gemm_select
+from tritonite.engine.gemm import table as tables
+from tritonite.engine.gemm.kernels.portable import multiply_persistent
 from tritonite.engine.gemm.product import product
-from tritonite.engine.gemm.triton import multiply_persistent
 from tritonite.engine.pointwise import declare as pointwise
-from tritonite.engine.sorting import dense, search, select
+from tritonite.engine.searching import search
+from tritonite.engine.sorting import dense, select
 from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
-from tritonite.launch import LibEntry, Specialization
+from tritonite.install import library
+from tritonite.runtime import contract
+from tritonite.runtime.launch import LibEntry, Specialization
 from tritonite.testing.parts import part_of
 from tritonite.testing.samples import samples
-from tritonite.tune import model
-from tritonite.tune import tiles as tables
-from tritonite.tune.attention import WARP_SPECIALIZED_BACKWARD_WITH_BIAS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -128,7 +130,7 @@ def _noting() -> Iterator[list[Specialization]]:
         mock.patch.object(LibEntry, "run", note),
         mock.patch.object(pointwise, "Launch", launch),
         # Of sizes that no kernel has counted.
-        mock.patch.object(call, "awaited", lambda numbers: [64] * numbers.numel()),
+        mock.patch.object(contract, "awaited", lambda numbers: [64] * numbers.numel()),
     )
     with contextlib.ExitStack() as stack:
         for patch in patches:
@@ -136,7 +138,7 @@ def _noting() -> Iterator[list[Specialization]]:
         yield found
 
 
-def launched(op: catalog.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
+def launched(op: registry.Op, full: bool) -> Iterator[tuple[str, Specialization]]:
     """What an operator's host function launches, on samples in every dtype it serves or in one.
 
     Once on this device, and once where blocks are so small that rows take several of them, and several programs. What
@@ -177,13 +179,13 @@ def _has_assembly(label: str, specialization: Specialization) -> bool:
     return written or (specialization.kernel in _IN_ASSEMBLY and "without assembly" not in label)
 
 
-def _variants(declaration: catalog.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
+def _variants(declaration: registry.Declaration, full: bool) -> Iterator[tuple[str, Specialization]]:
     """Everything a declaration compiles, labelled."""
     for kernel in declaration.kernels:
         for label, specialization in specializations(kernel, full):
             yield f"{kernel.name} {label}", specialization
     if not declaration.kernels:
-        ops = [op for op in catalog.overloads().values() if op.declaration is declaration]
+        ops = [op for op in registry.overloads().values() if op.declaration is declaration]
         functional = [op for op in ops if not op.inplace and not op.out_names]
         for op in functional or ops[:1]:
             for label, specialization in launched(op, full):
@@ -219,7 +221,7 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
                 # Which of float32's tiles a compiler takes differs from one of NVIDIA's targets to another.
                 all_of_them = full or (config.bf16x6 and layout == "rows")
                 yield f"{config} {dtype} {layout} of {batches}", found[0], chosen if all_of_them else chosen[:1]
-    swept = model.load(model.FOLDER / "sm_90.json")
+    swept = cost.load(cost.FOLDER / "sm_90.json")
     pingpong = [tile for tile in swept[2].configs if tile.pingpong]
     for config, (a_columns, b_columns) in itertools.product(pingpong, itertools.product((False, True), repeat=2)):
         if (a_columns or config.transposed) and not full:
@@ -250,7 +252,7 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
         with _noting() as found:
             product(a, b, a.new_empty(2, 5, 1021), config=config._replace(splits=splits))
         yield f"{config} of columns apart in {splits}", found[0], _KINDS[kind] if full else _KINDS[kind][:1]
-    for dtype, K in itertools.product(_SIZED.values(), (3, choose.OUTER)[: 1 + full]):
+    for dtype, K in itertools.product(_SIZED.values(), (3, gemm_select.OUTER)[: 1 + full]):
         a, b = torch.empty(2, 100, K, dtype=dtype), torch.empty(2, K, 100, dtype=dtype)
         with _noting() as found:
             product(a, b, a.new_empty(2, 100, 100, dtype=_RESULTS.get(dtype, dtype)))
@@ -273,7 +275,7 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     laid = {"rows": torch.empty, "columns": lambda batches, M, N, dtype: torch.empty(batches, N, M, dtype=dtype).mT}
     for (layout, make), dtype in itertools.product(laid.items(), (torch.bfloat16, torch.float32)):
         a, b = make(2, 77, 301, dtype=dtype), torch.empty(2, 301, 64, dtype=dtype)
-        with _noting() as found, mock.patch.object(pointers, "copying", lambda sizes: -1e9 * len(sizes)):
+        with _noting() as found, mock.patch.object(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes)):
             product(a, b, torch.empty(2, 77, 64, dtype=dtype))
         for specialization in found[:2]:
             yield f"{dtype} in {layout}", specialization, ("sm_90", "sm_100") if full else ("sm_90",)
@@ -281,7 +283,7 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
 
 def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Products and a matrix of odd rows by tiles that come through descriptors, as calls fit them to shared memory."""
-    swept = [config._replace(GROUP_M=1) for config in model.load(model.FOLDER / "sm_90.json")[2].configs]
+    swept = [config._replace(GROUP_M=1) for config in cost.load(cost.FOLDER / "sm_90.json")[2].configs]
     configs = [config for size, config in tables.every("nvidia") if size == 2 and not config.warp_specialize]
     configs += dict.fromkeys(config for config in swept if config.warp_specialize)
     for i, config in enumerate([config for config in configs if config.descriptors]):
@@ -291,7 +293,7 @@ def added(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
             # So many rows that a program has several tiles, and writes them by way of shared memory.
             a, b, out = [torch.empty(1, 2**15, 512, dtype=torch.bfloat16)[..., :n] for n in (512, columns, columns)]
             addend = torch.empty(2**15, columns, dtype=torch.bfloat16)
-            with _noting() as found, mock.patch.object(choose, "choose", lambda *_, config=config: config):
+            with _noting() as found, mock.patch.object(gemm_select, "choose", lambda *_, config=config: config):
                 product(a, b[:, :512], out, addend=addend)
             yield f"{config} as a call fits it to {_ROOM}", found[-1], targets if full else ("sm_90",)
 
@@ -322,7 +324,7 @@ def long_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]
     for name, given in arguments:
         record = dataclasses.replace(devices.current, programs=1)
         with _noting() as found, mock.patch.object(devices, "current", record):
-            catalog.overloads()[name](*given)
+            registry.overloads()[name](*given)
         for specialization in found:
             yield f"{name} of long rows", specialization, ("sm_80", "sm_90", "sm_100") if full else ("sm_90",)
 
@@ -387,16 +389,16 @@ def in_order(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
     arguments += [("tritonite::skip_rms_norm", (x, x, weight, 1e-6))]
     arguments += [("tritonite::skip_rms_norm_backward", (x, None, x, rows, weight, True))]
     for name, given in arguments:
-        with _noting() as found, call.under(call.settings_of(invariant=True)):
-            {**catalog.overloads(), **library.registered()}[name](*given)
+        with _noting() as found, contract.under(contract.settings_of(invariant=True)):
+            {**registry.overloads(), **library.registered()}[name](*given)
         for specialization in found:
             yield f"{name} in one order", specialization, tuple(TARGETS) if full else ("sm_90",)
 
 
 def decoding(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Attention of few queries over long caches, in rows and in pages, by one split and by several."""
-    ops, halves = catalog.overloads(), (torch.float16, torch.bfloat16)
-    calls: list[tuple[str, catalog.Op, tuple[Any, ...]]] = []
+    ops, halves = registry.overloads(), (torch.float16, torch.bfloat16)
+    calls: list[tuple[str, registry.Op, tuple[Any, ...]]] = []
     sizes = (80, 256) if full else (128,)
     for dtype, size, queries in itertools.product((*halves, torch.float32), sizes, (1, 4, 16)):
         # Without memory behind most of it: nothing is launched.
@@ -540,7 +542,7 @@ def sorted_rows(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ..
         ]
         for name, given in arguments:
             with _noting() as found:
-                catalog.overloads()[name](*given)
+                registry.overloads()[name](*given)
             for specialization in found:
                 # AMD's programs do not wait for each other.
                 chosen = ("sm_90", "sm_80", "sm_100")[: 3 if full else 1 if specialization.kernel in met else 2]
@@ -573,7 +575,7 @@ def counted_in_shared_memory(full: bool) -> Iterator[tuple[str, Specialization, 
         for name, given in arguments:
             record = dataclasses.replace(devices.current, ptx=True)
             with _noting() as found, mock.patch.object(devices, "current", record):
-                catalog.overloads()[name](*given)
+                registry.overloads()[name](*given)
             for specialization in found:
                 yield (
                     f"{name} {dtype} in shared memory",
@@ -603,9 +605,9 @@ def matrix(
     names: list[str], full: bool, part: tuple[int, int]
 ) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     """Yield a label, a specialization and its targets for everything that the compile matrix has of the names."""
-    catalog.overloads()
+    registry.overloads()
     index, parts = part
-    chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
+    chosen = [d for d in registry.declarations if not names or not set(names).isdisjoint(d.packets)]
     met: set[Any] = set()
     # Neighbours, which have kernels in common.
     for declaration in chosen[len(chosen) * index // parts : len(chosen) * (index + 1) // parts]:
@@ -628,7 +630,7 @@ def _quick(names: list[str], part: tuple[int, int]) -> Iterator[tuple[str, Speci
     """
     met: set[Any] = set()
     kernels: set[Any] = set()
-    chosen = [d for d in catalog.declarations if not names or not set(names).isdisjoint(d.packets)]
+    chosen = [d for d in registry.declarations if not names or not set(names).isdisjoint(d.packets)]
     for declaration in chosen[part[0] :: part[1]]:
         for label, specialization in _variants(declaration, False):
             kernel = declaration, specialization.kernel
@@ -646,7 +648,7 @@ def _alike(label: str) -> str | None:
 
 
 def _targets(
-    declaration: catalog.Declaration, label: str, specialization: Specialization, everywhere: bool, full: bool
+    declaration: registry.Declaration, label: str, specialization: Specialization, everywhere: bool, full: bool
 ) -> tuple[str, ...]:
     """Those that a kernel is for; what is alike to a compiler's targets is for one, and so are products.
 
@@ -724,7 +726,7 @@ def main() -> int:
     )
     parser.add_argument("--part", default="0/1", help="the I-th of N parts of the kernels")
     options = parser.parse_args()
-    known = {*_GROUPS, *(packet for declaration in catalog.declarations for packet in declaration.packets)}
+    known = {*_GROUPS, *(packet for declaration in registry.declarations for packet in declaration.packets)}
     for name in options.names:
         if name not in known:
             parser.error(f"no operator is called {name!r}{did_you_mean(name, known)}")

@@ -15,11 +15,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tritonite import devices
-from tritonite.catalog import Op, overloads
-from tritonite.catalog.names import overload_named
-from tritonite.dispatch.override import select, use_gems
 from tritonite.engine.iteration import never_overlaps_itself
-from tritonite.stats import Counts, counts, totals
+from tritonite.install.override import select, use_gems
+from tritonite.registry import Op, overloads
+from tritonite.registry.names import overload_named
+from tritonite.runtime.stats import Counts, counts, totals
 from tritonite.testing import opinfo
 from tritonite.testing.judge import cancelling, comparable, judge, poisoned, rounded_terms, terms, to_reference
 from tritonite.testing.samples import (

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import empty
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.forward import key_range, load_rows, store_rows
 from tritonite.engine.attention.hopper import backward as hopper
@@ -32,7 +31,8 @@ from tritonite.engine.attention.scores import (
 )
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
-from tritonite.launch import libentry
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import libentry
 
 
 @triton.jit

@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty, settings
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.problem import Facts, Problem, compiler_options, products
 from tritonite.engine.attention.scores import LOG2E, base_of, biased, exponentials, load_bias, score_factor
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
-from tritonite.tune import attention as table
+from tritonite.runtime.contract import Number, empty, settings
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # What differs from call to call of one kernel.
 _SIZES = ["sequences", "tokens", "queries", "keys", "diagonal", "window", "shared", "splits", "least"]

@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import random_state
 from tritonite.engine.attention.dropout import drawn_for, gain, kept_tile
 from tritonite.engine.attention.hopper import float32_forward
 from tritonite.engine.attention.hopper import forward as hopper
@@ -17,7 +16,8 @@ from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import base_of, biased, exponentials, load_bias, score_factor, seen
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import multiply, parts
-from tritonite.launch import libentry
+from tritonite.runtime.contract import random_state
+from tritonite.runtime.launch import libentry
 
 # The natural logarithm of two.
 _LN2 = tl.constexpr(0.6931471805599453)

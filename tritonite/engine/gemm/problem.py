@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tritonite.tune.tiles import Config
+from tritonite.engine.gemm.table import Config
 
 # Products of up to so many rows are bound by memory.
 FEW = 16

@@ -11,7 +11,22 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import (
+from tritonite.dtypes import TRITON_DTYPES
+from tritonite.engine.gemm import cost_pointers, select
+from tritonite.engine.gemm.kernels import hopper
+from tritonite.engine.gemm.kernels.hopper_fp32 import multiply_in_parts
+from tritonite.engine.gemm.kernels.portable import (
+    copy_rows,
+    multiply,
+    multiply_groups,
+    multiply_persistent,
+    reduce_split_k,
+    write_epilogue,
+)
+from tritonite.engine.gemm.problem import FEW, Problem, divisor, vector
+from tritonite.engine.gemm.table import Config
+from tritonite.engine.iteration import offset_type, power_of_2
+from tritonite.runtime.contract import (
     Number,
     decline_if_slower,
     empty,
@@ -21,20 +36,6 @@ from tritonite.dispatch.call import (
     settings,
     zero_or_one,
 )
-from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.gemm import choose, hopper, pointers
-from tritonite.engine.gemm.hopper_parts import multiply_in_parts
-from tritonite.engine.gemm.problem import FEW, Problem, divisor, vector
-from tritonite.engine.gemm.triton import (
-    copy_rows,
-    multiply,
-    multiply_groups,
-    multiply_persistent,
-    reduce_split_k,
-    write_epilogue,
-)
-from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.tune.tiles import Config
 
 _ROWS, _COLUMNS = 1, 2
 # The elements that a program copies, and how many rows a first operand in columns has that is copied by rows.
@@ -166,7 +167,7 @@ def product(
         _write_epilogue(epilogue._replace(alpha=1.0), out, _accumulator(a.dtype))
         return
     whole, invariant = ends is None and not summed, config is None and settings().invariant
-    alike = invariant and whole and not blockwise and choose.has_tiles_alike(a.dtype, out.device)
+    alike = invariant and whole and not blockwise and select.has_tiles_alike(a.dtype, out.device)
     fixed = invariant and not alike
     described = fixed and whole and _lie_for_descriptors(a, b, out)
     # The bits of halves are the same in either orientation, and of float32 they are not.
@@ -181,7 +182,7 @@ def product(
             # To a bias BLAS adds the product; any other addend ATen copies to the result, which BLAS then adds to.
             bias = added is None or (added.stride(1) == 0 and zero_or_one(beta) == 1)
             first = () if bias else (out.numel() * out.dtype.itemsize,)
-            decline_if_slower(choose.aten_is_faster(Problem.of(a, b, out), out.device, specialized, first))
+            decline_if_slower(select.aten_is_faster(Problem.of(a, b, out), out.device, specialized, first))
         copied = _worth_copies(a, b, out)
         if copied[0]:
             a = _copied(a, _is_copied_by_rows(a))
@@ -195,8 +196,8 @@ def product(
     if config is None:
         problem = work.problem.of_any_rows() if fixed else work.problem._replace(invariant=alike)
         descriptors = described if fixed else whole and all(map(_has_descriptor, (a, b, written)))
-        config = choose.choose(problem, out.device, descriptors, descriptors and specialized)
-        config = choose.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
+        config = select.choose(problem, out.device, descriptors, descriptors and specialized)
+        config = select.fitting(config, problem, out.device, epilogue.beside(config) if config.splits == 1 else 0)
     _run_in_room(work, config if whole else config._replace(splits=1, descriptors=False))
     if copied[2]:
         _copy_rows(written, out)
@@ -209,8 +210,8 @@ def _write_epilogue(epilogue: _Epilogue, out: torch.Tensor, accumulator: torch.d
     if out.stride(2) != 1 == out.stride(1):
         out, epilogue = out.mT, epilogue.transposed()
     batches, M, N = out.shape
-    columns = min(power_of_2(N), choose.SPLIT_K_COLUMNS)
-    rows = min(power_of_2(M), choose.SPLIT_K_ELEMENTS // columns)
+    columns = min(power_of_2(N), select.SPLIT_K_COLUMNS)
+    rows = min(power_of_2(M), select.SPLIT_K_ELEMENTS // columns)
     write_epilogue[(batches * -(-M // rows) * -(-N // columns),)](
         out,
         strides=out.stride(),
@@ -269,12 +270,12 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
         choices = [none, (can[0], False, False), (False, can[1], False), can]
     if can == none or not (halves or a.dtype is torch.float32) or not devices.has_tma(out.device):
         return none
-    if problem.K <= choose.OUTER:
+    if problem.K <= select.OUTER:
         return none
 
     def time(copied: tuple[bool, bool, bool]) -> float:
         if copied == none:
-            return choose.microseconds(_with_columns_apart(problem), out.device, False)
+            return select.microseconds(_with_columns_apart(problem), out.device, False)
         vectors = problem.a_vector, problem.b_vector, problem.out_vector
         a_vector, b_vector, out_vector = [16 if copy else own for copy, own in zip(copied, vectors, strict=True)]
         a_pitch, b_pitch = (0 if copied[0] else problem.a_pitch), (0 if copied[1] else problem.b_pitch)
@@ -287,7 +288,7 @@ def _worth_copies(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[
             b_pitch=b_pitch,
         )
         sizes = [x.numel() * x.dtype.itemsize for x, copy in zip(tensors, copied, strict=True) if copy]
-        return choose.microseconds(laid, out.device, halves and copied == can) + pointers.copying(sizes)
+        return select.microseconds(laid, out.device, halves and copied == can) + cost_pointers.copying(sizes)
 
     return min(choices, key=time)
 
@@ -468,8 +469,8 @@ def _run(work: _Work, config: Config) -> None:
     width = _padded_width(N, work.accumulator) if config.descriptors else N
     partials = empty_strided(shape, (M * width, width, 1), work.accumulator, work.out.device)
     _multiply(work._replace(out=partials, epilogue=_NOTHING), config, batches, tiles, steps, splits)
-    most, columns = power_of_2(splits), min(power_of_2(N), choose.SPLIT_K_COLUMNS)
-    rows = min(power_of_2(M), max(1, choose.SPLIT_K_ELEMENTS // (most * columns)))
+    most, columns = power_of_2(splits), min(power_of_2(N), select.SPLIT_K_COLUMNS)
+    rows = min(power_of_2(M), max(1, select.SPLIT_K_ELEMENTS // (most * columns)))
     reduce_split_k[(batches * -(-M // rows) * -(-N // columns),)](
         *(partials, work.out),
         strides=work.out.stride(),
@@ -631,7 +632,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, out: t
     usual = work.problem._replace(batches=groups, M=-(-a.shape[0] // groups))
     if settings().invariant:
         usual = usual.of_any_rows()
-    config = choose.fitting(choose.for_groups(usual, out.device), usual, out.device)
+    config = select.fitting(select.for_groups(usual, out.device), usual, out.device)
     # At most: each group may have two tiles that are not full.
     tiles = (-(-a.shape[0] // config.BLOCK_M) + 2 * groups) * -(-N // config.BLOCK_N)
     programs = min(tiles, devices.multiprocessors(out.device))

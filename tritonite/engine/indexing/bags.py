@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import move
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import zeros
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # Rows that are on their way at once.
 _ROWS = 8

@@ -13,14 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import words
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import ASSERTING, libentry
 
 _BLOCK = 4096
 # Counts that are added up at a time, and elements that a program fills: each costs it two divisions of 64 bits.

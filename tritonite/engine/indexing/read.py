@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import Size
 from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
@@ -19,7 +18,8 @@ from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.language.shared import get, put, room
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import Size
+from tritonite.runtime.launch import ASSERTING, libentry
 
 
 @triton.jit

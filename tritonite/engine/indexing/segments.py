@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import Index
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # Rows without a place sort behind all others.
 _NOWHERE = 2**31 - 1

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import Number, empty_strided, number_type
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.places import IN_RANGE, Index, Space
 from tritonite.engine.indexing.read import places, rows_and_columns
@@ -29,7 +28,8 @@ from tritonite.engine.movement import move, words
 from tritonite.language.atomic import add_halves, swap_where
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import ASSERTING, libentry
+from tritonite.runtime.contract import Number, empty_strided, number_type
+from tritonite.runtime.launch import ASSERTING, libentry
 
 # Dtypes that every device adds to memory by itself.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import dtypes
-from tritonite.dispatch import call
-from tritonite.dispatch.call import Limits, empty_strided, number_type
 from tritonite.engine.iteration import (
     INT32_LIMIT,
     broadcast_shape,
@@ -29,8 +27,10 @@ from tritonite.engine.pointwise.placed import Placed, as_tuple, check_placed, is
 from tritonite.engine.pointwise.promotion import ConstantKind, Kind, PartsKind, TensorKind, Typed, types_of
 from tritonite.engine.pointwise.specialize import Space, specialize
 from tritonite.errors import Decline
-from tritonite.launch import Launch, Specialization
-from tritonite.locks import brief
+from tritonite.runtime import contract
+from tritonite.runtime.contract import Limits, empty_strided, number_type
+from tritonite.runtime.launch import Launch, Specialization
+from tritonite.runtime.locks import brief
 
 _ITERATIONS_PER_OPERATOR = 1024
 
@@ -124,13 +124,13 @@ class Pointwise:
         if iteration.items:
             values = self._with_numbers(values, iteration.items)
         for position, limits in iteration.limits:
-            call.limit(values[position], limits)
+            contract.limit(values[position], limits)
         if not outs:
             device = iteration.device
             outs = tuple([empty_strided(f.shape, f.strides, f.dtype, device) for f in iteration.fresh])
         elif iteration.extents:
             overlap.check(iteration.extents, values, outs)
-        recorder = call.recorder()
+        recorder = contract.recorder()
         if recorder is not None and recorder.dry:
             recorder.promotions.append(iteration.summary)
         if iteration.launch is not None:
@@ -139,7 +139,7 @@ class Pointwise:
 
     def iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Iteration:
         """The iteration for these arguments, from the cache where one like it has been made. Raises Decline."""
-        if call.recorder() is not None:
+        if contract.recorder() is not None:
             # What records keeps plans of its own.
             return self._ready(values, outs)
         key: list[object] = [torch.get_default_dtype()]
@@ -204,7 +204,7 @@ class Pointwise:
         """The values, with a number for each tensor among them that serves as one."""
         found = list(values)
         for i in items:
-            found[i] = call.number_in(found[i])
+            found[i] = contract.number_in(found[i])
         return found
 
     @staticmethod

@@ -12,10 +12,10 @@ import torch
 import triton.language as tl
 
 from tritonite import dtypes
-from tritonite.dispatch.call import Limits, limits_of
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.pointwise.layout import VARIANTS, Operand
 from tritonite.errors import Decline
+from tritonite.runtime.contract import Limits, limits_of
 
 _LARGEST_IN_64_BITS = math.nextafter(2.0**63, 0.0)
 # Dtypes whose numbers every half type holds.

@@ -15,7 +15,7 @@ from tritonite.engine.pointwise.blocks import block_size, choose_tile, inverse, 
 from tritonite.engine.pointwise.kernels import elementwise_flat, elementwise_tile
 from tritonite.engine.pointwise.layout import VARIANTS, Layout, Operand
 from tritonite.engine.pointwise.promotion import KernelTypes
-from tritonite.launch import ASSERTING, Specialization, flatten
+from tritonite.runtime.launch import ASSERTING, Specialization, flatten
 
 
 class Space(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tritonite import devices
-from tritonite.dispatch.call import fusion, settings
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.rows.facts import BOTH, REDUCED
 from tritonite.engine.rows.space import Space
-from tritonite.tune.rows import ROWS, Cooperative, Regime
+from tritonite.engine.rows.table import ROWS, Cooperative, Regime
+from tritonite.runtime.contract import fusion, settings
 
 # Loops over at most so many blocks are unrolled.
 _MOST_UNROLLED = 4

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import zeros
 from tritonite.language.folds import fold_all
+from tritonite.runtime.contract import zeros
 
 # The words that the counter of tickets has for itself, so that it shares no cache line with states.
 _COUNTER = tl.constexpr(16)

@@ -9,7 +9,7 @@ it is compiled for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, empty_strided, settings
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.iteration import SECTOR, common_device, is_dense, may_overlap, never_overlaps_itself
+from tritonite.engine.iteration import SECTOR, is_dense
 from tritonite.engine.movement import move
+from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows import blocks as choice
 from tritonite.engine.rows import cooperative
 from tritonite.engine.rows.blocks import Blocks, Traits
@@ -28,7 +28,8 @@ from tritonite.engine.rows.facts import BOTH, Facts
 from tritonite.engine.rows.kernels import reduce, transform_rows
 from tritonite.engine.rows.space import Space
 from tritonite.errors import Decline
-from tritonite.launch import ASSERTING
+from tritonite.runtime.contract import empty, empty_strided, settings
+from tritonite.runtime.launch import ASSERTING
 
 # The dtype of a state that is an element's index in the reduced dimensions, and the identity's, which is beyond all.
 INDEX = "index"
@@ -372,59 +373,3 @@ def reduced(
     outs = outputs(inputs, [result] * len(result_dtypes), result_dtypes, outs)
     reduction.run(inputs, dims, outs, compute, numbers, read)
     return outs
-
-
-def dimensions(dim: int | Sequence[int] | None, rank: int, keep_empty: bool = False) -> tuple[int, ...]:
-    """Dimensions from 0, in order; declines for those that there are not, or that are there twice."""
-    given = (dim,) if isinstance(dim, int) else dim
-    if given is None or (not len(given) and not keep_empty):
-        return tuple(range(rank))
-    limit = max(rank, 1)
-    if any(not -limit <= d < limit for d in given):
-        raise Decline("a dimension that there is not")
-    found = sorted(d % limit for d in given)
-    if len(set(found)) < len(found):
-        raise Decline("a dimension twice")
-    return tuple(d for d in found if rank)
-
-
-def outputs(
-    inputs: Sequence[torch.Tensor],
-    shapes: Sequence[Sequence[int]],
-    result_dtypes: Sequence[torch.dtype],
-    outs: Sequence[torch.Tensor],
-    in_place: Sequence[torch.Tensor] = (),
-    strides: Sequence[int] | None = None,
-    accepts: Container[torch.dtype] = TRITON_DTYPES,
-) -> Sequence[torch.Tensor]:
-    """Contiguous outputs, or `outs` where they can be written: of these shapes and dtypes, apart from all inputs.
-
-    An output may be one of the `in_place` inputs itself. `strides` are those of the first, if it is allocated. Inputs
-    are of dtypes that it `accepts`.
-    """
-    device, scalars = common_device(inputs, outs)
-    if scalars:
-        raise Decline("a tensor on another device")
-    for tensor in inputs:
-        if tensor.dtype not in accepts:
-            raise Decline(f"dtype {tensor.dtype}")
-    if not outs:
-        laid = [strides, *[None] * (len(shapes) - 1)][: len(shapes)]
-        return tuple(
-            empty(shape, dtype, device) if own is None else empty_strided(shape, own, dtype, device)
-            for shape, dtype, own in zip(shapes, result_dtypes, laid, strict=True)
-        )
-    for i, (out, shape, dtype) in enumerate(zip(outs, shapes, result_dtypes, strict=True)):
-        if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
-            raise Decline("output has another shape or dtype")
-        if not never_overlaps_itself(out.shape, out.stride()):
-            raise Decline("output overlaps itself")
-        apart = [x for x in inputs if not (any(x is y for y in in_place) and _same_elements(out, x))]
-        if any(may_overlap(out, other) for other in (*apart, *outs[:i])):
-            raise Decline("output overlaps an input")
-    return outs
-
-
-def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
-    return same and a.shape == b.shape and a.stride() == b.stride()

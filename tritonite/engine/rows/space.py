@@ -12,7 +12,7 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, SECTOR, collapse, span
 from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
-from tritonite.tune.rows import ROWS
+from tritonite.engine.rows.table import ROWS
 
 
 class Space(NamedTuple):

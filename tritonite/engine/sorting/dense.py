@@ -14,17 +14,17 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, zeros
 from tritonite.dtypes import BOOL, FLOATS, INTS
 from tritonite.engine.iteration import INT32_LIMIT, span
 from tritonite.engine.sorting.keys import Keys, unsigned_key, words
 from tritonite.engine.sorting.radix import check_length, route
 from tritonite.engine.sorting.runs import Distinct, runs_before
+from tritonite.engine.sorting.table import SORTING
 from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import ROOM, add, get, put, room, set_bits
-from tritonite.launch import libentry
-from tritonite.tune.sorting import SORTING
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.launch import libentry
 
 # Elements that a program takes at a time, by so many threads, and those of a thread where it does something at places.
 _BLOCK, _THREADS, _EACH = 4096, 256, 8

@@ -21,17 +21,17 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
+from tritonite.engine.sorting.table import SORTING
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import add, get, number, put, room
-from tritonite.launch import libentry
-from tritonite.tune.sorting import SORTING
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.launch import libentry
 
 # The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
 # digits would have; those of a thread where several programs share a row, where they have 64 bits, and of keys alone,

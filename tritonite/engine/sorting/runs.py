@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.dispatch.call import empty, first, read, zeros
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
@@ -16,7 +15,8 @@ from tritonite.engine.sorting.keys import Rows
 from tritonite.engine.sorting.radix import check_length, unwanted
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
-from tritonite.launch import libentry
+from tritonite.runtime.contract import empty, first, read, zeros
+from tritonite.runtime.launch import libentry
 
 _BLOCK = 1024
 _LONGEST_BLOCK = 2048

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting import topk
 from tritonite.engine.sorting.block import BY_RANK, select_rows, wanted_rank
@@ -33,7 +32,8 @@ from tritonite.engine.sorting.topk import key_of_rank, keys_of
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import add, get, put, room
-from tritonite.launch import libentry
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.launch import libentry
 
 _BLOCK = 2048
 # An addition to shared memory is made by every thread that has its element: there are as many elements as threads.

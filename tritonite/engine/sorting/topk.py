@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, zeros
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.block import sort_integers, sort_pairs
 from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
-from tritonite.launch import libentry
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.launch import libentry
 
 # The bytes of keys of the longest row that a program holds, and the words of them that a thread has.
 _HELD, _PER_THREAD = 32 * 1024, 16

@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tritonite
-from tritonite.dispatch.override import native_dispatcher, use_gems
 from tritonite.dtypes import FLOATS
-from tritonite.stats import counts
+from tritonite.install.override import native_dispatcher, use_gems
+from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
 from tritonite.testing.judge import Comparable, cancelling, comparable, judge, poisoned, terms, to_reference
 from tritonite.testing.samples import REFERENCES, compares_zero_sign

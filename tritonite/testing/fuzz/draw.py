@@ -12,10 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tritonite import devices
-from tritonite.catalog import Op
-from tritonite.catalog.names import overload_named
-from tritonite.catalog.schema import is_out, schemas
-from tritonite.dispatch.override import native_dispatcher
+from tritonite.install.override import native_dispatcher
+from tritonite.registry import Op
+from tritonite.registry.names import overload_named
+from tritonite.registry.schema import is_out, schemas
 from tritonite.testing.samples import DRAWN, at_boundaries, samples
 from tritonite.testing.samples.facts import NAN_UNDEFINED
 from tritonite.testing.samples.matmul import shapes_of
@@ -115,7 +115,7 @@ def _told(value: Any) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _samples(overload: str, dtype: torch.dtype) -> tuple[Any, ...]:
-    from tritonite.catalog import overloads
+    from tritonite.registry import overloads
 
     op = overloads()[overload]
     try:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from tritonite.catalog import overloads
-from tritonite.dispatch.override import select
-from tritonite.stats import counts
+from tritonite.install.override import select
+from tritonite.registry import overloads
+from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.check import Finding, check, outcome, synchronize
 from tritonite.testing.fuzz.draw import draw
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 # In evaluation ATen returns statistics on GPUs alone.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonite import catalog
+from tritonite import registry
 from tritonite.testing.samples import facts
 
 
-@facts.drawn(*{op.packet for op in catalog.overloads().values() if op.family == "bessel"})
+@facts.drawn(*{op.packet for op in registry.overloads().values() if op.family == "bessel"})
 def _near(arguments: dict[str, Any]) -> dict[str, Any]:
     """ATen reduces far arguments by a rounded pi / 4, in float64 too."""
     return {

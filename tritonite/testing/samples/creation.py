@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog
+from tritonite import registry
 from tritonite.testing.samples import facts
 
 facts.CHOICES["diagonal"] = (0, 1, -2)
@@ -56,7 +56,7 @@ def _ends(tensors: facts.Tensors) -> dict[str, Any]:
     return given | {"steps": n, "base": 2.0, "dtype": dtype}
 
 
-@facts.drawn(*{op.packet for op in catalog.overloads().values() if op.family == "creation"})
+@facts.drawn(*{op.packet for op in registry.overloads().values() if op.family == "creation"})
 def _few(arguments: dict[str, Any]) -> dict[str, Any]:
     """No more elements than fit in memory many times over."""
     most = {"size": 64, "row": 64, "col": 64, "n": 300, "m": 300, "window_length": 3000, "steps": 3000}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from tritonite import devices, dtypes
-from tritonite.catalog import Op
+from tritonite.registry import Op
 
 Tensors = list[torch.Tensor]
 Arguments = Callable[[Tensors], dict[str, Any] | None]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite.catalog import Op
-from tritonite.catalog.schema import is_out
+from tritonite.registry import Op
+from tritonite.registry.schema import is_out
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.boundaries import RULES, at_boundaries
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import dtypes
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tritonite import devices
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 facts.CHOICES["reduction"] = (1, 2, 0)

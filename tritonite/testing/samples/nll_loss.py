@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 facts.INTEGERS["ignore_index"] = 1

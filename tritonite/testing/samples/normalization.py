@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 # ATen's sums start from 0 on a GPU, and on a CPU from the first element.

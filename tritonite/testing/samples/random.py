@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog, devices
-from tritonite.catalog import Op
+from tritonite import devices, registry
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 _DETERMINISTIC = {"_masked_scale", "rrelu_with_noise_backward"}
-facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "random"} - _DETERMINISTIC
+facts.RANDOM |= {op.packet for op in registry.overloads().values() if op.family == "random"} - _DETERMINISTIC
 
 
 def _probability(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from tritonite import catalog
-from tritonite.catalog import Op
+from tritonite import registry
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 _DETERMINISTIC = {"_standard_gamma_grad", "_dirichlet_grad"}
-facts.RANDOM |= {op.packet for op in catalog.overloads().values() if op.family == "sampling"} - _DETERMINISTIC
+facts.RANDOM |= {op.packet for op in registry.overloads().values() if op.family == "sampling"} - _DETERMINISTIC
 
 
 def _positive(tensor: torch.Tensor) -> torch.Tensor:

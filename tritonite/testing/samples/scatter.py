@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import devices
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 from tritonite.testing.samples.indexing import of_each_dimension, places, within
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonite.catalog import Op
+from tritonite.registry import Op
 from tritonite.testing.samples import facts
 
 

@@ -15,14 +15,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite import devices
-from tritonite.dispatch.call import empty, settings
+from tritonite.engine.attention import table as table
+from tritonite.engine.attention.hopper.backward_dkdv import add_heads, attend_to_keys_warp_specialized
+from tritonite.engine.attention.hopper.backward_dq import attend_to_queries_warp_specialized
 from tritonite.engine.attention.hopper.descriptors import ROWS, bias_descriptor, block_sizes, descriptor, take
-from tritonite.engine.attention.hopper.of_keys import add_heads, attend_to_keys_warp_specialized
-from tritonite.engine.attention.hopper.of_queries import attend_to_queries_warp_specialized
 from tritonite.engine.attention.hopper.tiles import GROUPS
 from tritonite.engine.attention.problem import Facts, Problem
 from tritonite.engine.iteration import power_of_2
-from tritonite.tune import attention as table
+from tritonite.runtime.contract import empty, settings
 
 # How many elements a program adds up that heads of queries have left.
 _ADDED = 2048

@@ -12,10 +12,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
 from tritonite import devices
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.problem import Problem
-from tritonite.engine.gemm.hopper import in_shared_memory, load
+from tritonite.engine.gemm.kernels.hopper import in_shared_memory, load
 from tritonite.engine.iteration import power_of_2
-from tritonite.tune import attention as table
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # The rows of a group of four warps, whose tensor cores take as many.

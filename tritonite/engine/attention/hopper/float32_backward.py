@@ -15,7 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from tritonite import devices
-from tritonite.dispatch.call import empty
+from tritonite.engine.attention import table as table
+from tritonite.engine.attention.hopper.backward_dkdv import block_of_queries, queries_of_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
     added_to,
@@ -28,11 +29,10 @@ from tritonite.engine.attention.hopper.float32_tiles import (
     store_rows,
     take,
 )
-from tritonite.engine.attention.hopper.of_keys import block_of_queries, queries_of_tile
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import are_rounded, excess_of, load_logarithms, probabilities_of, store_scores
-from tritonite.engine.gemm.hopper_parts import (
+from tritonite.engine.gemm.kernels.hopper_fp32 import (
     BEGUN,
     begin,
     end,
@@ -43,8 +43,8 @@ from tritonite.engine.gemm.hopper_parts import (
     transposed,
 )
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
-from tritonite.tune import attention as table
+from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import libentry
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.hopper.descriptors import ROWS
 from tritonite.engine.attention.hopper.float32_tiles import (
     added_to,
@@ -26,7 +27,7 @@ from tritonite.engine.attention.hopper.float32_tiles import (
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import seen
-from tritonite.engine.gemm.hopper_parts import (
+from tritonite.engine.gemm.kernels.hopper_fp32 import (
     begin,
     end,
     go_on,
@@ -36,8 +37,7 @@ from tritonite.engine.gemm.hopper_parts import (
     transposed,
 )
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
-from tritonite.tune import attention as table
+from tritonite.runtime.launch import libentry
 
 
 @gluon.jit

@@ -13,11 +13,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritonite import devices
+from tritonite.engine.attention import table as table
+from tritonite.engine.attention.hopper.backward_dq import keys_of_tile
 from tritonite.engine.attention.hopper.descriptors import ROWS
-from tritonite.engine.attention.hopper.of_queries import keys_of_tile
 from tritonite.engine.attention.problem import Facts, Problem, products
 from tritonite.engine.attention.scores import biased, load_bias, seen
-from tritonite.tune import attention as table
 
 # The smallest power of two that holds a head here, and the largest.
 _LEAST, _MOST = 32, 64

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tritonite import devices
-from tritonite.dispatch.call import settings
+from tritonite.engine.attention import table as table
 from tritonite.engine.attention.hopper.descriptors import (
     LOG2E,
     ROWS,
@@ -38,10 +38,10 @@ from tritonite.engine.attention.hopper.descriptors import (
 from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.attention.scores import base_of, exponentials
-from tritonite.engine.gemm.hopper import load, store
+from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.launch import libentry
-from tritonite.tune import attention as table
+from tritonite.runtime.contract import settings
+from tritonite.runtime.launch import libentry
 
 _LN2 = gl.constexpr(0.6931471805599453)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.

@@ -1,0 +1,100 @@
+"""What tuning found: tables that come with Tritonite, and a SQLite file of this machine's own for many processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tritonite.engine.gemm.table import Config
+from tritonite.errors import UnusableFile
+from tritonite.runtime import cache
+
+_SHIPPED = Path(__file__).parent
+_CREATE = """create table if not exists tiles (
+    device text, problem text, config text, microseconds real, primary key (device, problem)
+)"""
+
+
+def path() -> Path:
+    """The file of this machine's results, which need not exist."""
+    return Path(os.environ.get("TRITONITE_TUNE") or cache.folder() / "tune.sqlite")
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[sqlite3.Connection]:
+    # Writers wait for each other; readers for nobody, with a log of what is being written.
+    path().parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path(), timeout=60)) as connection:
+        connection.execute("pragma journal_mode=wal")
+        connection.execute(_CREATE)
+        with connection:
+            yield connection
+
+
+def check() -> None:
+    """Raise UnusableFile where tiles could not be kept."""
+    try:
+        with _writing():
+            pass
+    except (OSError, sqlite3.Error) as error:
+        raise UnusableFile(path=path(), reason=error) from error
+
+
+def save(device: str, problem: str, config: Config, microseconds: float) -> None:
+    """Keep the tiles for a problem on a device, in place of earlier ones. Warns where the file cannot be written."""
+    try:
+        with _writing() as connection:
+            row = (device, problem, json.dumps(config), microseconds)
+            connection.execute("insert or replace into tiles values (?, ?, ?, ?)", row)
+    except (OSError, sqlite3.Error) as error:
+        cache.warn_once(f"tuned tiles cannot be kept in {path()}: {error}")
+    known.cache_clear()
+
+
+@functools.lru_cache(maxsize=8)
+def known(device: str) -> dict[str, Config]:
+    """Return the tiles for problems on a device: those shipped, and over them those of this machine, read once.
+
+    Warns, once, where this machine's file cannot be read.
+    """
+    shipped = _SHIPPED / f"{device.replace(' ', '_')}.json"
+    found = json.loads(shipped.read_text()) if shipped.exists() else {}
+    return {problem: Config(*config) for problem, config in found.items()} | _own(device)
+
+
+def _own(device: str) -> dict[str, Config]:
+    where = ""
+    try:
+        where = f" in {path()}"
+        return {problem: _config(json.loads(config)) for problem, config in _rows(device)}
+    except (OSError, sqlite3.Error, ValueError, TypeError) as error:
+        cache.warn_once(f"tuned tiles{where} cannot be read, and are left out: {error}")
+        return {}
+
+
+def _rows(device: str) -> list[tuple[str, str]]:
+    if not path().exists():
+        return []
+    # A file that may only be read, in a folder that may only be read, has no log beside it that could be opened.
+    for how in ("mode=ro", "mode=ro&immutable=1"):
+        with contextlib.closing(sqlite3.connect(f"{path().absolute().as_uri()}?{how}", timeout=60, uri=True)) as reader:
+            try:
+                # Another process may have made the file, and not yet the table.
+                if not reader.execute("select 1 from sqlite_master where name = 'tiles'").fetchall():
+                    return []
+                return reader.execute("select problem, config from tiles where device = ?", (device,)).fetchall()
+            except sqlite3.OperationalError as error:
+                refused = error
+    raise refused
+
+
+def _config(fields: Any) -> Config:
+    if not all(isinstance(value, (int, float)) for value in fields):
+        raise TypeError(f"tiles of {fields}")
+    return Config(*fields)

@@ -1,0 +1,1 @@
+"""Binary search of sorted sequences: searchsorted, bucketize, isin."""

@@ -1,0 +1,170 @@
+"""Operators outside ATen: their schemas, kernels, fakes and gradients, as torch.library knows them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch.utils import _pytree as pytree
+
+from tritonite import devices, registry
+from tritonite.errors import Decline, Unsupported
+from tritonite.install import direct, override, python
+from tritonite.registry import Declaration, Op
+from tritonite.runtime.locks import fork_safe_lock
+from tritonite.runtime.opaque import opaque
+from tritonite.runtime.plan import without_elements
+
+_lock = fork_safe_lock()
+_registered: dict[str, Op] = {}
+
+
+@functools.lru_cache(maxsize=8)
+def _library(namespace: str) -> Any:
+    return torch.library.Library(namespace, "DEF")
+
+
+def register(declarations: Iterable[Declaration]) -> None:
+    """Register those operators of `declarations` that are outside ATen and not registered yet."""
+    with _lock:
+        for declaration in declarations:
+            if declaration.library is not None and declaration.packets[0] not in _registered:
+                _registered[declaration.packets[0]] = _register(declaration)
+
+
+def overload_of(name: str) -> Any:
+    """What torch.ops has for an operator outside ATen, such as "tritonite::silu_and_mul"."""
+    namespace, _, own = name.partition("::")
+    packet, _, overload = own.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def registered() -> dict[str, Op]:
+    """The operators outside ATen that have been registered, by their names with the namespace."""
+    return dict(_registered)
+
+
+def _register(declaration: Declaration) -> Op:
+    formulas, (name,) = declaration.library, declaration.packets
+    namespace, _, own = name.partition("::")
+    library = _library(namespace)
+    assert formulas is not None
+    library.define(formulas.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    op = registry.library_op(declaration)
+    torch.library.register_fake(name, _refusing(name, formulas.fake), lib=library)
+    if op.written:
+        library.impl(own, _without_gradient(op), "Autograd", with_keyset=True)
+    else:
+        # Without a formula, a gradient that is asked for raises an error that says so.
+        torch.library.register_autograd(name, formulas.gradient, setup_context=formulas.save, lib=library)
+        torch.library.register_vmap(name, _vmapped(op), lib=library)
+    key = devices.current.dispatch_key
+    if key:
+        dispatcher = override.native_dispatcher()
+        if dispatcher is None:
+            library.impl(own, python.override(op, None), key)
+        else:
+            override.declare_native(dispatcher, op)
+            dispatcher.install(op.overload, False)
+            dispatcher.install_gate(op.overload)
+    return op
+
+
+def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake that raises what a call does where it declines, and takes meta tensors for those of a device."""
+
+    @functools.wraps(fake)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            if tensors and all(map(_is_meta, tensors)):
+                return _of_meta(fake, args, kwargs)
+            return fake(*args, **kwargs)
+        except Decline as decline:
+            raise Unsupported(name=name, reason=decline.reason) from None
+
+    return call
+
+
+def _is_meta(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the meta device, and no fake tensor."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "meta"
+
+
+def _of_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return meta tensors for a call whose tensors are such: fake ones of the device stand for them."""
+
+    def fake_like(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=devices.current.type)
+
+    with fake_tensor.FakeTensorMode():
+        results = fake(*pytree.tree_map(fake_like, args), **pytree.tree_map(fake_like, kwargs))
+    return pytree.tree_map_only(torch.Tensor, without_elements, results)
+
+
+def _without_gradient(op: Op) -> Callable[..., Any]:
+    """The kernel at the key of autograd of an operator that writes into its arguments."""
+    name = op.overload
+
+    @opaque
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
+            reason = "it writes into its arguments and has no gradient; take the functional form, or torch.no_grad()"
+            raise Unsupported(name=name, reason=reason)
+        with torch._C._AutoDispatchBelowAutograd():
+            result = overload_of(name).redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        direct.increment_versions(op, args, kwargs)
+        return result
+
+    return call
+
+
+def _vmapped(op: Op) -> Callable[..., Any]:
+    """The operator's rule for torch.vmap: one call where only its leading arguments differ, or else one for each."""
+    formulas = op.declaration.library
+    assert formulas is not None
+    leading = formulas.leading
+
+    def call(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        function, size = overload_of(op.qualified), info.batch_size
+        pairs = list(zip(op.names, in_dims, args, strict=False))
+        ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]
+        # Those of no dimensions do not promote as those of one do, which they would become.
+        promotes = formulas.broadcast and 0 in ranks and len({arg.dtype for arg in args if _is_tensor(arg)}) > 1
+        if not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
+            values = [
+                arg
+                if name not in leading or not _is_tensor(arg) or (dim is None and formulas.broadcast)
+                else arg.expand(size, *arg.shape)
+                if dim is None
+                else _batched(arg.movedim(dim, 0), max(ranks) if formulas.broadcast else arg.dim() - 1)
+                for name, dim, arg in pairs
+            ]
+            results = function(*values)
+        else:
+            every = [
+                function(*[arg if dim is None else arg.select(dim, i) for dim, arg in zip(in_dims, args, strict=True)])
+                for i in range(size)
+            ]
+            several = isinstance(every[0], tuple)
+            columns = zip(*every, strict=True) if several else [every]
+            stacked = [None if column[0] is None else torch.stack(column) for column in map(tuple, columns)]
+            results = tuple(stacked) if several else stacked[0]
+        dims = tuple([None if each is None else 0 for each in results]) if isinstance(results, tuple) else 0
+        return results, dims
+
+    return call
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _batched(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """With so many dimensions after the first."""
+    return tensor[(slice(None),) + (None,) * (rank + 1 - tensor.dim())]

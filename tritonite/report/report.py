@@ -1,0 +1,183 @@
+"""Where the calls in a function ran, how often, why not here, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from tritonite import devices, registry, text_table
+from tritonite.errors import ATEN_IS_FASTER
+from tritonite.install.override import installed, unknown, use_gems
+from tritonite.registry import names
+from tritonite.registry.schema import computes, decomposed, overload_name
+from tritonite.runtime.opaque import OpaqueMode
+from tritonite.runtime.stats import Counts, stats
+
+# What the ranges of a profile are called in which an operator's call ran.
+_RANGE = "tritonite.report "
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorReport:
+    """The calls of one overload: how many, in Triton kernels and in ATen, and why those in ATen were, by reason.
+
+    `microseconds` is their time on the device, and `share` its part of all operators'; None without a GPU.
+    """
+
+    calls: int
+    tritonite: int
+    aten: int
+    reasons: dict[str, int]
+    microseconds: float | None = None
+    share: float | None = None
+
+    @property
+    def faster_in_aten(self) -> int:
+        """How many of the calls in ATen a kernel could have served, had ATen not been faster."""
+        return self.reasons.get(ATEN_IS_FASTER, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `report()` found: `operators` by overload, the dearest first, and the function's own `result`.
+
+    It prints as a table; `as_dict()` is for programs.
+    """
+
+    operators: dict[str, OperatorReport]
+    result: Any = dataclasses.field(repr=False)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The operators by overload, each with its fields."""
+        return {name: dataclasses.asdict(found) for name, found in self.operators.items()}
+
+    def __rich__(self) -> Any:
+        from rich.table import Column, Table
+
+        timed = any(found.microseconds is not None for found in self.operators.values())
+        numbers = ["calls", "Triton", "ATen", *(["device us", "share"] if timed else [])]
+        columns = (Column(name, justify="right") for name in numbers)
+        table = Table(
+            Column("operator", overflow="fold"), *columns, "why ATen", title=self._title(), title_justify="left"
+        )
+        for name, found in self.operators.items():
+            times = [f"{found.microseconds:.1f}", f"{found.share:.1%}"] if timed else []
+            counts = (str(count or "") for count in (found.calls, found.tritonite, found.aten))
+            table.add_row(name, *counts, *times, "; ".join(found.reasons))
+        return table
+
+    def __str__(self) -> str:
+        return text_table.text_of(self)
+
+    def _title(self) -> str:
+        every = self.operators.values()
+        ours, calls = sum(found.tritonite for found in every), sum(found.calls for found in every)
+        timed = [found for found in every if found.microseconds is not None]
+        spent = f", {sum(found.microseconds or 0 for found in timed):.0f} us on the device" if timed else ""
+        faster = sum(found.faster_in_aten for found in every)
+        left = f", {faster} where ATen is faster" if faster else ""
+        return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{left}{spent}"
+
+
+class _Watching(OpaqueMode):
+    """Counts the operators that compute, and gives each a range of its own in a profile."""
+
+    def __init__(self, timed: bool) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self._timed = timed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            result = decomposed(func, devices.current.dispatch_key or "CPU", args, kwargs)
+        if result is not NotImplemented:
+            # Its parts are the calls.
+            return result
+        if not computes(func):
+            return func(*args, **kwargs)
+        name = overload_name(func)
+        self.calls[name] += 1
+        with torch.profiler.record_function(_RANGE + name) if self._timed else contextlib.nullcontext():
+            return func(*args, **kwargs)
+
+
+def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Run a function once, and say of each call of ATen in it, backward passes included, who ran it and why.
+
+    What is enabled stays so; where nothing is, all of Tritonite is for as long as the function runs. Views are left
+    out, as they compute nothing. On a GPU the device's time is measured with torch's profiler; a profile that is being
+    taken already goes on, and the report has no times.
+
+    Args:
+        function: anything that can be called, such as a model or a training step, or the name of a function of torch's.
+        args: its arguments, and `kwargs` those by name.
+
+    Returns a Report, which prints as a table and has the function's result. What the function raises passes through.
+    Raises UnknownOperator for a name that torch has not.
+    """
+    if isinstance(function, str):
+        name = names.spelled(function)
+        function = names.python_function(name) or names.function_named(name) or ""
+        if isinstance(function, str):
+            raise unknown(name)
+    timed = devices.current.type == "cuda" and not torch.autograd.profiler._is_profiler_enabled
+    with contextlib.nullcontext() if installed() else use_gems():
+        selected, before = installed(), stats()
+        with profiler() if timed else contextlib.nullcontext() as profile, _Watching(timed) as watching:
+            result = function(*args, **kwargs)
+            if timed:
+                torch.cuda.synchronize()
+        after = stats()
+    times: dict[str, float] = {}
+    for event in profile.key_averages() if profile is not None else ():
+        if event.key.startswith(_RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
+            times[event.key.removeprefix(_RANGE)] = float(event.device_time_total)
+    total = sum(times.values())
+    found = {}
+    for name in {*watching.calls, *after}:
+        counts = _since(before.get(name, Counts()), after.get(name, Counts()))
+        ours, declined = counts.launched + counts.replayed, sum(counts.declined.values())
+        # Kernels of ATen's call others, which are counted though the function did not call them.
+        calls = max(watching.calls[name], ours + declined)
+        if not calls:
+            continue
+        reasons = dict(counts.declined)
+        if calls > ours + declined:
+            reasons[_why_not_asked(name, selected)] = calls - ours - declined
+        microseconds = times.get(name, 0.0) if timed else None
+        share = None if microseconds is None else microseconds / (total or 1.0)
+        found[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
+    dearest = sorted(found, key=lambda name: (-(found[name].microseconds or 0), -found[name].calls, name))
+    return Report({name: found[name] for name in dearest}, result)
+
+
+def profiler() -> Any:
+    """torch's profiler of the host and of the GPU, if there is one."""
+    # It would write lines to standard error wherever it starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices.current.type == "cuda" else [])]
+    return torch.profiler.profile(activities=activities, acc_events=True)
+
+
+def _since(before: Counts, after: Counts) -> Counts:
+    """What was counted between two moments."""
+    declined = Counter(after.declined)
+    declined.subtract(before.declined)
+    return Counts(after.replayed - before.replayed, after.launched - before.launched, dict(+declined))
+
+
+def _why_not_asked(name: str, selected: frozenset[str]) -> str:
+    """Why ATen served a call that none of our kernels was asked for."""
+    if name in selected:
+        return "reached below the dispatcher's key"
+    if name in registry.overloads():
+        return "not enabled"
+    return registry.excluded.get(name, "no kernel")

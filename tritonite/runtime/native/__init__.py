@@ -1,0 +1,165 @@
+"""The native dispatcher: built once for a torch and a source, loaded when an operator is first overridden."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+import torch
+
+from tritonite import devices
+from tritonite.errors import BuildFailed, InvalidSetting
+from tritonite.runtime import cache, progress
+
+_NAME = "tritonite_dispatcher"
+# The kinds of device that it has a driver for, and whether it is used on them unasked.
+_DRIVERS = {"nvidia": True, "interpreter": False}
+_SOURCE = Path(__file__).with_name("dispatcher.cpp")
+# For headers that refuse no standard.
+_NEWEST_STANDARD = "c++20"
+_PARTS = sorted(Path(__file__).parent.glob("*.h"))
+
+
+def _asked() -> bool | None:
+    setting = os.environ.get("TRITONITE_NATIVE", "")
+    if setting not in ("", "0", "1"):
+        raise InvalidSetting(name="TRITONITE_NATIVE", value=setting, expected="0 or 1")
+    return setting == "1" if setting else None
+
+
+def wanted() -> bool:
+    """Whether calls should go through it: on NVIDIA's GPUs unless TRITONITE_NATIVE=0, in the interpreter if it is 1."""
+    asked, unasked = _asked(), _DRIVERS.get(devices.current.kind)
+    return unasked is not None and (unasked if asked is None else asked)
+
+
+def flags() -> tuple[str, ...]:
+    """Flags for the compiler beyond the usual, from TRITONITE_NATIVE_FLAGS: sanitizers, for example."""
+    return tuple(os.environ.get("TRITONITE_NATIVE_FLAGS", "").split())
+
+
+def library() -> Path:
+    """Where the built library is, or would be."""
+    digest = hashlib.sha256(b"".join([part.read_bytes() for part in (_SOURCE, *_PARTS)]))
+    digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
+    folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
+    return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+
+
+def state() -> str:
+    """Return whether the dispatcher is built, for a table of facts."""
+    try:
+        return "native dispatcher" if library().exists() else "native dispatcher, to be built at first use"
+    except OSError as error:
+        return f"Python, as the native dispatcher cannot be built: {error}"
+
+
+def build() -> Path:
+    """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
+    try:
+        return _build(library())
+    except OSError as error:
+        raise BuildFailed(reason=str(error)) from error
+
+
+def _build(target: Path) -> Path:
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildFailed(reason="there is no C++ compiler; install one, or set CXX")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        _wait_for(lock, target.parent)
+        if target.exists():
+            return target
+        progress.tell("building", "building the native dispatcher, once for this torch (half a minute)")
+        unfinished = target.with_suffix(f".{os.getpid()}")
+        done = subprocess.run(
+            _command(compiler, unfinished), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            raise BuildFailed(reason=_failure(compiler, done, target.with_suffix(".log")))
+        unfinished.rename(target)
+    return target
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Take the lock of a build, and tell the user where another process keeps it for seconds."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        line = f"waiting for another process that builds the native dispatcher in {folder} (half a minute)"
+        with progress.timed("waiting", line, watched=True):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _failure(compiler: str, done: subprocess.CompletedProcess[str], log: Path) -> str:
+    """Return a line with the compiler's first error. Its whole output goes into the file `log`."""
+    log.write_text(f"{shlex.join(done.args)}\n{done.stdout}{done.stderr}")
+    errors = [line.strip() for line in done.stderr.splitlines() if "error" in line]
+    return f"{compiler} says: {errors[0] if errors else f'exit status {done.returncode}'} (all of it: {log})"
+
+
+def _standard(include: Path) -> str:
+    """Return the oldest C++ standard that the headers in torch's `include` folder accept, such as "c++20"."""
+    header = include / "ATen" / "ATen.h"
+    refused = re.search(r"__cplusplus < 20(\d\d)", header.read_text()) if header.exists() else None
+    return f"c++{refused[1]}" if refused else _NEWEST_STANDARD
+
+
+def compilation(compiler: str, include: Path) -> list[str]:
+    """Return a command without an output that compiles the dispatcher with the headers in torch's `include` folder."""
+    folders = [include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    return [
+        *compiler.split(),
+        *(f"-std={_standard(include)}", "-O2", "-fPIC", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *flags(),
+        *(f"-I{folder}" for folder in folders),
+        str(_SOURCE),
+    ]
+
+
+def _command(compiler: str, target: Path) -> list[str]:
+    root = Path(torch.__file__).parent
+    return [
+        *compilation(compiler, root / "include"),
+        *("-shared", "-o", str(target)),
+        *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-ltorch", "-ldl"),
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def module() -> ModuleType | None:
+    """The dispatcher, built first where it has to be; None where it is not wanted or, with a warning, cannot be."""
+    if not wanted():
+        if _asked():
+            kind = devices.current.kind
+            warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
+        return None
+    try:
+        path = str(build())
+        loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
+        spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+        assert spec is not None
+        loaded = importlib.util.module_from_spec(spec)
+        loader.exec_module(loaded)
+    except (BuildFailed, ImportError, OSError) as error:
+        warnings.warn(f"calls take the slower Python path: {error}", stacklevel=2)
+        return None
+    return loaded

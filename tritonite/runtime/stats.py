@@ -1,0 +1,170 @@
+"""What became of the calls of each overridden overload."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritonite import text_table
+from tritonite.errors import ATEN_IS_FASTER
+from tritonite.runtime.locks import brief
+
+_log = logging.getLogger("tritonite")
+_REASONS = 64
+_UNSEEN = "Operators without a kernel here are not counted: tritonite.report(function, ...) lists their calls."
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Calls of one overload: replayed from a recorded plan, launched from Python, or declined, by reason.
+
+    `unrecordable` counts those of the launched that no plan could be made of, by reason.
+    """
+
+    replayed: int = 0
+    launched: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+    unrecordable: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def faster_in_aten(self) -> int:
+        """How many of the declined calls a kernel could have served, had ATen not been faster."""
+        return self.declined.get(ATEN_IS_FASTER, 0)
+
+
+class _Counter:
+    def __init__(self, overload: str) -> None:
+        self.overload = overload
+        self.launched = 0
+        self.declined: Counter[str] = Counter()
+        self.unrecordable: Counter[str] = Counter()
+        self.told: set[str] = set()
+
+    def count_launch(self) -> None:
+        with brief:
+            self.launched += 1
+
+    def count_decline(self, reason: str) -> None:
+        _count(self.declined, reason)
+        self.tell(reason)
+
+    def tell(self, reason: str) -> None:
+        """Log why a call is declined, each reason once until `reset_stats()`."""
+        if reason not in self.told and len(self.told) < _REASONS:
+            self.told.add(reason)
+            _log.debug("%s is left to ATen: %s", self.overload, reason)
+
+    def count_unrecordable(self, reason: str) -> None:
+        _count(self.unrecordable, reason)
+
+
+def _count(reasons: Counter[str], reason: str) -> None:
+    with brief:
+        if reason not in reasons and len(reasons) >= _REASONS:
+            reason = "other reasons"
+        reasons[reason] += 1
+
+
+_counters: dict[str, _Counter] = {}
+
+
+def counts_of(overload: str) -> _Counter:
+    with brief:
+        return _counters.setdefault(overload, _Counter(overload))
+
+
+# The native dispatcher, once it is in use.
+_native: list[Any] = []
+
+
+def read_native(dispatcher: Any) -> None:
+    """Add the native dispatcher's counts to those of Python's path."""
+    _native[:] = [dispatcher]
+
+
+def counts(overload: str) -> Counts:
+    """Counts of one overload since the process began or `reset_stats()`."""
+    counter = counts_of(overload)
+    replayed, declined = 0, Counter[str]()
+    for dispatcher in _native:
+        more, reasons, _ = dispatcher.counts(overload)
+        replayed += more
+        declined.update(reasons)
+    with brief:
+        declined.update(counter.declined)
+        return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
+
+
+class Stats(dict[str, Counts]):
+    """Counts by overload; printed, they are a table."""
+
+    def __rich__(self) -> Any:
+        from rich.table import Column, Table
+
+        # Apart from other declines, where there are any.
+        faster = any(entry.faster_in_aten for entry in self.values())
+        names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
+        numbers = (Column(name, justify="right") for name in names)
+        table = Table(
+            Column("operator", overflow="fold"),
+            *numbers,
+            "why declined, or not recorded",
+            caption=_UNSEEN,
+            caption_justify="left",
+        )
+        for name, entry in self.items():
+            declined = sum(entry.declined.values()) - entry.faster_in_aten
+            counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)
+            reasons = [*(reason for reason in entry.declined if reason != ATEN_IS_FASTER), *entry.unrecordable]
+            table.add_row(name, *(str(count or "") for count in counts), "; ".join(reasons))
+        return table
+
+    def __str__(self) -> str:
+        return text_table.text_of(self)
+
+
+def stats() -> Stats:
+    """Counts of every overload called since the process began or `reset_stats()`, which print as a table.
+
+    They are of overloads that have a kernel here: nothing of Tritonite's is called for the others, such as
+    convolutions. `tritonite.report(function, ...)` counts those, too.
+    """
+    with brief:
+        names = sorted(_counters)
+    found = {name: counts(name) for name in names}
+    return Stats({name: entry for name, entry in found.items() if entry != Counts()})
+
+
+def totals() -> Counts:
+    """Counts of all overloads together, each reason behind the overload that gave it."""
+    replayed, launched = 0, 0
+    declined, unrecordable = Counter[str](), Counter[str]()
+    with brief:
+        names = list(_counters)
+        for name, counter in _counters.items():
+            launched += counter.launched
+            for reasons, into in ((counter.declined, declined), (counter.unrecordable, unrecordable)):
+                if reasons:
+                    into.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+    for dispatcher in _native:
+        for name in names:
+            more, reasons, _ = dispatcher.counts(name)
+            replayed += more
+            declined.update({f"{name}: {reason}": count for reason, count in reasons.items()})
+    return Counts(replayed, launched, dict(declined), dict(unrecordable))
+
+
+def reset_stats() -> None:
+    """Set every count to zero."""
+    with brief:
+        for counter in _counters.values():
+            counter.launched = 0
+            counter.declined.clear()
+            counter.unrecordable.clear()
+            counter.told.clear()
+        names = list(_counters)
+    for dispatcher in _native:
+        for name in names:
+            dispatcher.reset_counts(name)

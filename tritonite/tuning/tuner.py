@@ -1,0 +1,155 @@
+"""Finding the fastest tiles for products of matrices, by trying them on the device."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tritonite import devices
+from tritonite.bench import timing
+from tritonite.engine.gemm import select, store
+from tritonite.engine.gemm.problem import FEW, Problem
+from tritonite.engine.gemm.product import product
+from tritonite.engine.gemm.table import Config
+from tritonite.engine.iteration import power_of_2
+from tritonite.errors import WrongAnswer
+from tritonite.runtime import launch
+from tritonite.testing.judge import judge, terms
+
+# Of each candidate, and of the best ones after that.
+_FEW_CALLS, _MANY_CALLS, _BEST = 3, 15, 6
+
+
+class Tuned(NamedTuple):
+    """The best tiles for a problem and the device's time with them, with the rule's and of ATen, in microseconds."""
+
+    problem: Problem
+    config: Config
+    microseconds: float
+    rule: float
+    aten: float
+
+
+def candidates(problem: Problem) -> Iterator[Config]:
+    """The tiles worth a try for a problem, whether or not they fit a device."""
+    size = problem.dtype.itemsize
+    if problem.M <= FEW:
+        by_rows = problem.M == 1 or size == 8 or (size == 4 and problem.M <= 4)
+        rows = min(8, power_of_2(problem.M)) if by_rows else 16
+        every = itertools.product((4, 8, 16, 32, 64, 128), (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8))
+        for columns, inner, warps in every:
+            elements = rows * columns * inner
+            a_thread = elements // (32 * warps)
+            if by_rows and 2048 <= elements <= 16_384 and columns * inner >= 1024 and 16 <= a_thread <= 64:
+                yield from _split(problem, Config(rows, columns, inner, warps))
+            elif not by_rows and columns >= 16 and warps >= 4 and 4096 <= columns * inner * size <= 32_768:
+                yield from _split(problem, Config(rows, columns, inner, warps, 4, bf16x6=size == 4))
+        return
+    shapes = ((64, 64), (64, 128), (128, 64), (64, 256), (128, 128), (128, 256), (256, 128))
+    by_parts = (False, True) if problem.dtype is torch.float32 else (False,)
+    blocks = itertools.product(shapes, (128 // size, 256 // size, 512 // size), (4, 8), by_parts)
+    for (rows, columns), inner, warps, bf16x6 in blocks:
+        if not 32 <= rows * columns // (32 * warps) <= 128 or rows < 16 * warps:
+            continue
+        for stages, descriptors in ((3, True), (4, True), (5, True), (3, False)):
+            split_store = descriptors and rows * columns > 16_384
+            config = Config(
+                rows, columns, inner, warps, stages, descriptors=descriptors, split_store=split_store, bf16x6=bf16x6
+            )
+            if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
+                yield from _split(problem, config)
+    if size == 2:
+        for rows, (stages, split_store), group in itertools.product((128, 256), ((4, True), (3, False)), (4, 16)):
+            config = Config(
+                rows, 32_768 // rows, 64, 8, stages, descriptors=True, split_store=split_store, GROUP_M=group
+            )
+            if config.shared(size, problem.result.itemsize) <= devices.current.shared_memory:
+                yield config._replace(warp_specialize=True)
+        for rows, more, group in itertools.product((64, 128), (0, 64), (1, 8)):
+            stages = 4 if more and rows == 128 else 6
+            config = Config(rows, 128, 64, 8, stages, descriptors=True, split_store=True, GROUP_M=group, MORE_N=more)
+            yield config._replace(warp_specialize=True, pingpong=True)
+
+
+def _split(problem: Problem, config: Config) -> Iterator[Config]:
+    """With K in as many bf16x6 as may fill the device."""
+    tiles = problem.tiles(config)
+    for splits in (1, 2, 4, 8, 16):
+        if splits == 1 or (tiles * splits <= 1056 and 2 * splits * config.BLOCK_K <= problem.K):
+            yield config._replace(splits=splits)
+
+
+def operands(problem: Problem, device: str, empty: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two operands and a result as a problem has them."""
+
+    def make(rows: int, columns: int, along_rows: bool) -> torch.Tensor:
+        shape = (problem.batches, *((rows, columns) if along_rows else (columns, rows)))
+        value = torch.empty(shape, device=device) if empty else torch.randn(shape, device=device)
+        value = value.to(problem.dtype)
+        return value if along_rows else value.mT
+
+    a, b = make(problem.M, problem.K, problem.a_inner), make(problem.K, problem.N, not problem.b_inner)
+    return a, b, torch.empty(problem.batches, problem.M, problem.N, dtype=problem.result, device=device)
+
+
+def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
+    """Leave a candidate's kernels in Triton's disk cache."""
+    with launch.compiling(target):
+        product(*operands(problem, "cpu", empty=True), config=config)
+
+
+def compile_all(work: Sequence[tuple[Problem, Config]], jobs: int, target: GPUTarget | None = None) -> list[Any]:
+    """Compile candidates, by default for the current device, in processes that see none; the errors, None for none."""
+    target, hidden = target or driver.active.get_current_target(), {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    before = {name: os.environ.get(name) for name in hidden}
+    os.environ.update(hidden)
+    try:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            return [done.exception() for done in [pool.submit(_compile, *item, target) for item in work]]
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def tune_problem(problem: Problem, configs: Sequence[Config]) -> Tuned:
+    """Try `configs` on the current device and keep the best in the store. Raises WrongAnswer for a wrong result."""
+    a, b, out = operands(problem, "cuda")
+    expected, exact = torch.matmul(a, b), torch.matmul(a.double(), b.double())
+    usual = select.unstored(problem, out.device, True, devices.has_wgmma(out.device))
+    rule = select.fitting(usual, problem, out.device)
+
+    def time(config: Config, calls: int) -> float:
+        # A graph of one call has no host time in it.
+        run = timing.captured(lambda: product(a, b, out, config=config), 1)
+        return statistics.median(timing.device_samples(run, calls))
+
+    found: dict[Config, float] = {}
+    for config in dict.fromkeys((rule, *configs)):
+        try:
+            product(a, b, out, config=config)
+        except Exception:  # noqa: BLE001 - a candidate that the device or the compiler refuses is no candidate
+            continue
+        found[config] = time(config, _FEW_CALLS)
+    best = {*sorted(found, key=lambda config: found[config])[:_BEST], rule}
+    times = {}
+    for config in best:
+        out.fill_(float("nan"))
+        times[config] = time(config, _MANY_CALLS)
+        verdict = judge(out, expected, exact, False, "cuda", terms=terms("mm", (a, b), out))
+        if verdict.failure:
+            raise WrongAnswer(provider="tritonite", case=f"{problem} by {config}", reason=verdict.failure)
+    config = min(times, key=lambda config: times[config])
+    aten = statistics.median(
+        timing.device_samples(timing.captured(lambda: torch.matmul(a, b, out=out), 1), _MANY_CALLS)
+    )
+    store.save(devices.name_of(out.device), problem.key, config, times[config])
+    return Tuned(problem, config, times[config], times[rule], aten)
