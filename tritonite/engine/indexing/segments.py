@@ -170,6 +170,9 @@ def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.
         total = total / (_first_from(order, (slot + 1) << 32, n) - begin).to(FACTS.compute)
     if FACTS.added:
         total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)
+    else:
+        # ATen adds to 0, which makes 0 of -0.
+        total = total + tl.zeros_like(total)
     if FACTS.flags:
         total = (total != 0).to(FACTS.compute)
     tl.store(target + offset, total.to(target.dtype.element_ty), mask=mask)
