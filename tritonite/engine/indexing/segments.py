@@ -286,7 +286,8 @@ def _add_parts(
         for start in range(chunk + 1, stop, PARTS):
             part = start + tl.arange(0, PARTS)
             pointers = parts + part.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
-            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=0)
+            # The identity of sums of -0, too.
+            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=-0.0)
             total += tl.sum(several, axis=0).to(FACTS.compute)
         far = strided_offset(column, column_shape, column_strides[1])
         _put(target, total, slot, order, n, far, mask, counted, FACTS)
