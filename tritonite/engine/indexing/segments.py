@@ -264,6 +264,12 @@ def _add_rows(
         _put(target, total, last, order, n, far, mask, counted, FACTS)
 
 
+@triton.jit
+def _added(a, b):
+    """Add two sums: the interpreter's `tl.sum` makes 0 of -0."""
+    return a + b
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _add_parts(
@@ -288,7 +294,7 @@ def _add_parts(
             pointers = parts + part.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
             # The identity of sums of -0, too.
             several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=-0.0)
-            total += tl.sum(several, axis=0).to(FACTS.compute)
+            total += tl.reduce(several, 0, _added).to(FACTS.compute)
         far = strided_offset(column, column_shape, column_strides[1])
         _put(target, total, slot, order, n, far, mask, counted, FACTS)
 
