@@ -246,27 +246,28 @@ _MOVEMENT = [
         "roll goes the other way",
         "movement",
         "ops/rearrangement.py",
-        "        place = at[d] - shifts[d]\n        places = places + (tl.where(place < 0, place + sizes[d], place),)",
-        "        place = at[d] + shifts[d]\n"
-        "        places = places + (tl.where(place >= sizes[d], place - sizes[d], place),)",
+        "        index = at[d] - shifts[d]\n"
+        "        indices = indices + (tl.where(index < 0, index + sizes[d], index),)",
+        "        index = at[d] + shifts[d]\n"
+        "        indices = indices + (tl.where(index >= sizes[d], index - sizes[d], index),)",
         ("roll",),
     ),
     Mutant(
         "a mirror shows its edge twice",
         "movement",
         "ops/rearrangement.py",
-        "    return size - 1 - tl.abs(size - 1 - tl.abs(place))",
-        "    return size - 1 - tl.abs(size - 1 - tl.where(place < 0, -1 - place, place))",
+        "    return size - 1 - tl.abs(size - 1 - tl.abs(index))",
+        "    return size - 1 - tl.abs(size - 1 - tl.where(index < 0, -1 - index, index))",
         ("reflection_pad1d", "reflection_pad2d"),
     ),
     Mutant(
         "padding is one element short at the end",
         "movement",
         "ops/rearrangement.py",
-        "(place < sizes[d])\n        places = places + (place,)\n"
-        "    found = read_at(source, places, inside, 0)\n    return tl",
-        "(place < sizes[d] - 1)\n        places = places + (place,)\n"
-        "    found = read_at(source, places, inside, 0)\n    return tl",
+        "(index < sizes[d])\n        indices = indices + (index,)\n"
+        "    loaded = read_at(source, indices, inside, 0)\n    return tl",
+        "(index < sizes[d] - 1)\n        indices = indices + (index,)\n"
+        "    loaded = read_at(source, indices, inside, 0)\n    return tl",
         ("constant_pad_nd",),
     ),
     Mutant(
