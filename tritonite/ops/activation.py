@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import is_expanded, outputs, share_storage
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
@@ -306,8 +306,7 @@ def _log_sigmoid_buffer(self):
 def log_sigmoid_forward(self, outs=()):
     """Log-sigmoid, and the buffer for its gradient: exp(-|x|) on a CPU, empty on a GPU."""
     if aten.on_cpu():
-        storage = self.untyped_storage()._cdata
-        if any(not out.is_contiguous() or out.untyped_storage()._cdata == storage for out in outs):
+        if any(not out.is_contiguous() or share_storage(out, self) for out in outs):
             raise Decline("an output that is not contiguous, or that shares memory with the input")
         (buffer,) = _log_sigmoid_buffer.run((self,), outs[1:])
     elif outs:
@@ -323,7 +322,7 @@ def _log_sigmoid_arguments(grad_output, self, buffer):
         raise Decline(f"gradient of shape {tuple(grad_output.shape)} for an input of shape {tuple(self.shape)}")
     if buffer.device != self.device:
         raise Decline("tensors on several devices")
-    if 0 in grad_output.stride() and not self.is_contiguous():
+    if is_expanded(grad_output) and not self.is_contiguous():
         raise Decline("an expanded gradient with an input that is not contiguous")
     # The buffer is empty on a GPU.
     return grad_output, self, buffer if aten.on_cpu() else None
@@ -345,7 +344,7 @@ def log_sigmoid_backward(grad_output, self, buffer):
 
 
 def _check_expanded(self, weight):
-    if 0 in self.stride():
+    if is_expanded(self):
         raise Decline("an expanded input")
     return self, weight
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
+from tritonite.engine.outputs import is_expanded
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
@@ -361,7 +362,7 @@ def _check_exponent(self, other):
         raise Decline(f"a bool exponent for {self.dtype}")
     if not isinstance(other, torch.Tensor) or other.is_contiguous():
         return self, other
-    if self.shape != other.shape or 0 in self.stride():
+    if self.shape != other.shape or is_expanded(self):
         raise Decline("a strided exponent whose shape is not self's: its layout decides the result's in ATen")
     return self, other.contiguous()
 

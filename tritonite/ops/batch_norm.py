@@ -209,7 +209,7 @@ def running_pair(running_mean, running_var):
 
 def _has_cudnn(input, weight, bias, running_mean, running_var, training, eps):
     """Return whether ATen calls cuDNN. Decline where another library might be called."""
-    if input.device.type != "cuda" or weight is None or bias is None:
+    if aten.on_cpu() or weight is None or bias is None:
         return False
     if running_mean is None or running_var is None:
         raise Decline("no running statistics, for which ATen may call cuDNN")

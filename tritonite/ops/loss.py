@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, in_memory_format, output_strides
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import outputs, share_storage
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
@@ -390,7 +390,7 @@ def huber_loss_backward(grad_output, self, target, factor, delta):
 
 def _decline_output_in(tensor, name, outs):
     """Decline an output that shares memory with `tensor`, which ATen reads after its first step has written."""
-    if tensor is not None and any(out.untyped_storage()._cdata == tensor.untyped_storage()._cdata for out in outs):
+    if tensor is not None and any(share_storage(out, tensor) for out in outs):
         raise Decline(f"an output that shares memory with the {name}")
 
 
