@@ -1,6 +1,6 @@
-"""Batch normalization, forward and backward (Ioffe and Szegedy 2015).
+"""Batch normalisation, forward and backward (Ioffe and Szegedy 2015).
 
-With the batch's own statistics the formulas are those of layer normalization, over all dimensions but the channels.
+With the batch's own statistics the formulas are those of layer normalisation, over all dimensions but the channels.
 With given statistics they are pointwise.
 """
 
@@ -41,7 +41,7 @@ from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats,
 from tritonite.registry import exclude, operator, scalar_kernel
 from tritonite.runtime.contract import empty
 
-# Dtypes that cuDNN normalizes; float16 takes float32 parameters.
+# Dtypes that cuDNN normalises; float16 takes float32 parameters.
 _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
@@ -148,7 +148,7 @@ def _check_layout(outs, strides):
 
 
 def _train(input, weight, bias, running, updated, momentum, eps, outs, strides=None):
-    """Normalize by the batch's statistics. Write (result, mean, rstd), and the running statistics `updated`."""
+    """Normalise by the batch's statistics. Write (result, mean, rstd), and the running statistics `updated`."""
     check_floats(input)
     parameters = parameters_dtype(input, weight, bias, *running, *updated)
     dims, along = channels_of(input, *present(weight, bias, *running, *updated))
@@ -173,7 +173,7 @@ def _train(input, weight, bias, running, updated, momentum, eps, outs, strides=N
 
 
 def _infer(input, weight, bias, running_mean, running_var, eps, outs, strides=None, size=None, copied=False):
-    """Normalize by given statistics. Write the result, and the first `size` values of mean and rstd.
+    """Normalise by given statistics. Write the result, and the first `size` values of mean and rstd.
 
     `size` None means all on a GPU and none on a CPU, as in ATen. `copied`: ATen's out= form copies the other form's
     results, so that outputs may have any strides.

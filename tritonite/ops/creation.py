@@ -436,7 +436,7 @@ def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
         raise Decline("dtype None, for which ATen takes the default float dtype")
     dtype = outs[0].dtype if outs else dtype if isinstance(dtype, torch.dtype) else torch.int64
     if row < 0 or col < 0 or max(row, col, abs(offset)) >= 2**31:
-        raise Decline(f"{row} rows, {col} columns and offset {offset}; up to 2**31 are served")
+        raise Decline(f"{row} rows, {col} columns and offset {offset}; less than 2**31 are served")
     below = col - row - offset if mirrored else offset
     first = max(0, -below)
     rows = max(0, row - first) if col else 0

@@ -120,7 +120,7 @@ _any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_p
 
 @operator("renorm", accepts=FLOATS, pin=("p", "maxnorm"))
 def renorm(self, p, dim, maxnorm, outs=()):
-    """Scale each slice along `dim` down to a norm of at most `maxnorm`. A slice is read before it is written."""
+    """Scale each slice along `dim` down to a norm of at most `maxnorm`. The result may be the input."""
     check_floats(self)
     if isinstance(p, complex) or isinstance(maxnorm, complex) or not (p > 0 and maxnorm >= 0):
         raise Decline(f"p is {p} and maxnorm {maxnorm}; p has to be above 0, maxnorm at least 0")

@@ -162,7 +162,7 @@ def statistics_dtype(input, parameters):
 
 
 def normalize(input, weight, bias, dims, eps, out, statistics, transforms=_FORWARD, written=(0, 1)):
-    """Normalize rows along `dims`. `statistics` receive those results of the rows that `written` numbers."""
+    """Normalise rows along `dims`. `statistics` receive those results of the rows that `written` numbers."""
     transform = transforms[weight is not None, bias is not None]
     transform.run(present(input, weight, bias), dims, (out,), opmath(input.dtype), (eps,), statistics, written)
 
@@ -390,7 +390,8 @@ def _means_of_sums(first, second, count, size):
     return over_count(first, count * size), over_count(second, count * size)
 
 
-# Smallest HxW for which each channel's gradients are summed first: sums of fewer elements are too many bytes.
+# Smallest HxW for which each channel's gradients are summed first. Sums of fewer elements would be nearly as many bytes
+# as the operands.
 _MIN_SUMMED = 32
 # Over the sums of `size` elements each: the sums of the sums, and the means of the elements over a group.
 _SUMS_OF_SUMS = Reduction((0.0, 0.0), _both, add_pairs, both_added_to_zero, (None, None), 2)

@@ -129,7 +129,7 @@ def _transform_rows(transforms, inputs, dim, dtype, outs):
     dims = dimensions(dim, inputs[0].dim())
     if any(not out.is_contiguous() for out in outs):
         raise Decline("an output that is not contiguous, which ATen takes for contiguous")
-    # A row is read whole before it is written, so that an output may be an input.
+    # No element is read after its result is written, so that an output may be an input.
     outs = outputs(inputs, [inputs[0].shape], [dtype], outs, in_place=inputs)
     compute = torch.promote_types(opmath(inputs[0].dtype), opmath(dtype))
     if inputs[0].numel():

@@ -1,4 +1,4 @@
-"""The steps of `torch.nn.SyncBatchNorm`: batch normalization, between whose steps processes exchange statistics.
+"""The steps of `torch.nn.SyncBatchNorm`: batch normalisation, between whose steps processes exchange statistics.
 
 ATen has these operators on CUDA only. Statistics have the compute dtype, parameters that or the input's dtype.
 """
@@ -142,7 +142,7 @@ def batch_norm_stats(input, eps, outs=()):
 
 @operator("batch_norm_elemt", accepts=FLOATS, cuda_only=("batch_norm_elemt", "batch_norm_elemt.out"))
 def batch_norm_elemt(input, weight, bias, mean, invstd, eps, outs=()):
-    """Normalize by given statistics."""
+    """Normalise by given statistics."""
     _, along = _checked(input, (mean, invstd), weight, bias)
     strides = format_strides(input.shape, suggests_channels_last(input))
     if outs and not all(same_strides(input.shape, each.stride(), strides) for each in (input, outs[0])):
