@@ -292,6 +292,7 @@ def softplus_backward(grad_output, self, beta, threshold):
     return tl.where(scaled > threshold, grad_output, true_divide(grad_output * growth, growth + 1.0))
 
 
+# ATen's CPU results are contiguous; its GPU results have the input's strides.
 @scalar_kernel(accepts=FLOATS, contiguous=aten.on_cpu())
 def _log_sigmoid(self):
     return tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
