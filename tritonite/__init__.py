@@ -11,7 +11,7 @@ from tritonite.registry import Op
 from tritonite.registry import overloads as _overloads
 from tritonite.report.explain import explain
 from tritonite.report.report import OperatorReport, Report, report
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 from tritonite.runtime.stats import Counts, reset_stats, stats
 
 device = _devices.current.type

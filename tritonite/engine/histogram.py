@@ -20,7 +20,7 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import ROOM, add, get, put, room
 from tritonite.runtime.contract import Size, empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2

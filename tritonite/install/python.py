@@ -13,7 +13,7 @@ from torch.autograd import profiler
 from tritonite import devices
 from tritonite.errors import Decline, Unsupported
 from tritonite.registry import Op
-from tritonite.runtime import launch, stats
+from tritonite.runtime import contract, stats
 from tritonite.runtime.contract import Number, Settings, is_capturing, under
 from tritonite.runtime.opaque import opaque
 from tritonite.runtime.plan import record
@@ -41,7 +41,7 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
     count_launch, count_decline = counts.count_launch, counts.count_decline
     interpreted = devices.current.interpreted
     tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
-    inside_kernel, name, in_force = launch.inside_kernel, op.overload, _InForce
+    inside_kernel, name, in_force = contract.inside_kernel, op.overload, _InForce
     # In a profile a range of our own within that of ATen's operator.
     label = f"tritonite::{name}"
 

@@ -15,7 +15,7 @@ from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
 from tritonite.registry import pointwise
 from tritonite.runtime.contract import Limits, limit, number_type
-from tritonite.runtime.launch import looking
+from tritonite.runtime.interpreter import looking
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 

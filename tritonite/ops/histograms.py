@@ -16,7 +16,7 @@ from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros
-from tritonite.runtime.launch import looking
+from tritonite.runtime.interpreter import looking
 
 # ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)

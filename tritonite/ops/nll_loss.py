@@ -19,6 +19,187 @@ from tritonite.ops.loss import MEAN, NONE, SUM
 from tritonite.ops.reduction import add_pairs, both
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
+
+_ON_CPU = devices.current.type == "cpu"
+
+
+@triton.jit
+def _weight_of(target, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE: tl.constexpr):
+    """(the weight of each row's class, 0 where it is ignored and nan where it does not exist; whether to read it)."""
+    counts = mask & (target != ignore_index)
+    exists = counts & (target >= 0) & (target < n_classes)
+    # ATen's assertion, in its words.
+    tl.device_assert(exists | (counts == 0), "t >= 0 && t < n_classes")
+    value = tl.where(counts, 1.0, 0.0).to(COMPUTE)
+    if weight is not None:
+        value = tl.load(weight + target * weight_stride, mask=exists, other=0).to(COMPUTE)
+    return tl.where(counts & (exists == 0), float("nan"), value), exists
+
+
+@libentry()
+@triton.jit(do_not_specialize=["n_rows", "n_classes", "ignore_index", "weight_stride"])
+def gather_losses(
+    x,
+    target,
+    weight,
+    losses,
+    weights,
+    shape,
+    x_strides,
+    target_strides,
+    class_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    ignore_index: tl.int64,
+    REDUCED: tl.constexpr,
+    MEAN: tl.constexpr,
+    NOTHING_IS_ZERO: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A program takes ROWS rows: the loss of each of them and, of all, weight 0, or their sums; a mean if it has all.
+
+    With NOTHING_IS_ZERO the mean of none is not nan.
+    """
+    wait_for_previous_launch()
+    program = tl.program_id(0)
+    row = program.to(INDEX) * ROWS + tl.arange(0, ROWS)
+    mask = row < n_rows
+    wanted = tl.load(target + strided_offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+    pointers = x + strided_offset(row, shape, x_strides) + wanted * class_stride
+    value = tl.load(pointers, mask=exists, other=0).to(COMPUTE)
+    if REDUCED:
+        # Of one value a row there are few enough for float64, in which losses of different sign may cancel.
+        own_weight, value = own_weight.to(tl.float64), value.to(tl.float64)
+    loss = tl.where(mask & (wanted != ignore_index), -1.0 * own_weight * value, 0.0)
+    if REDUCED:
+        total = tl.sum(own_weight, axis=0)
+        result = tl.sum(loss, axis=0)
+        if MEAN:
+            result = true_divide(result, total)
+        if NOTHING_IS_ZERO:
+            result = tl.where(tl.sum(exists.to(tl.int32), axis=0) == 0, 0.0, result)
+        tl.store(losses + program, result.to(COMPUTE).to(losses.dtype.element_ty))
+        tl.store(weights + program, total.to(COMPUTE).to(weights.dtype.element_ty))
+    else:
+        tl.store(losses + row, loss.to(losses.dtype.element_ty), mask=mask)
+        if program == 0:
+            tl.store(weights, tl.zeros((), weights.dtype.element_ty))
+
+
+@triton.jit
+def _gradient_of(
+    grad_output,
+    wanted,
+    weight,
+    total_weight,
+    weight_stride,
+    n_classes,
+    ignore_index,
+    mask,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """(the gradient of each row's own class, whether it has one); `grad_output` are pointers, one for each row."""
+    own_weight, exists = _weight_of(wanted, weight, weight_stride, n_classes, ignore_index, mask, COMPUTE)
+    factor = tl.load(grad_output, mask=mask, other=0).to(COMPUTE)
+    if MEAN:
+        factor = true_divide(factor, tl.broadcast_to(tl.load(total_weight).to(COMPUTE), factor.shape))
+    return -1.0 * own_weight * factor, exists
+
+
+@libentry()
+@triton.jit(do_not_specialize=["ignore_index", "weight_stride"])
+def scatter_gradients(
+    gradient,
+    grad_output,
+    target,
+    weight,
+    total_weight,
+    shape,
+    gradient_strides,
+    grad_output_strides,
+    target_strides,
+    class_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    ignore_index: tl.int64,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
+    """A program writes CLASSES classes of ROWS rows, 0 but for the rows' own class."""
+    wait_for_previous_launch()
+    blocks = tl.cdiv(n_classes, CLASSES)
+    program = tl.program_id(0)
+    row = (program // blocks).to(INDEX) * ROWS + tl.arange(0, ROWS)
+    classes = (program % blocks).to(INDEX) * CLASSES + tl.arange(0, CLASSES)
+    mask = row < n_rows
+    wanted = tl.load(target + strided_offset(row, shape, target_strides), mask=mask, other=0).to(tl.int64)
+    pointers = grad_output + strided_offset(row, shape, grad_output_strides)
+    value, exists = _gradient_of(
+        pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
+    )
+    value = value.to(gradient.dtype.element_ty)
+    # Without a class of its own a row has no gradient; compared in the narrow type that classes are counted in.
+    place = tl.where(exists, wanted, -1).to(INDEX)
+    block = tl.where(place[:, None] == classes[None, :], value[:, None], tl.zeros((1, 1), value.dtype))
+    pointers = gradient + (strided_offset(row, shape, gradient_strides)[:, None] + classes[None, :] * class_stride)
+    tl.store(pointers, block, mask=mask[:, None] & (classes < n_classes)[None, :])
+
+
+@libentry()
+@triton.jit(do_not_specialize=["ignore_index", "weight_stride"])
+def scatter_gradients_in_order(
+    gradient,
+    grad_output,
+    target,
+    weight,
+    total_weight,
+    grad_output_stride,
+    target_stride,
+    weight_stride,
+    n_rows,
+    n_classes,
+    n,
+    ignore_index: tl.int64,
+    MEAN: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program writes BLOCK of all n elements, side by side: zeros, then the gradients of the at most ROWS rows there.
+
+    Zeros are in vectors, wherever rows begin, and wait for no class.
+    """
+    wait_for_previous_launch()
+    start = tl.program_id(0).to(INDEX) * BLOCK
+    place = tl.arange(0, BLOCK)
+    zeros = tl.zeros((BLOCK,), gradient.dtype.element_ty)
+    if start + BLOCK <= n:
+        tl.store(gradient + start + place, zeros)
+    else:
+        tl.store(gradient + start + place, zeros, mask=start + place < n)
+    row = start // n_classes + tl.arange(0, ROWS)
+    mask = row < n_rows
+    wanted = tl.load(target + row * target_stride, mask=mask, other=0).to(tl.int64)
+    pointers = grad_output + row * grad_output_stride
+    value, exists = _gradient_of(
+        pointers, wanted, weight, total_weight, weight_stride, n_classes, ignore_index, mask, MEAN, COMPUTE
+    )
+    own = row.to(tl.int64) * n_classes + wanted
+    # All threads' zeros are written.
+    tl.debug_barrier()
+    tl.store(gradient + own, value.to(zeros.dtype), mask=exists & (own >= start) & (own < start + BLOCK))
 
 
 @triton.jit

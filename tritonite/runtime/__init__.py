@@ -5,7 +5,9 @@
 - plan: a recorded call as steps, and its replay in Python
 - native: the same replay as a C++ kernel of PyTorch's dispatcher
 - opaque: functions that torch.compile does not trace
-- launch: kernel specialisation, launches, `libentry`, and the changes to Triton's interpreter
+- libentry: `libentry`, a cache of compiled kernels around any Triton kernel
+- launch: kernel specialisation, and launches of kernels whose arguments an engine lays out itself
+- interpreter: Triton's interpreter with the results of a GPU
 - stats: counters of calls served and declined
 - progress: a line on the terminal when a wait is long
 - cache: the folder of files kept between processes, and warnings given once

@@ -22,7 +22,7 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.iteration import power_of_2
 from tritonite.errors import WrongAnswer
-from tritonite.runtime import launch
+from tritonite.runtime import libentry
 from tritonite.testing.judge import judge, terms
 
 # Of each candidate, and of the best ones after that.
@@ -103,7 +103,7 @@ def operands(problem: Problem, device: str, empty: bool = False) -> tuple[torch.
 
 def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
     """Leave a candidate's kernels in Triton's disk cache."""
-    with launch.compiling(target):
+    with libentry.compiling(target):
         product(*operands(problem, "cpu", empty=True), config=config)
 
 

@@ -19,7 +19,8 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import aligned_to, strided_offset
 from tritonite.language.shared import get, put, room
 from tritonite.runtime.contract import Size
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import get, put, room
 from tritonite.runtime.contract import zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 1024
 # Programs of each multiprocessor that search from shared memory, what they search for at a time, and the rounds that

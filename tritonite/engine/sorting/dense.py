@@ -24,7 +24,7 @@ from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import ROOM, add, get, put, room, set_bits
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # Elements that a program takes at a time, by so many threads, and those of a thread where it does something at places.
 _BLOCK, _THREADS, _EACH = 4096, 256, 8

@@ -16,7 +16,7 @@ from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import words
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Size, empty
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # Runs that are merged at a time, and slices of them that a program places.
 _RUNS, _PLACED = 16, 16

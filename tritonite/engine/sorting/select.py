@@ -33,7 +33,7 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import add, get, put, room
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 2048
 # An addition to shared memory is made by every thread that has its element: there are as many elements as threads.

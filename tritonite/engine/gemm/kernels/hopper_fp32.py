@@ -19,7 +19,7 @@ from tritonite.engine.gemm.kernels.epilogue import epilogue, place, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.parts import parts
 from tritonite.language.places import aligned_to
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit
