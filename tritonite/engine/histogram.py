@@ -19,8 +19,9 @@ from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
 from tritonite.language.shared import ROOM, add, get, put, room
-from tritonite.runtime.contract import Size, empty, zeros
+from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Size
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2

@@ -14,9 +14,9 @@ from tritonite import devices, registry
 from tritonite.errors import Decline, Unsupported
 from tritonite.install import direct, override, python
 from tritonite.registry import Declaration, Op
+from tritonite.runtime.hollow import without_elements
 from tritonite.runtime.locks import fork_safe_lock
 from tritonite.runtime.opaque import opaque
-from tritonite.runtime.plan import without_elements
 
 _lock = fork_safe_lock()
 _registered: dict[str, Op] = {}

@@ -14,9 +14,10 @@ from tritonite import devices
 from tritonite.errors import Decline, Unsupported
 from tritonite.registry import Op
 from tritonite.runtime import contract, stats
-from tritonite.runtime.contract import Number, Settings, is_capturing, under
+from tritonite.runtime.contract import Settings, is_capturing, under
 from tritonite.runtime.opaque import opaque
-from tritonite.runtime.plan import record
+from tritonite.runtime.recorder import record
+from tritonite.runtime.symbols import Number
 
 _NUMBERS = (bool, int, float)
 _FIRST_IN_CAPTURE = "a first call that writes into its arguments while a CUDA graph is captured"

@@ -14,8 +14,9 @@ from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, m
 from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
 from tritonite.registry import pointwise
-from tritonite.runtime.contract import Limits, limit, number_type
+from tritonite.runtime.contract import limit
 from tritonite.runtime.interpreter import looking
+from tritonite.runtime.symbols import Limits, number_type
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 

@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 
 from tritonite import devices
-from tritonite.registry.declare import overloads
+from tritonite.registry.op import overloads
 from tritonite.registry.schema import computes, decomposed, has_kernel, is_out, overload_name, schemas
 from tritonite.runtime.opaque import OpaqueMode
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tritonite.registry.declare import overloads
 from tritonite.registry.names import reached
+from tritonite.registry.op import overloads
 from tritonite.registry.schema import is_out, python_name, schemas
 
 Number = bool | int | float | complex

@@ -1,8 +1,11 @@
 """The ground of every engine: what a call may do, how it is recorded and replayed, and how a kernel is launched.
 
-- contract: the arguments of host functions as slots, allocation, views and ATen calls that a plan can repeat
-- hollow: tensors without storage, with which host functions run when nothing may be computed
-- plan: a recorded call as steps, and its replay in Python
+- contract: what a host function may do: allocate, read sizes, draw random numbers, decline
+- symbols: numbers that a plan does not hold
+- recorder: notes what a host function does and makes a plan of the notes
+- watch: the dispatch mode in which a recorder sees calls of ATen
+- plan: a recorded call as data
+- hollow: tensors without memory, for recordings that run nothing
 - native: the same replay as a C++ kernel of PyTorch's dispatcher
 - opaque: functions that torch.compile does not trace
 - libentry: `libentry`, a cache of compiled kernels around any Triton kernel

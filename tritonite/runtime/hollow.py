@@ -67,3 +67,8 @@ def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
     result = torch.Tensor._make_subclass(_Hollow, tensor)
     result.plain = tensor
     return result
+
+
+def without_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same sizes, strides and dtype on the device "meta"."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -24,8 +24,8 @@ from tritonite import devices
 from tritonite.errors import CapturedInPart, Decline
 from tritonite.language.order import waits
 from tritonite.runtime import cache, contract, progress
-from tritonite.runtime.contract import value_of
 from tritonite.runtime.interpreter import interpreting
+from tritonite.runtime.symbols import value_of
 
 # What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
 ASSERTING = {"debug": True, "sanitize_overflow": False}

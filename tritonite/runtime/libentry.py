@@ -26,10 +26,10 @@ from tritonite import devices, dtypes
 from tritonite.errors import InvalidDeclaration
 from tritonite.language.order import waits
 from tritonite.runtime import contract, launch
-from tritonite.runtime.contract import Symbol, value_of
 from tritonite.runtime.interpreter import interpreting
 from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specialization, flatten, nest
 from tritonite.runtime.locks import brief, fork_safe_lock
+from tritonite.runtime.symbols import Symbol, value_of
 
 _LIMIT = 4096
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES

@@ -7,13 +7,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritonite import text_table
 from tritonite.errors import ATEN_IS_FASTER
 from tritonite.runtime.locks import brief
 
 _log = logging.getLogger("tritonite")
 _REASONS = 64
-_UNSEEN = "Operators without a kernel here are not counted: tritonite.report(function, ...) lists their calls."
 
 
 @dataclass(frozen=True)
@@ -97,44 +95,12 @@ def counts(overload: str) -> Counts:
         return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
 
-class Stats(dict[str, Counts]):
-    """Counts by overload; printed, they are a table."""
-
-    def __rich__(self) -> Any:
-        from rich.table import Column, Table
-
-        # Apart from other declines, where there are any.
-        faster = any(entry.faster_in_aten for entry in self.values())
-        names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
-        numbers = (Column(name, justify="right") for name in names)
-        table = Table(
-            Column("operator", overflow="fold"),
-            *numbers,
-            "why declined, or not recorded",
-            caption=_UNSEEN,
-            caption_justify="left",
-        )
-        for name, entry in self.items():
-            declined = sum(entry.declined.values()) - entry.faster_in_aten
-            counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)
-            reasons = [*(reason for reason in entry.declined if reason != ATEN_IS_FASTER), *entry.unrecordable]
-            table.add_row(name, *(str(count or "") for count in counts), "; ".join(reasons))
-        return table
-
-    def __str__(self) -> str:
-        return text_table.text_of(self)
-
-
-def stats() -> Stats:
-    """Counts of every overload called since the process began or `reset_stats()`, which print as a table.
-
-    They are of overloads that have a kernel here: nothing of Tritonite's is called for the others, such as
-    convolutions. `tritonite.report(function, ...)` counts those, too.
-    """
+def every_count() -> dict[str, Counts]:
+    """Return the counts of every overload called since the process began or `reset_stats()`, by overload."""
     with brief:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}
-    return Stats({name: entry for name, entry in found.items() if entry != Counts()})
+    return {name: entry for name, entry in found.items() if entry != Counts()}
 
 
 def totals() -> Counts:
