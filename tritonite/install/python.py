@@ -106,7 +106,7 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
     @opaque
     def call(values: list[Any], settings: int) -> tuple[Any, ...]:
         if writes and is_capturing():
-            counts.tell(_FIRST_IN_CAPTURE)
+            counts.log(_FIRST_IN_CAPTURE)
             return "declined", _FIRST_IN_CAPTURE, False
         try:
             # Those of the key: another thread may have put others in force since.
@@ -116,7 +116,7 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
             if op.declaration.library is not None:
                 counts.count_decline(decline.reason)
                 raise Unsupported(name=op.overload, reason=decline.reason) from None
-            counts.tell(decline.reason)
+            counts.log(decline.reason)
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()

@@ -1,4 +1,4 @@
-"""Triton's interpreter: what is changed in it while it runs a kernel, and host code that reads data on the CPU."""
+"""Changes to Triton's interpreter while it runs a kernel, so that it computes what a GPU computes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _lock = fork_safe_lock()
 
 
 @contextlib.contextmanager
-def looking() -> Iterator[None]:
-    """Within it a host function looks at data on the CPU, by ATen's operators, and no plan repeats its call.
+def reading_on_host() -> Iterator[None]:
+    """Let a host function read CPU data with ATen's operators within the with block. No plan is made of the call.
 
-    A dry recorder watches, so that nothing is written and no memory is read that holds nothing.
+    A dry recorder watches the block, so that nothing is written and hollow tensors are not read.
     """
     outer = contract.swap_inside_kernel(True)
     recorder = contract.recorder()
     if recorder is not None:
-        recorder.unrecordable("data that the host looks at")
+        recorder.unrecordable("the host reads data that is on the CPU")
     watching = recorder.watch() if recorder is not None and recorder.dry else contextlib.nullcontext()
     try:
         with _disable_current_modes(), watching:
@@ -42,7 +42,7 @@ def looking() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _prepare_core() -> None:
-    """Prepare what Triton's own functions call of its language, for the process, as the first call of one would."""
+    """Patch the part of Triton's language that its own functions use, once a process, as Triton's first call would."""
     from triton.runtime import interpreter
 
     from tritonite.language import interpreted
@@ -53,11 +53,14 @@ def _prepare_core() -> None:
 
 @contextlib.contextmanager
 def interpreting() -> Iterator[None]:
-    """The interpreter keeps its state in module globals, so one kernel runs at a time.
+    """Change Triton's interpreter within the with block, in which a kernel runs.
 
-    It calls ATen, which is neither overridden nor recorded then. Overflow checks go off: integer operators wrap around,
-    in the interpreter as on a GPU. Where an assertion fails, which stops a GPU, ATen is left to raise its error. Raises
-    InvalidDeclaration for a kernel that branches on a block.
+    - One kernel runs at a time, because the interpreter keeps its state in module globals.
+    - ATen's operators, which the interpreter calls, are neither overridden nor recorded.
+    - Integer operators wrap around, as on a GPU, instead of checking for overflow.
+    - A failing assertion, which would stop a GPU, raises Decline, so that ATen raises its error.
+
+    Raises InvalidDeclaration for a kernel that branches on a block.
     """
     from triton.runtime import interpreter
     from triton.runtime.errors import InterpreterError
@@ -88,7 +91,7 @@ def interpreting() -> Iterator[None]:
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
         interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_by_halves(reduce, *given)
-        # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
+        # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:
             with progress.timed("interpreting", _INTERPRETED), np.errstate(all="ignore"), _disable_current_modes():

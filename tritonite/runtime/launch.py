@@ -1,4 +1,7 @@
-"""Kernels by the shortest way to the driver: explicit launches for engines, and `libentry` for any Triton kernel."""
+"""Kernel specialisations, and launches whose arguments an engine lays out itself.
+
+A `Launch` skips the argument inspection of Triton and of `libentry`, which cost host time in every call.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,23 @@ from tritonite.runtime import cache, contract, progress
 from tritonite.runtime.interpreter import interpreting
 from tritonite.runtime.symbols import value_of
 
-# What a kernel is compiled with whose assertions stop the program, as those of ATen's do.
+# Compile options of kernels with assertions, which stop the program as ATen's assertions do.
 ASSERTING = {"debug": True, "sanitize_overflow": False}
-# Of a launch that may be prepared while the one before it ends, as CUDA calls it a programmatic dependent one.
+# Compile options of programmatic dependent launches, which the GPU prepares while the launch before is ending.
 DEPENDENT = {"launch_pdl": True}
-# Those of Triton's language, and of Gluon, which tell of the layout in shared memory.
+# Tensor descriptors: Triton's, and Gluon's, which also has the layout in shared memory.
 DESCRIPTORS = (TensorDescriptor, LaidOutDescriptor)
 
 
 def watched_compile(kernel: Any) -> contextlib.AbstractContextManager[None]:
-    """Tell the user, within it, of compiling that takes long."""
+    """Return a context in which the user is told that a kernel is being compiled, if that takes long."""
     name = getattr(kernel, "__name__", "a kernel")
     line = f"compiling kernels, {name} at present; Triton keeps them in {knobs.cache.dir} for later processes"
     return progress.timed("compiling", line, watched=True)
 
 
 def share_with(dispatcher: Any) -> None:
-    """Tell the native dispatcher of Triton's launch hooks, and from now on of threads inside the interpreter."""
+    """Give the native dispatcher Triton's lists of launch hooks, and have `contract` use the dispatcher."""
     contract.native = dispatcher
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     dispatcher.set_launch_hooks([hook.calls for hook in hooks if hasattr(hook, "calls")])
@@ -51,11 +54,17 @@ def share_with(dispatcher: Any) -> None:
 
 @dataclass(eq=False, slots=True)
 class Specialization:
-    """A kernel, what it is compiled for, and the arguments that stay the same from launch to launch.
+    """A kernel, what it is compiled for, and the arguments that are the same in every launch.
 
-    `signature` names every parameter's Triton type (nested tuples for tuple parameters, "constexpr" for constants),
-    `constants` and `attributes` are keyed by parameter path. A launch passes the `leading` arguments, operands,
-    outputs, and `fixed`, which ends with the `trailing` ones. `types` are those of its arguments but constexprs, flat.
+    Args:
+        signature: the Triton type of every parameter: nested tuples for tuple parameters, "constexpr" for constants.
+        constants, attributes: Triton's, by path: the parameter's index, then indices in nested tuples.
+        leading: the first arguments. Next come the tuple of operands, the tuple of outputs, and `fixed`.
+        trailing: the last arguments of `fixed`.
+        fixed: sizes and strides, then `trailing`.
+        grid: the number of programs.
+        compiled: compiled kernels by device index, shared by all iteration spaces.
+        types: the Triton types of all arguments but constexprs, flattened.
     """
 
     kernel: Any
@@ -71,7 +80,7 @@ class Specialization:
     types: tuple[str, ...] = ()
 
     def over(self, sized: tuple[Any, ...], grid: int) -> Specialization:
-        """The same kernel, and what has been compiled of it, over an iteration space of its own."""
+        """Return a specialisation that shares this kernel and its compiled code, with other sizes and another grid."""
         return Specialization(
             self.kernel,
             self.signature,
@@ -87,7 +96,7 @@ class Specialization:
         )
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
-        """The compiled kernel for `target`, from Triton's own disk cache where it has it. Needs no GPU."""
+        """Compile for `target`, or take the kernel from Triton's disk cache. Needs no GPU."""
         kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
         source = kind(self.kernel, self.signature, self.constants, self.attributes)
         prepare_cache()
@@ -97,14 +106,14 @@ class Specialization:
 
 @functools.lru_cache(maxsize=1)
 def prepare_cache() -> None:
-    """Give Triton a folder for the length of the process, with a warning, where it cannot write to its own."""
+    """Give Triton a temporary cache folder, with a warning, if it cannot write to its own."""
     try:
         os.makedirs(knobs.cache.dir, exist_ok=True)
         tempfile.TemporaryFile(dir=knobs.cache.dir).close()
     except OSError as error:
         cache.warn_once(f"kernels are compiled anew in every process, Triton's cache cannot be written: {error}")
         folder = tempfile.TemporaryDirectory(prefix="tritonite-")
-        # Removed with what holds it, at exit.
+        # Held until exit, when the folder is removed.
         _temporary.append(folder)
         knobs.cache.dir = folder.name
 
@@ -113,7 +122,7 @@ _temporary: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Launch:
-    """A specialization made ready for one device: call it with the run-time arguments to launch it."""
+    """A specialisation compiled for one device. Call it with operands and outputs to launch the kernel."""
 
     __slots__ = ("_before", "_fixed", "_leading", "_packed", "_run", "compiled", "device_index", "specialization")
 
@@ -127,7 +136,7 @@ class Launch:
             self._packed = (self.compiled.function, self.compiled.packed_metadata)
 
     def __call__(self, operands: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        """Launch on the current stream."""
+        """Launch on the current stream, and add the launch to the recorder if there is one."""
         if self.compiled is not None and torch._C._cuda_getDevice() != self.device_index:
             with torch.cuda.device(self.device_index):
                 return self(operands, outs)
@@ -165,7 +174,7 @@ class Launch:
 
 
 class LaunchDescription(NamedTuple):
-    """What a launch is, for people: the kernel's name, a formula's, the grid, and the kernel's constants."""
+    """A launch as `explain` shows it: the names of kernel and formula, the grid, and the kernel's constants."""
 
     kernel: str
     formula: str
@@ -186,13 +195,13 @@ def _described(specialization: Specialization) -> LaunchDescription:
 
 
 def active_hooks() -> tuple[Any, Any]:
-    """What Triton is to call before and after a launch; None where nobody asked, which spares it the preparation."""
+    """Return Triton's launch hooks (enter, exit); None for a hook without listeners, which saves its arguments."""
     enter, exit_ = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return enter if getattr(enter, "calls", enter) else None, exit_ if getattr(exit_, "calls", exit_) else None
 
 
 def dependent_options(kernel: Any, target: GPUTarget) -> dict[str, Any]:
-    """How a kernel of this function is launched: beside the end of what it waits for, where the device can."""
+    """Return `DEPENDENT` if the kernel waits for the launch before and the target has dependent launches, else {}."""
     return DEPENDENT if devices.prepares_launches(target.backend, target.arch) and waits(kernel) else {}
 
 
@@ -205,7 +214,7 @@ def _flatten_into(value: Any, flat: list[Any]) -> None:
 
 
 def flatten(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> Iterator[Any]:
-    """The leaves of a launch's arguments that are not constexpr by their kinds, Triton's types in nested tuples."""
+    """Yield the leaves of nested argument tuples, without constexprs. `kinds` has their Triton types, nested alike."""
     for kind, value in zip(kinds, values, strict=True):
         if type(kind) is tuple:
             yield from flatten(kind, value)
@@ -214,7 +223,7 @@ def flatten(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def nest(kinds: Any, constants: Any, leaves: Iterator[Any]) -> Any:
-    """The reverse of `flatten`; `constants` has the constexprs in their places."""
+    """Nest `leaves` like `kinds`, the reverse of `flatten`. `constants`, nested alike, gives the constexprs."""
     if type(kinds) is not tuple:
         return constants if kinds == "constexpr" else next(leaves)
     return tuple([nest(kind, constants and constants[i], leaves) for i, kind in enumerate(kinds)])
@@ -233,7 +242,10 @@ def _compile_for(specialization: Specialization, device_index: int) -> CompiledK
 
 
 def decline_to_compile(kernel: Any) -> None:
-    """Leave a call to ATen whose kernel is not compiled yet. Raises CapturedInPart where that would do a part twice."""
+    """Raise Decline for a kernel that is not compiled while a CUDA graph is captured.
+
+    Raises CapturedInPart if the call may have written into its arguments, because ATen would repeat that work.
+    """
     if contract.has_written():
         raise CapturedInPart(kernel=getattr(kernel, "__name__", repr(kernel)))
     raise Decline("a kernel to compile while a CUDA graph is captured", lasting=False)

@@ -1,4 +1,4 @@
-"""`libentry`: any Triton kernel behind a cache of compiled kernels, with a recorder told of each launch."""
+"""`libentry`: a cache of compiled kernels around any Triton kernel, whose launches a recorder notes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from tritonite.runtime.launch import DESCRIPTORS, LaunchDescription, Specializat
 from tritonite.runtime.locks import brief, fork_safe_lock
 from tritonite.runtime.symbols import Symbol, value_of
 
-_LIMIT = 4096
+# Compiled kernels, and tuned configs, that a LibEntry keeps at most.
+_MOST_KEPT = 4096
 _TYPE_NAMES = dtypes.TRITON_NAMES | dtypes.FLOAT8_NAMES
-_SEVERAL = torch.cuda.device_count() > 1
+_SEVERAL_GPUS = torch.cuda.device_count() > 1
 
 
 class _Local(threading.local):
@@ -45,7 +46,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def compiling(target: GPUTarget) -> Iterator[None]:
-    """Within it this thread's launches through `libentry` compile for `target`, to Triton's cache, and run nothing."""
+    """Have this thread's `libentry` launches compile for `target`, into Triton's disk cache, and run nothing."""
     outer, _local.target = _local.target, target
     try:
         yield
@@ -54,11 +55,11 @@ def compiling(target: GPUTarget) -> Iterator[None]:
 
 
 def libentry(fn: Any = None) -> Any:
-    """Decorator over `triton.jit`, `triton.autotune` and `triton.heuristics`, in any nesting: a cache of kernels.
+    """Cache the compiled kernels of a Triton kernel: a decorator, with or without parentheses.
 
-    With parentheses or without. The first call of a kind goes through the decorators, tuning included. Later calls
-    evaluate the heuristics, look the compiled kernel up by what Triton specialises on, and launch it, without walking
-    the decorators again. Raises InvalidDeclaration for anything but such a kernel.
+    It goes over `triton.jit`, `triton.autotune` and `triton.heuristics` in any nesting. The first call of a kind goes
+    through these decorators, tuning included. Later calls only evaluate the heuristics, look up the compiled kernel by
+    what Triton specialises on, and launch it. Raises InvalidDeclaration for any other function.
 
         @libentry()
         @triton.autotune(configs=[...], key=["n"])
@@ -69,17 +70,17 @@ def libentry(fn: Any = None) -> Any:
 
 
 class LibEntry(KernelInterface):
-    """A kernel behind `libentry`: launch it as any Triton kernel, `kernel[grid](...)`."""
+    """A kernel behind `libentry`. Launch it as any Triton kernel, `kernel[grid](...)`."""
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        self._chain: list[Any] = []
+        self._decorators: list[Any] = []
         while not isinstance(fn, (JITFunction, InterpretedFunction)):
             if not isinstance(fn, (Autotuner, Heuristics)):
                 raise InvalidDeclaration(
                     name=getattr(fn, "__name__", repr(fn)), reason="libentry wraps triton.jit, autotune or heuristics"
                 )
-            self._chain.append(fn)
+            self._decorators.append(fn)
             fn = fn.fn
         self.jit = fn
         self.arg_names: list[str] = fn.arg_names
@@ -96,10 +97,10 @@ class LibEntry(KernelInterface):
         return isinstance(self.jit, JITFunction)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        """Launch, from the cache where a call like this one has been compiled."""
+        """Launch the kernel, from the cache if a call of this kind has been compiled."""
         if _local.target is not None:
             return self._compile_for(_local.target, args, kwargs | launch.dependent_options(self.jit, _local.target))
-        if _SEVERAL and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
+        if _SEVERAL_GPUS and (index := _device_index(args, kwargs)) not in (None, torch._C._cuda_getDevice()):
             with torch.cuda.device(index):
                 return self.run(*args, grid=grid, warmup=warmup, **kwargs)
         symbols = {name: value for name, value in self._named(args, kwargs).items() if _has_symbol(value)}
@@ -109,7 +110,7 @@ class LibEntry(KernelInterface):
         recorder = contract.recorder()
         if recorder is not None and recorder.dry:
             bound, options, _ = self._bind(args, kwargs)
-            self._tell_recorder(recorder, bound | symbols, grid, None)
+            self._record(recorder, bound | symbols, grid, None)
             recorder.described(self._description(bound, options, grid))
             return None
         if not self._compiles:
@@ -118,7 +119,7 @@ class LibEntry(KernelInterface):
                 hook({**bound})
             given = {name: value for name, value in bound.items() if value is not inspect.Parameter.empty}
             if recorder is not None:
-                self._tell_recorder(recorder, given | symbols, grid, None)
+                self._record(recorder, given | symbols, grid, None)
             with interpreting():
                 return self.jit.run(grid=_extents(grid, given), warmup=warmup, **given)
         if self._waits and devices.has_dependent_launch(torch.device("cuda", driver.active.get_current_device())):
@@ -126,14 +127,14 @@ class LibEntry(KernelInterface):
         found = None if warmup else self._resolve(args, kwargs)
         kernel = None if found is None else self._kernels.get(found[0])
         if found is None or kernel is None:
-            return self._first(args, grid, warmup, kwargs, symbols)
+            return self._launch_new(args, grid, warmup, kwargs, symbols)
         key, bound, hooks = found
         for hook in hooks:
             hook({**bound})
         for hook in self.jit.pre_run_hooks:
             hook(**bound)
         if recorder is not None:
-            self._tell_recorder(recorder, bound | symbols, grid, kernel)
+            self._record(recorder, bound | symbols, grid, kernel)
         size = _extents(grid, bound)
         stream = driver.active.get_current_stream(key[0])
         enter, exit_ = launch.active_hooks()
@@ -144,7 +145,7 @@ class LibEntry(KernelInterface):
         return kernel
 
     def _compile_for(self, target: GPUTarget, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledKernel:
-        """Compile what Triton would for a launch with these arguments, so that a launch finds it in the cache."""
+        """Compile what Triton would for a launch with these arguments. The launch finds it in the disk cache."""
         bound, options, _ = self._bind(args, kwargs)
         backend = make_backend(target)
         binder = create_function_from_signature(self.jit.signature, self.jit.params, backend)
@@ -155,7 +156,7 @@ class LibEntry(KernelInterface):
         return triton.compile(source, target=target, options=packed.__dict__)
 
     def specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
-        """What a launch with these arguments compiles, as Triton would specialise it. Needs no GPU."""
+        """Return what a launch with these arguments compiles, specialised as Triton does. Needs no GPU."""
         bound, options, _ = self._bind(args, kwargs)
         signature: dict[str, Any] = {}
         constants: dict[tuple[int, ...], Any] = {}
@@ -177,7 +178,7 @@ class LibEntry(KernelInterface):
                 return parameter.annotation_type
             if isinstance(value, float):
                 return "fp32"
-            # For the elements of a tuple that is done whatever the parameter says.
+            # Triton ignores do_not_specialize for the elements of a tuple.
             specialized = len(path) > 1 or not parameter.do_not_specialize
             if value == 1 and specialized:
                 constants[path] = 1
@@ -193,11 +194,11 @@ class LibEntry(KernelInterface):
                 signature[name] = kind(value, (i,), parameter)
         return Specialization(self.jit, signature, constants, attributes, (), (), options=options)
 
-    def _first(
+    def _launch_new(
         self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any], symbols: dict[str, Any]
     ) -> Any:
         recorder = contract.recorder()
-        # Who launches a kernel of their own has nothing to leave the call to: it compiles, as Triton would.
+        # A user's own launch has no ATen to fall back to, and compiles during a capture, as with Triton alone.
         if contract.in_host_function() and torch.cuda.is_current_stream_capturing():
             launch.decline_to_compile(self.jit)
         contract.note_launch()
@@ -206,17 +207,17 @@ class LibEntry(KernelInterface):
             kernel = self.fn.run(*args, grid=grid if callable(grid) else value_of(grid), warmup=warmup, **kwargs)
             if warmup or not isinstance(kernel, CompiledKernel):
                 return kernel
-            for decorator in self._chain:
+            for decorator in self._decorators:
                 if isinstance(decorator, Autotuner) and len(decorator.configs) > 1:
                     _remember(self._configs, self._tuning_key(decorator, args, kwargs), decorator.best_config)
             found = self._resolve(args, kwargs)
             if found is not None:
                 _remember(self._kernels, found[0], kernel)
         if recorder is not None:
-            self._tell_recorder(recorder, self._bind(args, kwargs)[0] | symbols, grid, kernel)
+            self._record(recorder, self._bind(args, kwargs)[0] | symbols, grid, kernel)
         return kernel
 
-    def _tell_recorder(self, recorder: Any, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
+    def _record(self, recorder: Any, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)[:3]
         names = list(bound) if kernel is None else list(kernel.src.signature)
         values = tuple([bound[name] for name in names])
@@ -229,12 +230,12 @@ class LibEntry(KernelInterface):
 
         for parameter in self.jit.params if kernel is not None else ():
             if isinstance(bound.get(parameter.name), Symbol) and not _takes_any(parameter):
-                recorder.unrecordable(f"a number of the call whose kernel is specialised for it: {parameter.name}")
+                recorder.unrecordable(f"the kernel is specialised for parameter {parameter.name}, a number of the call")
         types = tuple(flatten(kinds, kinds))
         recorder.add(types, list(flatten(kinds, values)), size, kernel, interpret)
 
     def _description(self, bound: dict[str, Any], options: dict[str, Any], grid: Any) -> LaunchDescription:
-        """`options` are what is no parameter: num_warps and the like."""
+        """Describe a launch for `explain`. `options` are compile options, such as num_warps."""
         constants = {name: bound[name] for name in self.arg_names if _is_constant(self.jit, name, bound[name])}
         name = getattr(self.jit, "__name__", repr(self.jit))
         return LaunchDescription(name, "", _extents(grid, bound), constants | {"num_warps": 4} | options)
@@ -250,13 +251,13 @@ class LibEntry(KernelInterface):
     def _bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], list[Callable[[dict[str, Any]], None]]]:
-        """(every parameter's value, compile options, configs' hooks). Raises KeyError where a tuner has yet to decide.
+        """Return (value by parameter, compile options, pre-hooks of configs).
 
-        The interpreter has nothing to tune by and takes the first config.
+        Raises KeyError if a tuner has yet to choose a config. The interpreter cannot time configs and takes the first.
         """
         named = self._named(args, kwargs)
         hooks = []
-        for decorator in self._chain:
+        for decorator in self._decorators:
             if isinstance(decorator, Heuristics):
                 for name, heuristic in decorator.values.items():
                     named[name] = heuristic(named)
@@ -273,7 +274,7 @@ class LibEntry(KernelInterface):
     def _resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[Callable[[dict[str, Any]], None]]] | None:
-        """(cache key, every parameter's value, configs' hooks), or None where the decorators have to be walked."""
+        """Return (cache key, value by parameter, pre-hooks), or None if the call must go through the decorators."""
         try:
             bound, named, hooks = self._bind(args, kwargs)
         except KeyError:
@@ -291,7 +292,7 @@ class LibEntry(KernelInterface):
 
 
 def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Where the first tensor is that is on a GPU, in tuples and descriptors too."""
+    """Return the device index of the first CUDA tensor, also within tuples and descriptors, or None."""
     for value in (*args, *kwargs.values()):
         value = value.base if isinstance(value, DESCRIPTORS) else value
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
@@ -302,9 +303,9 @@ def _device_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 
 def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
-    """What Triton compiles anew for in an argument: never the value of an int beyond 1, multiples of 16 and width."""
+    """Return what Triton specialises on in an argument, or None if unknown. An int has width, ==1 and %16 == 0."""
     if isinstance(value, torch.Tensor):
-        # AMD's backend also tells buffers below 2 GiB from larger ones.
+        # AMD's backend also specialises on buffers below 2 GiB.
         small = torch.version.hip is not None and value.untyped_storage().nbytes() <= 2**31 - 1
         return value.dtype, specialize and on_alignment and value.data_ptr() % 16 == 0, small
     if value is None or isinstance(value, (bool, float)):
@@ -313,9 +314,9 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
         width = 32 if -(2**31) <= value < 2**31 else 64 if value < 2**63 else -64
         return width, specialize and value == 1, specialize and on_alignment and value % 16 == 0
     if isinstance(value, tuple):
-        # Triton specialises for the elements of a tuple, whatever the parameter says.
-        parts = tuple(_specialization(item, True, True) for item in value)
-        return None if None in parts else parts
+        # Triton ignores do_not_specialize for the elements of a tuple.
+        items = tuple(_specialization(item, True, True) for item in value)
+        return None if None in items else items
     if isinstance(value, DESCRIPTORS):
         layout = getattr(value, "layout", None)
         return "descriptor", value.base.dtype, tuple(value.block_shape), value.padding, layout
@@ -323,7 +324,7 @@ def _specialization(value: Any, specialize: bool, on_alignment: bool) -> object:
 
 
 def _kind(value: Any) -> Any:
-    """A stand-in for a Triton type in the interpreter, which has none: whether a plan takes it from the call."""
+    """Return a stand-in for a Triton type, which the interpreter lacks: "*" for what a plan takes from the call."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
     return "*" if isinstance(value, (torch.Tensor, *DESCRIPTORS, Symbol)) else "constexpr"
@@ -334,27 +335,27 @@ def _has_symbol(value: Any) -> bool:
 
 
 def _takes_any(parameter: Any) -> bool:
-    """Whether Triton compiles one kernel for all values of a parameter: floats of a declared type, and what is told.
+    """Return whether Triton compiles one kernel for all values of a parameter.
 
-    Not of a tuple's elements, for which it compiles in any case.
+    True for `do_not_specialize` and for floats of a declared type. Elements of a tuple are specialised in any case.
     """
     return parameter.do_not_specialize or str(parameter.annotation_type).startswith("fp")
 
 
 def _extents(grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
-    """A launch's grid in three dimensions, in this very call."""
+    """Return the grid in three dimensions, with this call's numbers for symbols."""
     size = (*value_of(tuple(grid(bound) if callable(grid) else grid)), 1, 1)
     return size[0], size[1], size[2]
 
 
 def _is_constant(jit: Any, name: str, value: Any) -> bool:
-    """Whether a parameter is a constant that tells people something: a block's size, a flag."""
+    """Return whether a parameter is a constexpr worth showing: an int, such as a block size, or a string."""
     annotation = inspect.signature(jit.fn).parameters[name].annotation
     return "constexpr" in str(annotation) and isinstance(value, (int, str))
 
 
 def _remember(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
     with brief:
-        while len(cache) >= _LIMIT:
+        while len(cache) >= _MOST_KEPT:
             cache.pop(next(iter(cache)))
         cache[key] = value

@@ -9,19 +9,27 @@ import torch
 
 from tritonite.runtime.symbols import Limits
 
-# Where a pointer or result comes from: whether from a buffer, else an argument; its number; an offset in bytes.
+# Origin of a pointer or a result: (whether a buffer of the plan, else a tensor argument; its index; offset in bytes).
 Source = tuple[bool, int, int]
-# Of a launch: the bits of a constant, ("slot", number), ("drawn", number of a draw, 0 for its seed or 1 for its
-# offset), ("size", number of a size read from data), a pointer: (*source, dtype), or a tensor descriptor: (*source,
-# CUDA's encoding of it).
+# A parameter of a launch, one of
+# - the bits of a constant
+# - ("slot", index in Plan.slots)
+# - ("drawn", index in Plan.draws, 0 for the seed or 1 for the offset)
+# - ("size", index of a data-dependent size)
+# - (*source, dtype): a pointer
+# - (*source, bytes): a tensor descriptor in CUDA's encoding, whose address a replay replaces
 Parameter = int | tuple[str, int] | tuple[str, int, int] | tuple[bool, int, int, torch.dtype | bytes]
 
 
 class LaunchStep(NamedTuple):
-    """A launch: on a GPU all its parameters; in the interpreter those that come from the call.
+    """Launch a kernel.
 
-    An extent of `grid` is a number, or (number of a size read from data, elements of a block). `owner` is the compiled
-    kernel that `function` belongs to, or what takes the parameters and the grid in the interpreter.
+    `parameters` are all of the kernel's on a GPU, and those that come from the call in the interpreter. An extent of
+    `grid` is a number, or (index of a data-dependent size, elements of a block).
+
+    `function` is the driver's handle, and `owner` the compiled kernel, which keeps the handle valid. In the interpreter
+    `function` is None, and a replay calls `owner` with the parameters and the grid. `threads` is the size of a block,
+    `shared` its shared memory in bytes.
     """
 
     parameters: list[Parameter]
@@ -45,29 +53,30 @@ class View(NamedTuple):
 
 
 class ZeroStep(NamedTuple):
-    """All bytes of a buffer become 0."""
+    """Set all bytes of a buffer to 0."""
 
     buffer: int
 
 
 class CopyStep(NamedTuple):
-    """What `destination.copy_(source)` does."""
+    """Copy as `destination.copy_(source)` does."""
 
     destination: View
     source: View
 
 
 class ReadStep(NamedTuple):
-    """The host waits for so many int64 `numbers` that kernels have written."""
+    """Wait on the host for `numbers` int64 values that kernels have written: data-dependent sizes."""
 
     source: Source
     numbers: int
 
 
 class Buffer(NamedTuple):
-    """Memory to allocate, the like of a tensor; `sizes` and `strides` where data decides some of them.
+    """Memory to allocate, with the dtype, device, sizes and strides of the tensor `like`.
 
-    Of those an item is a number, or (number of a size read from data,).
+    `sizes` and `strides` are given if some are data-dependent: each item is a number, or (index of a data-dependent
+    size,).
     """
 
     like: torch.Tensor
@@ -75,20 +84,24 @@ class Buffer(NamedTuple):
     strides: tuple[Any, ...] | None = None
 
 
-# What a call returns: None for what was not asked for, a source with a view's (sizes, strides, dtype) or None for the
-# whole, ("size", number of a size read from data), ("drawn", number of a draw, 0 for its seed or 1 for its offset) in a
-# tensor on the CPU, ("value", a number, a string ...), or ("list", items like these). Of a view's sizes an item is a
-# number, or (number of a size read from data,).
+# A result of a call, one of
+# - None: a result that was not asked for
+# - (source, None): a whole buffer or argument
+# - (source, (sizes, strides, dtype)): a view; an item of sizes is a number, or (index of a data-dependent size,)
+# - ("size", index of a data-dependent size)
+# - ("drawn", index in Plan.draws, 0 for the seed or 1 for the offset): a 0-d tensor on the CPU
+# - ("value", a number, a string, ...)
+# - ("list", results like these)
 Returned = Any
 
 
 @dataclass
 class Plan:
-    """What the native dispatcher repeats for calls of the same key.
+    """The steps that the native dispatcher repeats for calls with one key.
 
-    `slots` are numbers of the call that launches take or that have limits to keep: the argument, the place in a list or
-    -1, whether as floating point, and the limits; `draws` says how far each draw moves the generator on. Calls of a key
-    are ATen's for the reason `lasting`, unless that is "", from the first on whose data a kernel refuses.
+    `slots` are the call's numbers that launches take or that have limits. A slot is (index of the argument, index in a
+    list or -1, whether a float, limits or None). `draws` is the advance of the generator for each draw. If `lasting` is not "", the
+    first call whose data a kernel refuses sends all later calls with this key to ATen, with `lasting` as the reason.
     """
 
     device: torch.device

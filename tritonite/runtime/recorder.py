@@ -1,4 +1,4 @@
-"""Recording: notes what a call of a host function does, and makes a plan of the notes."""
+"""The recorder: notes what a call of a host function does, and makes a plan of the notes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ _PACKED = {"fp32": "<f", "fp64": "<d"}
 
 
 class Unrecordable(Exception):
-    """A call did what no plan can repeat."""
+    """Raised for something in a call that no plan can repeat; the message is the reason."""
 
 
 class Recorder:
-    """Notes what a host function allocates, launches, copies, reads and returns.
+    """A note of what a host function allocates, launches, copies, reads and returns.
 
-    `leaves` are the call's tensor arguments in order, counted over lists, None for those not given; `arguments` maps
-    the leaves that are numbers in CPU tensors to their places in the schema. With `dry` nothing is launched, written,
-    allocated or drawn.
+    Args:
+        leaves: the call's tensor arguments in order, with lists flattened, and None for those not given.
+        arguments: (index in the schema, index in a list or -1) for leaves that are numbers in 0-d CPU tensors, by index.
+        dry: launch, write, allocate and draw nothing.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Recorder:
         self._held: dict[int, Drawn] = {}
 
     def allocated(self, tensor: torch.Tensor, shape: Sequence[Any] = (), strides: Sequence[Any] = ()) -> None:
-        """Note a fresh tensor, and its shape and strides where data decides some of them."""
+        """Note a fresh tensor. `shape` and `strides` are given if some of them are data-dependent."""
         index = len(self._plan.buffers)
         if any(isinstance(extent, Size) for extent in (*shape, *strides)):
             self._plan.buffers.append(Buffer(tensor, _extents(shape), _extents(strides)))
@@ -81,22 +82,22 @@ class Recorder:
         self._sources[id(tensor)] = (True, index, 0)
 
     def zeroed(self, tensor: torch.Tensor) -> None:
-        """Note that all of a fresh tensor is set to 0."""
+        """Note that a fresh tensor is set to 0."""
         self._plan.steps.append(ZeroStep(self._sources[id(tensor)][1]))
 
     def copied(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Note a copy."""
+        """Note `destination.copy_(source)`."""
         try:
             self._plan.steps.append(CopyStep(self._view(destination), self._view(source)))
         except Unrecordable as error:
             self.unrecordable(str(error))
 
     def refuses(self, reason: str) -> None:
-        """Note that a call whose data a kernel refuses has those after it left to ATen, too."""
+        """Note that once a kernel refuses the data of a call, all later calls with its key go to ATen."""
         self._plan.lasting = reason
 
     def read(self, numbers: torch.Tensor) -> list[Size]:
-        """Note that the host reads sizes that data decides, and read them."""
+        """Note that the host reads data-dependent sizes, and read them."""
         try:
             self._plan.steps.append(ReadStep(self._source(numbers), numbers.numel()))
         except Unrecordable as error:
@@ -109,7 +110,7 @@ class Recorder:
         return [Size(value, first + i) for i, value in enumerate(values)]
 
     def shortened(self, result: torch.Tensor, vector: torch.Tensor, count: Size) -> None:
-        """Note that a result is so many of the elements of a fresh vector."""
+        """Note that a result is the first `count` elements of a fresh vector."""
         self._shortened[id(result)] = self._sources[id(vector)], ((count.index,),)
 
     def held(self, result: torch.Tensor, number: Drawn) -> None:
@@ -117,28 +118,28 @@ class Recorder:
         self._held[id(result)] = number
 
     def limited(self, number: Number) -> None:
-        """Note that a number of the call keeps its limits, which it has to whether or not a kernel takes it."""
+        """Note a number with limits, which replays check even if no kernel takes the number."""
         self._limited.append(number)
 
     def number(self, tensor: torch.Tensor) -> Number | int | float | bool:
-        """The number that a 0-d CPU tensor of the call holds."""
+        """Return the number in a 0-d CPU tensor among the arguments, as a symbol."""
         if is_hollow(tensor):
             raise DataUnknown
         with _disable_current_modes():
             value: int | float | bool = tensor.item()
-        place = next((place for i, place in self._arguments.items() if self._leaves[i] is tensor), None)
-        if place is None:
-            self.unrecordable("a number in a tensor of unknown origin")
+        argument = next((found for i, found in self._arguments.items() if self._leaves[i] is tensor), None)
+        if argument is None:
+            self.unrecordable("a number in a tensor that is no argument of the call")
             return value
-        return Number(value, *place)
+        return Number(value, *argument)
 
     @property
     def steps(self) -> list[LaunchStep | ZeroStep | CopyStep | ReadStep]:
-        """What has been noted so far, but for allocations."""
+        """The steps noted so far; allocations are not among them."""
         return self._plan.steps
 
     def described(self, description: launch.LaunchDescription) -> None:
-        """Note what a launch is for people."""
+        """Note the description of a launch, for `explain`."""
         self.descriptions.append(description)
 
     def add(
@@ -149,12 +150,17 @@ class Recorder:
         compiled: Any,
         host: Callable[[list[Any], tuple[int, ...]], None],
     ) -> None:
-        """Note a launch of `values`, flat and without constexprs, of Triton's `types`.
+        """Note a launch.
 
-        `host` launches such values in the interpreter.
+        Args:
+            types: the Triton types of `values`.
+            values: the arguments, flattened, without constexprs.
+            grid: three extents: numbers or `Blocks`.
+            compiled: the compiled kernel, or None in the interpreter and in a dry recording.
+            host: launches such values with such a grid in the interpreter.
         """
         if any(type(extent) is int and extent == 0 for extent in grid):
-            # Triton launches nothing then, and the driver refuses it.
+            # Triton launches nothing, and the driver would refuse an empty grid.
             return
         try:
             self._add(types, values, grid, compiled, host)
@@ -171,71 +177,71 @@ class Recorder:
     ) -> None:
         holes: dict[int, Callable[[Any], Any]] = {}
         parameters: list[Parameter] = []
-        facts = None if compiled is None else _facts(compiled)
-        descriptors = iter(facts.descriptors if facts else ())
-        for place, value in enumerate(values):
+        needs = None if compiled is None else _launch_needs(compiled)
+        descriptors = iter(needs.descriptors if needs else ())
+        for i, value in enumerate(values):
             if isinstance(value, Symbol):
-                holes[place] = _as_is
-                # In the interpreter types are not always known.
-                parameters.append(self._symbol(value, types[place].strip("*")))
-            elif type(value) is int and value >= 0 and types[place][0] == "i":
+                holes[i] = _as_is
+                # Without types, in the interpreter, "*" stands for any.
+                parameters.append(self._symbol(value, types[i].strip("*")))
+            elif type(value) is int and value >= 0 and types[i][0] == "i":
                 parameters.append(value)
             elif isinstance(value, torch.Tensor):
-                holes[place] = _as_is
+                holes[i] = _as_is
                 parameters.append((*self._source(value), value.dtype))
             elif isinstance(value, launch.DESCRIPTORS):
-                if facts and not self.dry:
+                if needs and not self.dry:
                     parameters += self._descriptor(value, next(descriptors, None))
                 else:
-                    holes[place] = _descriptor_like(value)
+                    holes[i] = _descriptor_like(value)
                     parameters.append((*self._source(value.base), value.base.dtype))
             else:
-                parameters.append(_bits(types[place], value))
+                parameters.append(_bits(types[i], value))
         extents = tuple((extent.size.index, extent.block) if isinstance(extent, Blocks) else extent for extent in grid)
         if any(isinstance(extent, Symbol) for extent in extents):
-            raise Unrecordable("a grid of a number that is not in blocks")
-        if facts is None:
-            template = [None if place in holes else value for place, value in enumerate(values)]
+            raise Unrecordable("a grid with a symbol that is not in blocks")
+        if needs is None:
+            template = [None if i in holes else value for i, value in enumerate(values)]
 
             @opaque
             def run(given: list[Any], size: tuple[int, ...]) -> None:
                 filled = list(template)
-                for (place, make), value in zip(holes.items(), given, strict=True):
-                    filled[place] = make(value)
+                for (i, make), value in zip(holes.items(), given, strict=True):
+                    filled[i] = make(value)
                 host(filled, size)
 
-            self._plan.steps.append(LaunchStep([parameters[place] for place in holes], extents, owner=run))
+            self._plan.steps.append(LaunchStep([parameters[i] for i in holes], extents, owner=run))
             return
-        if facts.profiled:
-            raise Unrecordable("its kernel is instrumented by a profiler")
+        if needs.profiled:
+            raise Unrecordable("a kernel that a profiler has instrumented")
         scratch: Parameter = 0
-        if facts.scratch:
+        if needs.scratch:
             if extents != grid:
-                raise Unrecordable("a grid that data decides, of a kernel that wants scratch memory")
-            scratch = self._scratch(facts.scratch * facts.clusters * math.prod(grid))
-        self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *facts.step, compiled))
+                raise Unrecordable("a data-dependent grid for a kernel that needs scratch memory")
+            scratch = self._scratch(needs.scratch * needs.clusters * math.prod(grid))
+        self._plan.steps.append(LaunchStep([*parameters, scratch, 0], extents, *needs.step, compiled))
 
     def _symbol(self, symbol: Symbol, kind: str) -> Parameter:
-        """The parameter of a kernel that a number is which differs from call to call; `kind` is its Triton type."""
+        """Return the launch parameter for a symbol; `kind` is the Triton type, or "" in the interpreter."""
         floating = kind.startswith("fp") or (not kind and isinstance(symbol.value, float))
         if kind and kind not in ("fp64", "i64", "u64"):
-            raise Unrecordable("a number of the call whose parameter is not declared as tl.float64 or tl.int64")
+            raise Unrecordable(f"a number of the call for a parameter of type {kind}; declare tl.float64 or tl.int64")
         if isinstance(symbol, Number):
             return "slot", self._slots.setdefault(self._slot(symbol, floating), len(self._slots))
         if floating:
-            raise Unrecordable("a seed, an offset or a size whose parameter is not declared as tl.int64")
+            raise Unrecordable(f"a seed, an offset or a size for a parameter of type {kind}; declare tl.int64")
         if isinstance(symbol, Drawn):
             return "drawn", symbol.draw, symbol.which
         if isinstance(symbol, Size):
             return "size", symbol.index
-        raise Unrecordable("a grid's extent that a kernel takes")
+        raise Unrecordable("an extent of a grid as a kernel's argument")
 
     @staticmethod
     def _slot(number: Number, floating: bool) -> tuple[int, int, bool, Limits | None]:
         return number.argument, number.item, floating, number.limits
 
     def _scratch(self, size: int) -> Parameter:
-        """The global memory that a kernel wants besides its arguments, in bytes: a buffer of the plan's."""
+        """Return the parameter for a kernel's global scratch memory of `size` bytes, a buffer of the plan."""
         if self.dry:
             scratch = hollow((size,), (1,), torch.uint8, self._device())
         else:
@@ -245,7 +251,7 @@ class Recorder:
         return (*self._source(scratch), torch.uint8)
 
     def _descriptor(self, descriptor: TensorDescriptor, metadata: Any) -> Iterator[Parameter]:
-        """What a kernel takes for a tensor descriptor, by Triton's own rule."""
+        """Yield the kernel parameters for a tensor descriptor, as Triton passes them."""
         for part in nvidia.descriptor_parameters(descriptor, metadata):
             if isinstance(part, bytes):
                 yield (*self._source(descriptor.base), part)
@@ -255,12 +261,12 @@ class Recorder:
                 yield int(part) & (2**64 - 1)
 
     def draw(self, advance: int) -> int:
-        """Note that the call's generator moves on by `advance`. Returns the number of this draw."""
+        """Note that the call's generator advances by `advance`. Returns the index of this draw."""
         self._plan.draws.append(advance)
         return len(self._plan.draws) - 1
 
     def watch(self) -> Watch:
-        """Return the mode in which this recorder sees what is called of ATen."""
+        """Return the dispatch mode in which this recorder sees calls of ATen."""
         return Watch(self)
 
     def unrecordable(self, reason: str) -> None:
@@ -284,18 +290,18 @@ class Recorder:
         starts, owners = self._arguments_memory
         if pointer and pointer in starts:
             return False, starts[pointer], 0
-        # Of several arguments with one storage it is not known whose view this is.
+        # If several arguments share the storage, the base of the view is unknown.
         if len(owners.get(storage, ())) != 1:
-            raise Unrecordable("a pointer of unknown origin")
+            raise Unrecordable("a pointer into memory that no argument or several arguments own")
         (index,) = owners[storage]
         leaf = self._leaves[index]
         assert leaf is not None
-        # A view of no elements has no address.
+        # A view without elements has no address.
         return False, index, pointer and pointer - leaf.data_ptr()
 
     @functools.cached_property
     def _arguments_memory(self) -> tuple[dict[int, int], dict[int, list[int]]]:
-        """The first argument at each address, and the arguments of each storage."""
+        """(index of the first tensor argument by address, indices of the tensor arguments by storage)."""
         starts: dict[int, int] = {}
         owners: dict[int, list[int]] = {}
         for i, leaf in enumerate(self._leaves):
@@ -316,13 +322,13 @@ class Recorder:
     def _view(self, tensor: torch.Tensor) -> View:
         source = self._source(tensor)
         if source[0] and self._plan.buffers[source[1]].sizes is not None:
-            raise Unrecordable("a view of a tensor whose sizes data decides")
+            raise Unrecordable("a view of a tensor with data-dependent sizes")
         if call_has_lazy_bits(tensor):
-            raise Unrecordable("a tensor that is conjugated or negated when it is read")
+            raise Unrecordable("a tensor with a lazy conjugation or negation")
         return View(source, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def plan(self, results: Sequence[Any]) -> Plan | None:
-        """The plan of a call that returned `results`, or None, with `reason` set, where there can be none."""
+        """Return the plan of a call that returned `results`. If no plan can repeat it, set `reason` and return None."""
         if self.reason:
             return None
         try:
@@ -331,7 +337,7 @@ class Recorder:
             self.reason = str(error)
             return None
         for number in self._limited:
-            # A launch that takes it has a slot with its limits, as whatever it takes it.
+            # A launch that takes the number has made a slot with its limits, as an integer or a float.
             if not {self._slot(number, floating) for floating in (False, True)} & self._slots.keys():
                 self._slots[self._slot(number, isinstance(number.value, float))] = len(self._slots)
         self._plan.slots = list(self._slots)
@@ -346,7 +352,7 @@ class Recorder:
         if isinstance(result, Size):
             return "size", result.index
         if isinstance(result, Symbol):
-            raise Unrecordable("a number of the call that is returned")
+            raise Unrecordable("a number of the call as a result")
         if not isinstance(result, torch.Tensor):
             return "value", result
         if id(result) in self._held:
@@ -363,7 +369,7 @@ class Recorder:
 
 
 def call_has_lazy_bits(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is conjugated or negated when it is read."""
+    """Return whether a tensor has a lazy conjugation or negation."""
     return tensor.is_conj() or tensor.is_neg()
 
 
@@ -371,8 +377,11 @@ def _extents(sizes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([(size.index,) if isinstance(size, Size) else size for size in sizes])
 
 
-class _Facts(NamedTuple):
-    """What a compiled kernel asks of its launches; `step` are those fields of a LaunchStep, `scratch` is a block's."""
+class _LaunchNeeds(NamedTuple):
+    """Requirements of a compiled kernel's launches.
+
+    `step` has the fields of a LaunchStep from `function` to `programmatic`. `scratch` is in bytes a block. `descriptors` is Triton's metadata, one item for each tensor descriptor.
+    """
 
     step: tuple[int, int, int, int, bool, bool]
     clusters: int
@@ -382,13 +391,13 @@ class _Facts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8192)
-def _facts(compiled: Any) -> _Facts:
+def _launch_needs(compiled: Any) -> _LaunchNeeds:
     metadata = compiled.metadata
     clusters = getattr(metadata, "num_ctas", 1)
     cooperative, programmatic = (
         bool(getattr(metadata, name, False)) for name in ("launch_cooperative_grid", "launch_pdl")
     )
-    return _Facts(
+    return _LaunchNeeds(
         (compiled.function, 32 * metadata.num_warps, metadata.shared, clusters, cooperative, programmatic),
         clusters,
         getattr(metadata, "global_scratch_size", 0),
@@ -404,9 +413,9 @@ def record(
     watch: bool = True,
     dry: bool = False,
 ) -> tuple[Sequence[Any], Recorder]:
-    """What a call of a host function returns, and the recorder that was told of it.
+    """Run a host function under a recorder. Returns (results, recorder).
 
-    `watch` unless the function is an engine's, which tells of its allocations itself and calls nothing else.
+    `watch` has the recorder also see calls of torch, which a pointwise formula's host function never makes.
     """
     recorder = Recorder(leaves, arguments, dry)
     outer = contract.swap_recorder(recorder)
@@ -427,15 +436,15 @@ def _as_is(value: Any) -> Any:
 
 
 def _descriptor_like(descriptor: TensorDescriptor) -> Callable[[torch.Tensor], TensorDescriptor]:
-    """What makes the same descriptor of another tensor; holds none."""
+    """Return a function that makes an equal descriptor of another tensor. The function keeps no tensor alive."""
     fields = {f.name: getattr(descriptor, f.name) for f in dataclasses.fields(descriptor) if f.name != "base"}
     return lambda base: TensorDescriptor(base, **fields)
 
 
 def _bits(kind: str, value: Any) -> int:
-    """What a parameter of a Triton type holds, in the low bytes of 64 bits."""
+    """Return a constant's bits for a parameter of Triton type `kind`, in the low bytes of 64 bits."""
     if value is None or kind.startswith("*"):
-        raise Unrecordable("a pointer that is no tensor")
+        raise Unrecordable("a pointer that is not a tensor")
     if kind in _PACKED:
         return int.from_bytes(struct.pack(_PACKED[kind], value).ljust(8, b"\0"), "little")
     if kind[0] not in "iu":

@@ -1,4 +1,4 @@
-"""What became of the calls of each overridden overload."""
+"""Counters of the calls of each overridden overload: replayed, launched or declined."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tritonite.errors import ATEN_IS_FASTER
 from tritonite.runtime.locks import brief
 
 _log = logging.getLogger("tritonite")
-_REASONS = 64
+_MOST_REASONS = 64
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Calls of one overload: replayed from a recorded plan, launched from Python, or declined, by reason.
+    """Calls of one overload.
 
-    `unrecordable` counts those of the launched that no plan could be made of, by reason.
+    `replayed` counts calls that ran from a plan, `launched` those that ran through Python, `declined` those that fell
+    back to ATen, by reason. `unrecordable` counts the launched calls that left no plan, by reason.
     """
 
     replayed: int = 0
@@ -28,7 +29,7 @@ class Counts:
 
     @property
     def faster_in_aten(self) -> int:
-        """How many of the declined calls a kernel could have served, had ATen not been faster."""
+        """Number of declined calls that a kernel could have served, but more slowly than ATen."""
         return self.declined.get(ATEN_IS_FASTER, 0)
 
 
@@ -38,7 +39,7 @@ class _Counter:
         self.launched = 0
         self.declined: Counter[str] = Counter()
         self.unrecordable: Counter[str] = Counter()
-        self.told: set[str] = set()
+        self.logged: set[str] = set()
 
     def count_launch(self) -> None:
         with brief:
@@ -46,12 +47,12 @@ class _Counter:
 
     def count_decline(self, reason: str) -> None:
         _count(self.declined, reason)
-        self.tell(reason)
+        self.log(reason)
 
-    def tell(self, reason: str) -> None:
-        """Log why a call is declined, each reason once until `reset_stats()`."""
-        if reason not in self.told and len(self.told) < _REASONS:
-            self.told.add(reason)
+    def log(self, reason: str) -> None:
+        """Log the reason of a decline, once until `reset_stats()`."""
+        if reason not in self.logged and len(self.logged) < _MOST_REASONS:
+            self.logged.add(reason)
             _log.debug("%s is left to ATen: %s", self.overload, reason)
 
     def count_unrecordable(self, reason: str) -> None:
@@ -60,7 +61,7 @@ class _Counter:
 
 def _count(reasons: Counter[str], reason: str) -> None:
     with brief:
-        if reason not in reasons and len(reasons) >= _REASONS:
+        if reason not in reasons and len(reasons) >= _MOST_REASONS:
             reason = "other reasons"
         reasons[reason] += 1
 
@@ -73,17 +74,17 @@ def counts_of(overload: str) -> _Counter:
         return _counters.setdefault(overload, _Counter(overload))
 
 
-# The native dispatcher, once it is in use.
+# The native dispatcher, once in use.
 _native: list[Any] = []
 
 
 def read_native(dispatcher: Any) -> None:
-    """Add the native dispatcher's counts to those of Python's path."""
+    """Have `counts` and `totals` include the counts of the native dispatcher."""
     _native[:] = [dispatcher]
 
 
 def counts(overload: str) -> Counts:
-    """Counts of one overload since the process began or `reset_stats()`."""
+    """Return the counts of one overload since the process began or `reset_stats()`."""
     counter = counts_of(overload)
     replayed, declined = 0, Counter[str]()
     for dispatcher in _native:
@@ -104,7 +105,7 @@ def every_count() -> dict[str, Counts]:
 
 
 def totals() -> Counts:
-    """Counts of all overloads together, each reason behind the overload that gave it."""
+    """Return the sum of all overloads' counts, with the overload before each reason."""
     replayed, launched = 0, 0
     declined, unrecordable = Counter[str](), Counter[str]()
     with brief:
@@ -129,7 +130,7 @@ def reset_stats() -> None:
             counter.launched = 0
             counter.declined.clear()
             counter.unrecordable.clear()
-            counter.told.clear()
+            counter.logged.clear()
         names = list(_counters)
     for dispatcher in _native:
         for name in names:

@@ -1,4 +1,4 @@
-"""Numbers of a call that a plan does not hold: their value may differ each time the plan is repeated."""
+"""Symbols: numbers that a plan does not hold, because their values differ between the calls that it serves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 class Symbol:
-    """A number that stands for another one each time a plan is repeated: `value` is this call's.
+    """A number whose value differs between the calls of one plan; `value` is the recorded call's.
 
-    It goes to kernels as it is. A host function that computes with it or compares it would decide for all later calls,
-    so that raises TypeError; an argument that it must look at is pinned in its declaration.
+    A host function may pass a symbol to kernels. Computing with a symbol or comparing it would decide for all later
+    calls, and raises TypeError. A declaration pins the arguments that its host function must look at.
     """
 
     __slots__ = ("value",)
@@ -22,7 +22,9 @@ class Symbol:
         self.value = value
 
     def _refuse(self, *_: Any) -> Any:
-        raise TypeError(f"a number of the call that is not pinned is looked at: {type(self).__name__}({self.value})")
+        raise TypeError(
+            f"the host function looks at {type(self).__name__}({self.value}), which its declaration does not pin"
+        )
 
     __bool__ = __float__ = __int__ = __index__ = __hash__ = _refuse  # type: ignore[assignment]
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]
@@ -31,8 +33,10 @@ class Symbol:
 
 
 class Limits(NamedTuple):
-    """What a number may be: an integer from `low` to `high`, or a float of at most `largest` or, if not `finite`, any
-    infinite one and nan. Neither is below `least`.
+    """A range of numbers.
+
+    An integer lies in [low, high]. A float is at most `largest` in absolute value; unless `finite`, infinities and nan
+    are also in the range. Both are at least `least`.
     """
 
     low: int
@@ -42,12 +46,12 @@ class Limits(NamedTuple):
     least: float = -math.inf
 
     def and_(self, other: Limits) -> Limits:
-        """Both."""
+        """Return the intersection of two ranges."""
         low, high, largest = max(self.low, other.low), min(self.high, other.high), min(self.largest, other.largest)
         return Limits(low, high, largest, self.finite or other.finite, max(self.least, other.least))
 
     def hold(self, value: Any) -> bool:
-        """Whether a number keeps them."""
+        """Return whether a number is in the range."""
         if isinstance(value, complex) or value < self.least:
             return False
         if isinstance(value, float):
@@ -55,13 +59,13 @@ class Limits(NamedTuple):
         return self.low <= value <= self.high
 
 
-# Negated, the least integer of 64 bits would be itself.
+# -2**63 is left out because its negation is not an int64.
 _LEAST, _MOST = 1 - 2**63, 2**63 - 1
 
 
 @functools.lru_cache(maxsize=64)
 def limits_of(dtype: torch.dtype) -> Limits:
-    """The numbers that `dtype` holds, whatever is lost of their precision; others ATen converts by no one rule."""
+    """Return the range of `dtype`, ignoring precision. ATen has no one rule for numbers outside the range."""
     if dtype.is_floating_point:
         largest = torch.finfo(dtype).max
         return Limits(max(_LEAST, -int(largest)), min(_MOST, int(largest)), largest)
@@ -70,10 +74,10 @@ def limits_of(dtype: torch.dtype) -> Limits:
 
 
 class Number(Symbol):
-    """A number among a call's arguments: its place in the schema, and in a list of numbers, or -1.
+    """A number among a call's arguments.
 
-    `keyed` where a recorded call serves either numbers that are 0, or that are 1, or all others. A recorded call serves
-    those alone that keep the `limits`.
+    `argument` is the index in the schema, `item` the index in a list of numbers or -1. If `keyed`, the key says whether
+    the number is 0, 1 or neither. A plan serves only numbers within `limits`.
     """
 
     __slots__ = ("argument", "item", "keyed", "limits")
@@ -85,7 +89,7 @@ class Number(Symbol):
 
 
 class Drawn(Symbol):
-    """A seed (`which` is 0) or an offset (1) of a draw on the call's generator."""
+    """The seed (`which` 0) or the offset (1) of the draw number `draw` on the call's generator."""
 
     __slots__ = ("draw", "which")
 
@@ -95,10 +99,10 @@ class Drawn(Symbol):
 
 
 class Size(Symbol):
-    """A size that data decides, the `index`-th that the call reads.
+    """A data-dependent size, number `index` of those that the call reads.
 
-    It may stand among the sizes and strides of `empty_strided`, among a kernel's arguments (declared as tl.int64), in a
-    launch's grid as `blocks`, and among results.
+    Allowed as a size or stride of `empty_strided`, as a kernel argument declared `tl.int64`, as `blocks` in a grid, and
+    as a result.
     """
 
     __slots__ = ("index",)
@@ -108,12 +112,12 @@ class Size(Symbol):
         self.index = index
 
     def blocks(self, block: int) -> Blocks:
-        """How many blocks of so many elements it takes."""
+        """Return the number of blocks of `block` elements that cover the size, for a grid."""
         return Blocks(self, block)
 
 
 class Blocks(Symbol):
-    """A grid's extent that data decides: as many as `size` has blocks of `block`."""
+    """A data-dependent extent of a grid: ceil(size / block)."""
 
     __slots__ = ("block", "size")
 
@@ -123,25 +127,25 @@ class Blocks(Symbol):
 
 
 def number_type(value: Any) -> type:
-    """Whether a number is a bool, an int, a float or a complex, whatever its value."""
+    """Return the type of a number: bool, int, float or complex. Allowed for symbols, because the key has the type."""
     return type(value.value) if isinstance(value, Symbol) else type(value)
 
 
 def zero_or_one(value: Any) -> int | None:
-    """0 or 1 where a number is that, or None, of a number whose declaration says `pin_zero_or_one`."""
+    """Return 0 or 1 if the number equals it, else None. Allowed for numbers declared `pin_zero_or_one`."""
     if isinstance(value, Number) and value.keyed:
         value = value.value
     return 0 if value == 0 else 1 if value == 1 else None
 
 
 def is_negative_zero(value: Any) -> bool:
-    """Whether a number is -0.0, of one whose declaration says `pin_zero_or_one`."""
+    """Return whether a number is -0.0. Allowed for numbers declared `pin_zero_or_one`."""
     value = value_of(value)
     return value == 0 and isinstance(value, float) and math.copysign(1.0, value) < 0
 
 
 def value_of(value: Any) -> Any:
-    """What a value is in this very call: for who launches, and for none who decides."""
+    """Return a value with symbols replaced by this call's numbers. For launching only, never for decisions."""
     if isinstance(value, Symbol):
         return value.value
     return tuple([value_of(item) for item in value]) if type(value) is tuple else value

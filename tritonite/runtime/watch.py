@@ -1,4 +1,4 @@
-"""The dispatch mode in which a recorder sees the calls of ATen that a host function makes."""
+"""`Watch`: the dispatch mode in which a recorder sees the calls of ATen that a host function makes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COPIES = {_aten.clone.default, _aten._to_copy.default}
 
 
 class Watch(OpaqueMode):
-    """Tells a recorder what a host function calls of ATen; what no plan repeats makes the call unrecordable."""
+    """A dispatch mode that notes allocations, zeros and copies. Any other computing operator makes the call unrecordable."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Watch(OpaqueMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
         with self:
-            # Of what is made of others, such as `contiguous`, the others tell.
+            # A composite operator, such as `contiguous`, is seen through the operators that it calls.
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -56,18 +56,19 @@ class Watch(OpaqueMode):
         elif func is _aten.copy_.default:
             recorder.copied(args[0], args[1])
             return args[0] if recorder.dry else func(*args, **kwargs)
-        recorder.unrecordable(f"it calls {func}")
+        recorder.unrecordable(f"the host function calls {func}")
         return _without_running(func, args, kwargs) if recorder.dry else func(*args, **kwargs)
 
     def _fresh(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """Return the tensor that `func` allocates, which has no memory where the recorder is dry."""
+        """Return the tensor that `func` allocates, hollow if the recorder is dry."""
         return _hollow_results(func, args, kwargs) if self._recorder.dry else func(*args, **kwargs)
 
 
 def _without_running(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what a call of ATen would, with nothing written and nothing drawn.
+    """Return results like those of a call of ATen, without writing or drawing anything.
 
-    Arguments with memory may be looked at. Raises DataUnknown for a number that the others decide.
+    A call whose tensors all have memory, and that draws nothing, is made. Raises DataUnknown if a result is a number
+    that depends on hollow tensors.
     """
     schema = func._schema
     if schema.is_mutable:
@@ -84,13 +85,13 @@ def _without_running(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return tensors without memory that are like the results of a call of ATen. Raises ATen's errors for its shapes.
+    """Return hollow tensors like the results of a call of ATen.
 
-    Raises DataUnknown where data decides the shapes.
+    Raises ATen's errors for its shapes, and DataUnknown if the shapes are data-dependent.
     """
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    place = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
-    if torch.device(place).type == "meta":
+    device = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
+    if torch.device(device).type == "meta":
         return func(*args, **kwargs)
     metas = pytree.tree_map_only(torch.Tensor, without_elements, (args, kwargs))
     if any(argument.name == "device" for argument in func._schema.arguments):
@@ -100,5 +101,5 @@ def _hollow_results(func: Any, args: Any, kwargs: Any) -> Any:
     except NotImplementedError:
         raise DataUnknown from None
     return pytree.tree_map_only(
-        torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, place), results
+        torch.Tensor, lambda like: hollow(like.shape, like.stride(), like.dtype, device), results
     )

@@ -58,7 +58,7 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
       return call_kernel(state, keys, stack);
     }
     Replay replay{state, *plan, call, {}, {}, {}, {}};
-    reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype" : replay.capture_forbids();
+    reason = !replay.read_slots(*stack, arguments) ? "a number outside the range that kernels serve" : replay.capture_forbids();
     if (!reason) {
       try {
         const ProfiledRange range(state);
