@@ -106,7 +106,7 @@ def set_strict(on: bool) -> bool:
 
 
 def note_launch() -> None:
-    """Note that this thread's host function launches a kernel. Afterwards Python's errors no longer decline the call."""
+    """Note that this thread's host function launches a kernel. From then on Python's errors leave it."""
     _local.launched = True
 
 

@@ -100,8 +100,10 @@ class Plan:
     """The steps that the native dispatcher repeats for calls with one key.
 
     `slots` are the call's numbers that launches take or that have limits. A slot is (index of the argument, index in a
-    list or -1, whether a float, limits or None). `draws` is the advance of the generator for each draw. If `lasting` is not "", the
-    first call whose data a kernel refuses sends all later calls with this key to ATen, with `lasting` as the reason.
+    list or -1, whether a float, limits or None). `draws` is the advance of the generator for each draw.
+
+    If `lasting` is not "", the first call whose data a kernel refuses sends all later calls with this key to ATen, with
+    `lasting` as the reason.
     """
 
     device: torch.device

@@ -44,7 +44,7 @@ class Recorder:
 
     Args:
         leaves: the call's tensor arguments in order, with lists flattened, and None for those not given.
-        arguments: (index in the schema, index in a list or -1) for leaves that are numbers in 0-d CPU tensors, by index.
+        arguments: by the index of a leaf that is a number in a 0-d CPU tensor: (index in the schema, in a list or -1).
         dry: launch, write, allocate and draw nothing.
     """
 
@@ -380,7 +380,8 @@ def _extents(sizes: Sequence[Any]) -> tuple[Any, ...]:
 class _LaunchNeeds(NamedTuple):
     """Requirements of a compiled kernel's launches.
 
-    `step` has the fields of a LaunchStep from `function` to `programmatic`. `scratch` is in bytes a block. `descriptors` is Triton's metadata, one item for each tensor descriptor.
+    `step` has the fields of a LaunchStep from `function` to `programmatic`. `scratch` is in bytes a block.
+    `descriptors` is Triton's metadata, one item for each tensor descriptor.
     """
 
     step: tuple[int, int, int, int, bool, bool]

@@ -22,9 +22,7 @@ class Symbol:
         self.value = value
 
     def _refuse(self, *_: Any) -> Any:
-        raise TypeError(
-            f"the host function looks at {type(self).__name__}({self.value}), which its declaration does not pin"
-        )
+        raise TypeError(f"the host function looks at {type(self).__name__}({self.value}), which is not pinned")
 
     __bool__ = __float__ = __int__ = __index__ = __hash__ = _refuse  # type: ignore[assignment]
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]

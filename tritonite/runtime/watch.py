@@ -26,7 +26,7 @@ _COPIES = {_aten.clone.default, _aten._to_copy.default}
 
 
 class Watch(OpaqueMode):
-    """A dispatch mode that notes allocations, zeros and copies. Any other computing operator makes the call unrecordable."""
+    """A mode that notes allocations, zeros and copies. Any other operator but views makes the call unrecordable."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
