@@ -194,7 +194,7 @@ def _calls(
     function = names.function_named(operator)
     if function is None:
         raise unknown(operator)
-    for _, parameters in names.ways(function):
+    for _, parameters in names.candidate_calls(function):
         given = _given(parameters, tensors())
         yield from ((values, {}) for values in itertools.islice(itertools.product(*given), _MOST_ATTEMPTS))
 
@@ -371,7 +371,7 @@ def _operators(chosen: list[str]) -> list[str]:
     """Operators and globs as they are, and those that ATen makes the functions of that name of."""
     chosen = list(map(names.spelled, chosen))
     functions = [function for function in map(names.function_named, chosen) if function is not None]
-    reached = [names.reached(function) for function in functions if names.ways(function, composite=True)]
+    reached = [names.reached(function) for function in functions if names.candidate_calls(function, composite=True)]
     return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
 
 

@@ -67,7 +67,7 @@ _in_force = _NOTHING
 _registered: dict[str, Callable[[], None]] = {}
 # Selections whose overloads are all registered.
 _complete: set[frozenset[str]] = set()
-# Overloads over a kernel that a user's Python code has registered and may remove. They are unregistered when not in force.
+# Overloads over a kernel that a user's Python code has registered and may remove: unregistered when not in force.
 _over_users: set[str] = set()
 # Whether to unregister everything when the last scope ends.
 _leaving = False
@@ -76,7 +76,7 @@ _native: ModuleType | None = None
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
-    """Return the overloads that `include` (default: all verified) names and `exclude` does not. Raises UnknownOperator."""
+    """Return the overloads of `include` (default: all verified) without those of `exclude`. Raises UnknownOperator."""
     return _selected(_listed(include), _listed(exclude))
 
 
@@ -110,9 +110,7 @@ def _match_one(pattern: Name) -> frozenset[str]:
     if function is not None and not (found and isinstance(function, torch._ops.OpOverload)):
         found |= names.reached(function)
     if not found:
-        raise unknown(
-            pattern, "" if function is None else " (none of the ATen operators that it calls has a kernel here)"
-        )
+        raise unknown(pattern, "" if function is None else " (no ATen operator that it calls has a kernel here)")
     return frozenset(found)
 
 
@@ -168,7 +166,7 @@ def _put_in_force(layer: _Layer) -> None:
 
 
 def _register(wanted: frozenset[str], users: frozenset[str]) -> None:
-    """Register all overloads of a selection that are not registered. `users` are overloads with a kernel of a user's."""
+    """Register all overloads of a selection that are not registered. `users` have a user's kernel."""
     users -= _in_force.names
     for name in users & _registered.keys():
         # A kernel that a user registered later has replaced ours.

@@ -1,4 +1,13 @@
-"""What an operator is: its declaration, and the overloads of ATen that follow from it."""
+"""What an operator is: its declaration, and the ATen overloads that follow from the declaration.
+
+- declare: the decorators `pointwise`, `operator` and `library_operator`, and `scalar_kernel`
+- declaration: a declaration as data, and the list of all declarations
+- op: overloads with a kernel, and the checks of a call before the host function runs
+- schema: facts that PyTorch's dispatcher has about operators
+- names: the overloads that a call of one of torch's functions reaches
+- signature: schemas as Python signatures
+- slower: operators in which ATen is faster, from slower.json
+"""
 
 from tritonite.registry.declaration import Declaration, HostFunction, LibraryFormulas, declarations, exclude, excluded
 from tritonite.registry.declare import library_operator, operator, pointwise, scalar_kernel

@@ -1,4 +1,4 @@
-"""What a family's module says about an operator, and the list of all such declarations."""
+"""Declarations of operators as data, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tritonite.registry.schema import (
 
 
 class HostFunction(Protocol):
-    """What an overload runs: its values without outputs in the declaration's order, and the outputs given, if any.
+    """The function behind an overload.
 
-    It returns what the overload does, one item for each of the schema's returns: tensors, lists of them, numbers, None.
-    It raises Decline, before it has written anything, where ATen must serve the call.
+    `values` are the arguments in the declaration's order, `outs` the outputs given by the caller, if any. Returns one
+    item for each of the schema's returns: a tensor, a list of tensors, a number or None. Raises Decline, before it has
+    written anything, for a call that ATen must serve.
     """
 
     def __call__(self, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> Sequence[Any]: ...
@@ -26,12 +27,15 @@ class HostFunction(Protocol):
 
 @dataclass(frozen=True)
 class LibraryFormulas:
-    """What torch.library wants of an operator that ATen does not have.
+    """The formulas that torch.library needs for an operator outside ATen.
 
-    `schema` is in PyTorch's language, `fake` gives tensors like the results without computing them, or raises Decline
-    where the host function would. `save` and `gradient` are torch.library.register_autograd's `setup_context` and
-    `backward`; None where it has no gradient. The `leading` arguments may have any more dimensions before their others,
-    and results have them then, too; where they are `broadcast`, those of fewer dimensions need none.
+    Args:
+        schema: in PyTorch's schema language.
+        fake: returns tensors like the results without computing them, or raises Decline like the host function.
+        save, gradient: `setup_context` and `backward` of torch.library.register_autograd; None without a gradient.
+        leading: arguments that may have more dimensions in front, which the results then also have. `torch.vmap` uses
+            them to batch a call.
+        broadcast: leading arguments broadcast, so that one with fewer dimensions needs none in front.
     """
 
     schema: str
@@ -44,17 +48,24 @@ class LibraryFormulas:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One declared operator: the packets it serves, its argument names, and the host function that runs it.
+    """One declared operator.
 
-    A pointwise formula's host function is written by the catalog. `accepts` are dtypes, `promotion` says how arguments
-    decide the result's, `method` where a formula is from, `kernels` are the pointwise ones that are launched.
-
-    Of a call's numbers a plan knows the type alone, but the value of those that are `pinned`, on which the host
-    function branches, and whether those of `pinned_zero_or_one` are 0 or 1. Unless it takes `lazy_bits`, calls with
-    tensors that are conjugated or negated when they are read go to ATen. ATen has the overloads that are `cuda_only`
-    on CUDA alone. A host function is `watched` for what it calls of ATen, unless it calls nothing. With `tensors_only`
-    it is not called with numbers in the places of tensors. `library` is set of operators outside ATen, in the namespace
-    `tritonite`.
+    Args:
+        packets: names of ATen operators, without overloads.
+        arguments: argument names, in the order of the host function's values.
+        optional: the arguments that an overload need not have.
+        kernels: pointwise kernels that the host function launches.
+        accepts: dtypes served.
+        promotion: how the arguments decide the result's dtype.
+        method: the first line of the formula's docstring, which names a published method.
+        pinned: numbers on whose value the host function branches. Their value is in the key of a plan; of other numbers
+            the key has the type only.
+        pinned_zero_or_one: numbers of which the key also says whether they are 0 or 1.
+        lazy_bits: whether tensors with a lazy conjugation or negation are served; else such calls decline.
+        cuda_only: overloads that ATen has on CUDA only.
+        watched: whether the host function calls torch, so that a recorder has to see these calls.
+        tensors_only: whether a number for a tensor argument declines the call.
+        library: set for operators outside ATen.
     """
 
     packets: tuple[str, ...]
@@ -75,7 +86,7 @@ class Declaration:
     library: LibraryFormulas | None = None
 
     def serves(self, schema: torch.FunctionSchema) -> bool:
-        """Whether the schema's arguments, outputs aside, are this declaration's."""
+        """Return whether a schema has this declaration's arguments, ignoring out= arguments."""
         names = {argument.name for argument in schema.arguments if not is_out(argument)}
         return names <= set(self.arguments) and set(self.arguments) - names <= self.optional
 
@@ -85,5 +96,5 @@ excluded: dict[str, str] = {}
 
 
 def exclude(overload: str, reason: str) -> None:
-    """Leave an overload to ATen for good; `reason` says why Triton cannot serve it."""
+    """Leave an overload to ATen. `reason` says why Triton cannot serve it."""
     excluded[overload] = reason

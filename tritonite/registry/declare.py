@@ -1,4 +1,4 @@
-"""Decorators that declare operators: a pointwise formula, a host function, or an operator outside ATen."""
+"""Decorators that declare operators by a pointwise formula, by a host function, or outside ATen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tritonite.registry.schema import (
 def _roles(
     packets: Sequence[str], parameters: Sequence[str], own: Sequence[str], cast: Sequence[str], static: Sequence[str]
 ) -> dict[str, str]:
-    """The role of each parameter of a formula, from the types it has in the packets' schemas."""
+    """Return the role of each parameter of a formula, from its types in the packets' schemas."""
     types: dict[str, set[str]] = {}
     for packet in packets:
         for _, schema in schemas(packet):
@@ -56,33 +56,31 @@ def pointwise(
     prepare: Callable[..., Sequence[Any]] | None = None,
     static: tuple[str, ...] = (),
     pin: tuple[str, ...] = (),
-    contiguous: bool = False,
-    one_dtype: bool = False,
-    cpu_numbers: bool = False,
-    casts: bool = False,
-    truncates: bool = False,
+    **settings: bool,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
-    """Declare pointwise operators by their formula, a scalar function in Triton's language.
+    """Declare pointwise operators by a formula, a scalar function in Triton's language.
 
-    The formula's parameters are ATen's argument names. From it follow the functional, in-place and out= overloads of
-    the packets, with tensors or numbers for operands, wherever ATen has a kernel of its own.
+    The formula's parameters are ATen's argument names. The functional, in-place and out= overloads of the packets
+    follow from it, with tensors or numbers as operands, if ATen has a kernel of its own for them.
 
     Args:
-        packets: ATen names without overload or trailing underscore, such as "add". Raises InvalidDeclaration for
-            others.
+        packets: ATen names without overload or trailing underscore, such as "add". Raises InvalidDeclaration for names
+            that ATen lacks.
         promote: how the arguments decide the dtype computed in and the dtype of the result.
-        accepts: the common dtypes served; ATen serves (or refuses) the others.
+        accepts: promoted dtypes served; ATen serves (or refuses) the others.
         own: tensor arguments that take no part in promotion and keep their dtype, such as a mask.
         cast: arguments that take no part in promotion and are cast to the dtype computed in.
-        output_dtypes: for each result, its dtype, or None for the promotion's.
+        output_dtypes: for each result, its dtype, or None for the promoted dtype.
         prepare: a host function from ATen's arguments (by name) to the formula's values, in order; may raise Decline.
-        static: parameters of the formula that ATen does not have and that are compile-time constants.
+        static: parameters of the formula that are compile-time constants and not ATen's.
         pin: numbers on whose value `prepare` branches, or with which it computes.
-        contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
-        one_dtype: ATen refuses tensors of several dtypes, or each of its steps promotes them anew.
-        cpu_numbers: ATen takes a 0-d tensor on the CPU for a number, beside tensors on another device.
-        casts: ATen writes flags to outputs of any dtype, and floats in place to one of a narrower dtype.
-        truncates: ATen cuts the fraction off a number that is cast to integers.
+        settings: flags of `Pointwise`, off by default:
+
+            - contiguous: fresh outputs are contiguous, whatever the layout of the arguments
+            - one_dtype: tensors of several dtypes decline, because ATen refuses them or promotes in several steps
+            - cpu_numbers: ATen takes a 0-d CPU tensor as a number, next to tensors on another device
+            - casts: ATen writes bools to outputs of any dtype, and floats in place to a narrower dtype
+            - truncates: ATen truncates a number that is cast to integers
     """
 
     def declare(formula: Callable[..., Any]) -> Pointwise:
@@ -95,11 +93,7 @@ def pointwise(
             promote=promote,
             accepts=accepts,
             output_dtypes=output_dtypes,
-            contiguous=contiguous,
-            one_dtype=one_dtype,
-            cpu_numbers=cpu_numbers,
-            casts=casts,
-            truncates=truncates,
+            **settings,
         )
         declarations.append(
             Declaration(
@@ -121,7 +115,7 @@ def pointwise(
 
 
 def _forms(packets: Sequence[str]) -> tuple[str, ...]:
-    """The packets and their in-place forms, as far as ATen has them. Raises InvalidDeclaration where it has neither."""
+    """Return the packets and in-place forms that ATen has. Raises InvalidDeclaration for a packet without either."""
     for packet in packets:
         if not schemas(packet) and not schemas(f"{packet}_"):
             hint = did_you_mean(packet, packet_names())
@@ -130,7 +124,7 @@ def _forms(packets: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
-    """Their names in schemas, and those that are optional."""
+    """Return the fields `arguments` (parameter names as in schemas) and `optional` of a Declaration."""
     parameters = inspect.signature(function).parameters.items()
     named = {name[:-1] if name == python_name(name[:-1]) else name: p for name, p in parameters}
     optional = frozenset(name for name, p in named.items() if p.default is not inspect.Parameter.empty)
@@ -138,12 +132,12 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    """Of a docstring, which names the method where that is not the textbook's."""
+    """Return the first line of a docstring, which names the method unless it is the textbook's."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _prepared(kernel: Pointwise, prepare: Callable[..., Sequence[Any]] | None) -> HostFunction:
-    """The host function of a formula."""
+    """Return the host function of a formula."""
     if prepare is None:
         return kernel.run
     return lambda values, outs: kernel.run(prepare(*values), outs)
@@ -160,10 +154,10 @@ def scalar_kernel(
     exact: tuple[str, ...] = (),
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
-    """A pointwise kernel that is no operator by itself, for the host function of one.
+    """Make a pointwise kernel for a host function to launch. The kernel is no operator by itself.
 
-    Parameters take part in promotion unless they are named in one of the first seven, which are their roles; the other
-    settings are Pointwise's.
+    A parameter of the formula takes part in promotion unless one of the arguments names it, which is then its role.
+    `settings` and the roles are those of `Pointwise`.
     """
     named = {"own": own, "cast": cast, "static": static, "exact": exact}
     named |= {"index": index, "integers": integers, "pointer": pointer}
@@ -187,22 +181,24 @@ def operator(
     cuda_only: tuple[str, ...] = (),
     tensors_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a host function as the implementation of every overload of the packets that has its arguments.
+    """Declare a host function as the implementation of every overload of the packets with its arguments.
 
-    It is called with ATen's arguments by position and `outs=`, the outputs to write (empty when it allocates them), and
-    returns the sequence of results. It raises Decline before it has written anything where ATen must serve.
+    The function is called with ATen's arguments by position and `outs=`, the outputs to write, empty if it allocates
+    them. It returns the sequence of results. For a call that ATen must serve, it raises Decline before it has written
+    anything.
 
     Args:
         packets: ATen names without overload or trailing underscore, such as "mm".
-        kernels: the pointwise ones it launches, the first of which says what it `accepts` and how it promotes, if
-            nothing else does.
-        pin: arguments on whose value, a number, it branches. Every other Scalar or float is a number that it may only
-            hand on to kernels: one recorded call serves all values.
-        pin_zero_or_one: such numbers of which it asks `zero_or_one`.
-        lazy_bits: it takes tensors that are conjugated or negated when they are read.
-        cuda_only: overloads that ATen has on CUDA alone. Elsewhere they are listed, compiled and may be called
-            directly, and are not put in ATen's place.
-        tensors_only: numbers in the place of tensors go to ATen.
+        kernels: pointwise kernels that it launches. The first one gives the defaults of `accepts` and `promotion`.
+        accepts: dtypes served.
+        promotion: how the arguments decide the result's dtype, for tables.
+        pin: numbers on whose value it branches. Other Scalars and floats arrive as symbols to hand on to kernels, so
+            that one plan serves all values.
+        pin_zero_or_one: numbers for which it calls `zero_or_one`.
+        lazy_bits: tensors with a lazy conjugation or negation are served.
+        cuda_only: overloads that ATen has on CUDA only. On other devices they are listed, compiled and called directly,
+            but do not override ATen.
+        tensors_only: a number for a tensor argument declines the call.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,18 +238,17 @@ def library_operator(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a host function as an operator outside ATen, `torch.ops.tritonite.<name>`.
 
-    There is nothing to fall back to: where the function raises Decline, a call raises Unsupported with its reason.
-    It is called with the schema's arguments by position, and returns the sequence of results; of an operator that
-    returns nothing, an empty one.
+    The function is called with the schema's arguments by position, and returns the sequence of results, which may be
+    empty. No ATen kernel is behind the operator: if the function raises Decline, the call raises Unsupported with the
+    reason.
 
     Args:
-        schema: in PyTorch's language, such as "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor".
-        fake: from the same arguments to tensors like the results, with nothing computed; it declines what the function
-            does for shapes and dtypes.
-        accepts: the dtypes it serves.
+        schema: in PyTorch's schema language, such as "silu_and_mul(Tensor x, Tensor? y=None) -> Tensor".
+        fake: returns tensors like the results for the same arguments, and declines the same shapes and dtypes.
+        accepts: dtypes served.
         save: `setup_context(ctx, inputs, output)` of torch.library.register_autograd.
-        gradient: its `backward(ctx, *grads)`, which calls operators only.
-        leading: tensors that may have any more dimensions before their others, which all results have then, too.
+        gradient: `backward(ctx, *grads)` of torch.library.register_autograd, which calls operators only.
+        leading: tensors that may have more dimensions in front, which all results then also have.
         pin: as in `operator`.
     """
 

@@ -1,4 +1,4 @@
-"""An overload with a kernel: which there are, and what a call of one checks before its host function runs."""
+"""Overloads with a kernel, and the checks of a call before the host function runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tritonite.registry.slower import slower_dtypes
 from tritonite.runtime.contract import decline_if_slower, run_host, settings, under
 from tritonite.runtime.symbols import Size, Symbol, value_of
 
-# ATen's iterators take 64 dimensions, of which some formulas add one. Its GPU kernels of some families take 24.
+# ATen's iterators have at most 64 dimensions, and some formulas add one. GPU kernels of some families have 24.
 _MOST_DIMENSIONS, _FEW_DIMENSIONS = 63, 24
 _OF_FEW_DIMENSIONS = frozenset(
     ("indexing", "rearrangement", "sampling", "scan", "scatter", "searching", "sets", "sorting")
@@ -37,9 +37,15 @@ _OF_FEW_DIMENSIONS = frozenset(
 
 @dataclass(frozen=True)
 class Op:
-    """An ATen overload with a kernel behind it. Call it with ATen's arguments; it raises Decline where ATen must serve.
+    """An overload with a kernel. Call it with ATen's arguments; it raises Decline for calls that ATen must serve.
 
-    `overload` is the name enable() knows it by, such as "add.Tensor"; `family` the module it is declared in.
+    Args:
+        overload: the name for `enable()`, such as "add.Tensor".
+        positions: for each argument of the declaration, its index among `names`, or None if the schema lacks it.
+        names: the schema's arguments without out= arguments.
+        defaults: their defaults, None for those without one.
+        out_names: the out= arguments.
+        inplace: whether the operator writes its first argument.
     """
 
     overload: str
@@ -57,31 +63,31 @@ class Op:
 
     @property
     def packet(self) -> str:
-        """The operator's name without overload, the same for its in-place form."""
+        """The operator's name without overload and without the underscore of in-place forms."""
         packet = self.overload.partition(".")[0]
         return packet if packet.endswith("__") else packet.removesuffix("_")
 
     @functools.cached_property
     def takes_tensors(self) -> tuple[bool, ...]:
-        """For each argument of the schema whether it is a tensor, an optional one or a list of them."""
+        """For each argument of the schema, whether it is a tensor, an optional tensor or a list of tensors."""
         return tuple("Tensor" in str(argument.type) for argument in self.schema.arguments)
 
     @functools.cached_property
     def written(self) -> tuple[int, ...]:
-        """The arguments of the schema that the operator writes into."""
+        """Indices of the schema's arguments that the operator writes."""
         infos = [argument.alias_info for argument in self.schema.arguments]
         return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 
     @functools.cached_property
     def writes(self) -> bool:
-        """Whether it writes into any argument, running statistics included, of which not every schema tells."""
+        """Whether the operator writes any argument, also running statistics that the schema does not mark."""
         return bool(self.written) or "running_mean" in self.names
 
     @functools.cached_property
     def slots(self) -> tuple[int, ...]:
-        """For each argument of the schema what a recorded call knows of numbers that it is given.
+        """For each argument of the schema, what a key holds of a number in it.
 
-        0 for their value, 1 for their type alone, 2 for whether they are 0 or 1, too.
+        0 for the value, 1 for the type, 2 for the type and whether the number is 0, 1 or neither.
         """
         pinned, partly = self.declaration.pinned, self.declaration.pinned_zero_or_one
         return tuple(
@@ -91,53 +97,53 @@ class Op:
 
     @functools.cached_property
     def keywords(self) -> tuple[str, ...]:
-        """The arguments that are given by name, which come last in the schema."""
+        """Keyword-only arguments, which come last in the schema."""
         return tuple(argument.name for argument in self.schema.arguments if argument.kwarg_only)
 
     @functools.cached_property
     def positional(self) -> int:
-        """How many arguments come before those."""
+        """Number of positional arguments."""
         return len(self.schema.arguments) - len(self.keywords)
 
     @functools.cached_property
     def enumerations(self) -> tuple[tuple[int, str, type], ...]:
-        """The place, name and class of each argument of the schema that is a dtype, a layout or a memory format."""
+        """(index, name, class) of each argument of the schema that is a dtype, a layout or a memory format."""
         classes = ((i, argument.name, enumeration(argument)) for i, argument in enumerate(self.schema.arguments))
         return tuple((i, name, kind) for i, name, kind in classes if kind is not None)
 
     @functools.cached_property
     def may_see_lazy_bits(self) -> bool:
-        """Whether PyTorch hands it tensors that are conjugated or negated when they are read, and it takes none."""
+        """Whether PyTorch may pass tensors with a lazy conjugation or negation, which the operator does not serve."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
 
     @property
     def most_dimensions(self) -> int:
-        """The most dimensions of tensors that it takes; kernels of ATen's for GPUs take fewer in some families."""
+        """The most dimensions of a tensor that is served, as in ATen's GPU kernels of the family."""
         return _FEW_DIMENSIONS if self.family in _OF_FEW_DIMENSIONS else _MOST_DIMENSIONS
 
     @functools.cached_property
     def slower_dtypes(self) -> frozenset[torch.dtype]:
-        """Those of a first tensor for which ATen is faster, whatever the shape."""
+        """Dtypes of the first tensor in which ATen is faster for every shape."""
         return slower_dtypes(devices.current.kind, self.packet)
 
     @property
     def has_place(self) -> bool:
-        """Whether ATen has a kernel on this device that it can take the place of."""
+        """Whether ATen has a kernel on this device to override."""
         return self.overload not in self.declaration.cuda_only or devices.current.dispatch_key == "CUDA"
 
     @property
     def verified(self) -> bool:
-        """Whether it takes ATen's place on this kind of device without being named."""
+        """Whether `enable()` selects the overload on this kind of device without its name."""
         return devices.current.unverified.isdisjoint((self.family, self.packet))
 
     @property
     def qualified(self) -> str:
-        """The name with its namespace, as the dispatcher knows it."""
+        """The name with its namespace, such as "aten::add.Tensor"."""
         return self.overload if "::" in self.overload else f"aten::{self.overload}"
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
-        """(values in the declaration's order, outputs given) for a call with ATen's arguments."""
+        """Return (values in the declaration's order, given outputs) for a call with ATen's arguments."""
         given = len(args)
         values = [*args, *self.defaults[given:]]
         outs: list[torch.Tensor] = []
@@ -152,13 +158,13 @@ class Op:
             outs = [values[0]]
         return [None if i is None else values[i] for i in self.positions], outs
 
-    # An argument of the schema's may be called self.
+    # Positional-only, because a schema may have an argument called self.
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         results = self.plain(self.results(args, kwargs))
         return results[0] if len(results) == 1 else results or None
 
     def plain(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        """What a call returns to who made it: numbers where data decided them."""
+        """Replace data-dependent sizes among the results by numbers, or by bools if the schema says so."""
         if not any(type(result) is Size for result in results):
             return tuple(results)
         flags = [str(returned.type) == "bool" for returned in self.schema.returns]
@@ -166,18 +172,18 @@ class Op:
         return tuple([bool(number) if flag else number for number, flag in zip(numbers, flags, strict=True)])
 
     def results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """What a call returns, as a sequence also where it is one tensor."""
+        """Check the arguments, run the host function and return the sequence of its results."""
         self._refuse_unserved((*args, *kwargs.values()) if kwargs else args)
         for i, name, kind in self.enumerations:
             given = args[i] if i < len(args) else kwargs.get(name)
             if given is not None and type(given) is not kind:
-                raise Decline("a dtype, layout or memory format that is given as something else")
+                raise Decline(f"{name} is given as {type(given).__name__}, not as {kind.__name__}")
         if self.declaration.tensors_only:
-            given = zip(args, self.takes_tensors, strict=False)
-            if any(takes and isinstance(value, (Symbol, bool, int, float, complex)) for value, takes in given):
-                raise Decline("a number for a tensor")
+            pairs = zip(args, self.takes_tensors, strict=False)
+            if any(takes and isinstance(value, (Symbol, bool, int, float, complex)) for value, takes in pairs):
+                raise Decline("a number for a tensor argument")
         if self.declaration.library is not None and settings().faster_only:
-            # Behind it is nothing that could be faster.
+            # Without ATen behind it, nothing could be faster.
             with under(settings()._replace(faster_only=False)):
                 return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes)
         if self.slower_dtypes:
@@ -186,7 +192,7 @@ class Op:
         return run_host(self.declaration.host, *self.bind(args, kwargs), self.writes, falls_back=True)
 
     def _refuse_unserved(self, values: Sequence[Any]) -> None:
-        """Raise Decline for tensors that no kernel serves, or PyTorch's error where no ATen kernel could serve them."""
+        """Raise Decline for tensors that no kernel serves, or PyTorch's error for an operator outside ATen."""
         for value in values:
             if outgrows_storage(value):
                 if self.declaration.library is not None:
@@ -201,7 +207,7 @@ class Op:
 
 
 def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchema) -> Op:
-    """What a declaration makes of an overload whose arguments are its own."""
+    """Return the `Op` of a declaration for one of its overloads."""
     arguments = [argument for argument in schema.arguments if not is_out(argument)]
     names = tuple(argument.name for argument in arguments)
     return Op(
@@ -218,7 +224,7 @@ def overload_of(declaration: Declaration, name: str, schema: torch.FunctionSchem
 
 @functools.lru_cache(maxsize=1)
 def overloads() -> dict[str, Op]:
-    """Every overload that `enable()` would install, and those that ATen has on CUDA alone, by name."""
+    """Return every overload with a kernel by name, those that ATen has on CUDA only included."""
     key = devices.current.dispatch_key or "CPU"
     table: dict[str, Op] = {}
     for declaration in declarations:
@@ -237,7 +243,7 @@ def overloads() -> dict[str, Op]:
 
 
 def library_op(declaration: Declaration) -> Op:
-    """The overload of an operator outside ATen, once torch.library has its schema."""
+    """Return the `Op` of an operator outside ATen, whose schema torch.library has."""
     (name,) = declaration.packets
     packet, _, overload = name.partition(".")
     return overload_of(declaration, name, torch._C._get_schema(packet, overload))
