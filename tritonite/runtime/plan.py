@@ -95,19 +95,29 @@ class Buffer(NamedTuple):
 Returned = Any
 
 
+class Slot(NamedTuple):
+    """A number of the call that a launch takes or that has limits.
+
+    `argument` is the index in the schema, `item` the index in a list of numbers or -1. `floating` is whether a launch
+    takes the number as a float.
+    """
+
+    argument: int
+    item: int
+    floating: bool
+    limits: Limits | None
+
+
 @dataclass
 class Plan:
     """The steps that the native dispatcher repeats for calls with one key.
 
-    `slots` are the call's numbers that launches take or that have limits. A slot is (index of the argument, index in a
-    list or -1, whether a float, limits or None). `draws` is the advance of the generator for each draw.
-
-    If `lasting` is not "", the first call whose data a kernel refuses sends all later calls with this key to ATen, with
-    `lasting` as the reason.
+    `draws` is the advance of the generator for each draw. If `lasting` is not "", the first call whose data a kernel
+    refuses sends all later calls with this key to ATen, with `lasting` as the reason.
     """
 
     device: torch.device
-    slots: list[tuple[int, int, bool, Limits | None]] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     steps: list[LaunchStep | ZeroStep | CopyStep | ReadStep] = field(default_factory=list)

@@ -25,11 +25,12 @@ from tritonite.runtime.plan import (
     Plan,
     ReadStep,
     Returned,
+    Slot,
     Source,
     View,
     ZeroStep,
 )
-from tritonite.runtime.symbols import Blocks, Drawn, Limits, Number, Size, Symbol
+from tritonite.runtime.symbols import Blocks, Drawn, Number, Size, Symbol
 from tritonite.runtime.watch import Watch
 
 _PACKED = {"fp32": "<f", "fp64": "<d"}
@@ -66,7 +67,7 @@ class Recorder:
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 self._sources.setdefault(id(leaf), (False, i, 0))
-        self._slots: dict[tuple[int, int, bool, Limits | None], int] = {}
+        self._slots: dict[Slot, int] = {}
         self._limited: list[Number] = []
         self._sizes = 0
         self._shortened: dict[int, tuple[Source, tuple[Any, ...]]] = {}
@@ -237,8 +238,8 @@ class Recorder:
         raise Unrecordable("an extent of a grid as a kernel's argument")
 
     @staticmethod
-    def _slot(number: Number, floating: bool) -> tuple[int, int, bool, Limits | None]:
-        return number.argument, number.item, floating, number.limits
+    def _slot(number: Number, floating: bool) -> Slot:
+        return Slot(number.argument, number.item, floating, number.limits)
 
     def _scratch(self, size: int) -> Parameter:
         """Return the parameter for a kernel's global scratch memory of `size` bytes, a buffer of the plan."""
