@@ -421,7 +421,7 @@ def test_constants_have_their_parameters_types(device):
     [
         (lambda x: x.t().exp(), "aten.exp"),
         (lambda x: x.cumsum(0), "aten.cumsum"),
-        (lambda x: torch.ones(2, device=x.device), "it calls"),
+        (lambda x: torch.ones(2, device=x.device), "the host function calls"),
     ],
 )
 def test_what_no_plan_repeats_is_told(device, run, reason):

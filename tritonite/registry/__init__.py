@@ -1,4 +1,4 @@
-"""What an operator is: its declaration, and the ATen overloads that follow from the declaration.
+"""The operators: their declarations, and the ATen overloads that follow from the declarations.
 
 - declare: the decorators `pointwise`, `operator` and `library_operator`, and `scalar_kernel`
 - declaration: a declaration as data, and the list of all declarations

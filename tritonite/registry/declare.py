@@ -56,12 +56,12 @@ def pointwise(
     prepare: Callable[..., Sequence[Any]] | None = None,
     static: tuple[str, ...] = (),
     pin: tuple[str, ...] = (),
-    **settings: bool,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Pointwise]:
     """Declare pointwise operators by a formula, a scalar function in Triton's language.
 
-    The formula's parameters are ATen's argument names. The functional, in-place and out= overloads of the packets
-    follow from it, with tensors or numbers as operands, if ATen has a kernel of its own for them.
+    The formula's parameters are ATen's argument names. The packets' functional, in-place and out= overloads
+    follow, with tensors or numbers as operands, if ATen has a kernel of its own for them.
 
     Args:
         packets: ATen names without overload or trailing underscore, such as "add". Raises InvalidDeclaration for names

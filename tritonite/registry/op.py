@@ -80,7 +80,7 @@ class Op:
 
     @functools.cached_property
     def writes(self) -> bool:
-        """Whether the operator writes any argument, also running statistics that the schema does not mark."""
+        """True if the operator writes an argument, also running statistics that the schema does not mark."""
         return bool(self.written) or "running_mean" in self.names
 
     @functools.cached_property
@@ -113,7 +113,7 @@ class Op:
 
     @functools.cached_property
     def may_see_lazy_bits(self) -> bool:
-        """Whether PyTorch may pass tensors with a lazy conjugation or negation, which the operator does not serve."""
+        """True if PyTorch may pass tensors with a lazy conjugation or negation, and the operator serves none."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return not self.declaration.lazy_bits and any(has(self.qualified, key) for key in ("Conjugate", "Negative"))
 
@@ -129,12 +129,12 @@ class Op:
 
     @property
     def has_place(self) -> bool:
-        """Whether ATen has a kernel on this device to override."""
+        """True if ATen has a kernel to override on this device."""
         return self.overload not in self.declaration.cuda_only or devices.current.dispatch_key == "CUDA"
 
     @property
     def verified(self) -> bool:
-        """Whether `enable()` selects the overload on this kind of device without its name."""
+        """True if `enable()` selects the overload on this kind of device even without its name."""
         return devices.current.unverified.isdisjoint((self.family, self.packet))
 
     @property

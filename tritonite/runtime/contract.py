@@ -1,10 +1,14 @@
 """The contract between a call and its host function: what the function may take, do and return.
 
-A host function may allocate memory (`empty`, `zeros`), take views, also with another dtype, copy (`copy_`, `clone`,
-`contiguous`, `to`), launch kernels, draw random numbers (`random_state`) and read data-dependent sizes (`read`).
-The native dispatcher records these steps once and repeats them for every call with the same key. A value that differs
-between such calls reaches the function as a `Symbol`, to hand on but not to look at: a scalar argument, a random seed,
-a data-dependent size. `settings` hold for all calls of a plan, because they are part of the key.
+A host function may
+
+- allocate memory: `empty`, `empty_strided`, `zeros`
+- take views, also with another dtype, and copy: torch's `copy_`, `clone`, `contiguous`, `to`
+- launch kernels, draw random numbers (`random_state`) and read data-dependent sizes (`read`)
+
+A recorder notes these steps once, and the native dispatcher repeats them for every call with the same key. A value that
+differs between such calls reaches the function as a `Symbol`, to hand on but not to look at: a scalar argument, a
+random seed, a data-dependent size. `settings` hold for all calls of a plan, because they are part of the key.
 """
 
 from __future__ import annotations

@@ -197,6 +197,7 @@ class LibEntry(KernelInterface):
     def _launch_new(
         self, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any], symbols: dict[str, Any]
     ) -> Any:
+        """Launch through the decorators, which tune and compile, and keep the chosen config and the kernel."""
         recorder = contract.recorder()
         # A user's own launch has no ATen to fall back to, and compiles during a capture, as with Triton alone.
         if contract.in_host_function() and torch.cuda.is_current_stream_capturing():
@@ -218,6 +219,7 @@ class LibEntry(KernelInterface):
         return kernel
 
     def _record(self, recorder: Any, bound: dict[str, Any], grid: Any, kernel: CompiledKernel | None) -> None:
+        """Note a launch in the recorder. `kernel` is None in the interpreter and in a dry recording."""
         size = (*(grid(bound) if callable(grid) else grid), 1, 1)[:3]
         names = list(bound) if kernel is None else list(kernel.src.signature)
         values = tuple([bound[name] for name in names])

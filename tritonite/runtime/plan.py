@@ -9,8 +9,18 @@ import torch
 
 from tritonite.runtime.symbols import Limits
 
-# Origin of a pointer or a result: (whether a buffer of the plan, else a tensor argument; its index; offset in bytes).
-Source = tuple[bool, int, int]
+
+class Source(NamedTuple):
+    """The origin of a pointer or a result.
+
+    Buffer `number` of the plan, or else tensor argument `number` with lists flattened, plus `offset` bytes.
+    """
+
+    is_buffer: bool
+    number: int
+    offset: int
+
+
 # A parameter of a launch, one of
 # - the bits of a constant
 # - ("slot", index in Plan.slots)

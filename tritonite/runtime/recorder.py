@@ -66,7 +66,7 @@ class Recorder:
         self._sources: dict[int, Source] = {}
         for i, leaf in enumerate(leaves):
             if leaf is not None:
-                self._sources.setdefault(id(leaf), (False, i, 0))
+                self._sources.setdefault(id(leaf), Source(False, i, 0))
         self._slots: dict[Slot, int] = {}
         self._limited: list[Number] = []
         self._sizes = 0
@@ -80,11 +80,11 @@ class Recorder:
             self._plan.buffers.append(Buffer(tensor, _extents(shape), _extents(strides)))
         else:
             self._plan.buffers.append(Buffer(tensor))
-        self._sources[id(tensor)] = (True, index, 0)
+        self._sources[id(tensor)] = Source(True, index, 0)
 
     def zeroed(self, tensor: torch.Tensor) -> None:
         """Note that a fresh tensor is set to 0."""
-        self._plan.steps.append(ZeroStep(self._sources[id(tensor)][1]))
+        self._plan.steps.append(ZeroStep(self._sources[id(tensor)].number))
 
     def copied(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Note `destination.copy_(source)`."""
@@ -287,10 +287,10 @@ class Recorder:
         pointer, storage = tensor.data_ptr(), tensor.untyped_storage()._cdata
         for i, buffer in enumerate(self._plan.buffers):
             if buffer.like.untyped_storage()._cdata == storage:
-                return True, i, pointer and pointer - buffer.like.data_ptr()
+                return Source(True, i, pointer and pointer - buffer.like.data_ptr())
         starts, owners = self._arguments_memory
         if pointer and pointer in starts:
-            return False, starts[pointer], 0
+            return Source(False, starts[pointer], 0)
         # If several arguments share the storage, the base of the view is unknown.
         if len(owners.get(storage, ())) != 1:
             raise Unrecordable("a pointer into memory that no argument or several arguments own")
@@ -298,7 +298,7 @@ class Recorder:
         leaf = self._leaves[index]
         assert leaf is not None
         # A view without elements has no address.
-        return False, index, pointer and pointer - leaf.data_ptr()
+        return Source(False, index, pointer and pointer - leaf.data_ptr())
 
     @functools.cached_property
     def _arguments_memory(self) -> tuple[dict[int, int], dict[int, list[int]]]:
@@ -312,17 +312,17 @@ class Recorder:
         return starts, owners
 
     def _base(self, source: Source) -> torch.Tensor | None:
-        return self._plan.buffers[source[1]].like if source[0] else self._leaves[source[1]]
+        return self._plan.buffers[source.number].like if source.is_buffer else self._leaves[source.number]
 
     def _is_whole(self, source: Source, result: torch.Tensor) -> bool:
         base = self._base(source)
-        if base is result or not source[0] or base is None or source[2]:
+        if base is result or not source.is_buffer or base is None or source.offset:
             return base is result
         return base.dtype is result.dtype and base.shape == result.shape and base.stride() == result.stride()
 
     def _view(self, tensor: torch.Tensor) -> View:
         source = self._source(tensor)
-        if source[0] and self._plan.buffers[source[1]].sizes is not None:
+        if source.is_buffer and self._plan.buffers[source.number].sizes is not None:
             raise Unrecordable("a view of a tensor with data-dependent sizes")
         if call_has_lazy_bits(tensor):
             raise Unrecordable("a tensor with a lazy conjugation or negation")

@@ -20,7 +20,7 @@ namespace {
 
 using Words = c10::SmallVector<uint64_t, 64>;
 
-// What a key holds of a number: its value, its type, or its type and whether it is 0, 1 or neither.
+// How much of a number a key holds: its value, its type, or its type and whether it is 0, 1 or neither.
 enum SlotKind : uint8_t { kPinned = 0, kTypeOnly = 1, kZeroOrOne = 2 };
 
 struct Entry {
