@@ -70,7 +70,7 @@ _complete: set[frozenset[str]] = set()
 # Overloads over a kernel that a user's Python code has registered and may remove: unregistered when not in force.
 _over_users: set[str] = set()
 # Whether to unregister everything when the last scope ends.
-_leaving = False
+_disabling = False
 # The native dispatcher, once loaded.
 _native: ModuleType | None = None
 
@@ -143,7 +143,7 @@ def _apply() -> None:
     layer = _layers[max(_layers)] if _layers else _NOTHING
     if layer is not _in_force:
         _put_in_force(layer)
-    if _leaving and not _layers:
+    if _disabling and not _layers:
         for name in list(_registered):
             _unregister(name)
 
@@ -155,7 +155,7 @@ def _put_in_force(layer: _Layer) -> None:
         for name in _over_users - wanted:
             _unregister(name)
     if wanted:
-        users = _of_users(wanted)
+        users = _with_users_kernel(wanted)
         if users or wanted not in _complete:
             _register(wanted, users)
     _in_force = layer
@@ -217,7 +217,7 @@ def _remove_all(library: Any, names: list[str]) -> None:
         _registered.pop(name, None)
 
 
-def _of_users(wanted: frozenset[str]) -> frozenset[str]:
+def _with_users_kernel(wanted: frozenset[str]) -> frozenset[str]:
     """Return the overloads in `wanted` for which a user's Python code has registered a kernel that it may remove."""
     global _python_kernels
     # Keys such as "aten/add.Tensor/CUDA".
@@ -308,11 +308,11 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
     A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, and NoDevice without a
     device to run on.
     """
-    global _leaving
+    global _disabling
     _require_device()
     layer = _layer(include, exclude, faster_only, invariant)
     with _lock:
-        _leaving = False
+        _disabling = False
         _layers[0] = layer
         _apply()
 
@@ -320,9 +320,9 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
 @opaque
 def disable() -> None:
     """Undo `enable()`, and unregister all overloads from torch. Open scopes stay in force until they end."""
-    global _leaving
+    global _disabling
     with _lock:
-        _leaving = True
+        _disabling = True
         _layers.pop(0, None)
         _apply()
 
@@ -359,10 +359,10 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
 
     @opaque
     def __enter__(self) -> None:
-        global _leaving
+        global _disabling
         scope = next(_scope_ids)
         with _lock:
-            _leaving = _leaving and len(_layers) > 0
+            _disabling = _disabling and len(_layers) > 0
             _layers[scope] = self._layer
             _apply()
         self._scopes.append(scope)

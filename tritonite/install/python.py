@@ -17,7 +17,7 @@ from tritonite.runtime import contract, stats
 from tritonite.runtime.contract import Settings, is_capturing, under
 from tritonite.runtime.opaque import opaque
 from tritonite.runtime.recorder import record
-from tritonite.runtime.symbols import Number
+from tritonite.runtime.symbols import Number, SlotKind
 
 _NUMBERS = (bool, int, float)
 _FIRST_IN_CAPTURE = "a first call that writes into its arguments while a CUDA graph is captured"
@@ -136,18 +136,20 @@ def recordable(
     numbers: dict[int, tuple[int, int]] = {}
     given = list(values)
 
-    def as_symbol(value: Any, takes: bool, slot: int, index: tuple[int, int]) -> Any:
+    def as_symbol(value: Any, takes: bool, slot: SlotKind, index: tuple[int, int]) -> Any:
         if isinstance(value, torch.Tensor):
-            if slot and not value.dim() and value.device.type == "cpu":
+            if slot is not SlotKind.PINNED and not value.dim() and value.device.type == "cpu":
                 numbers[len(leaves)] = index
             leaves.append(value)
             return value
         if takes:
             leaves.append(None)
-        return Number(value, *index, keyed=slot == 2) if slot and type(value) in _NUMBERS else value
+        if slot is SlotKind.PINNED or type(value) not in _NUMBERS:
+            return value
+        return Number(value, *index, keyed=slot is SlotKind.ZERO_OR_ONE)
 
     for i, (takes, slot) in enumerate(zip(op.takes_tensors, op.slots, strict=True)):
-        if takes or slot:
+        if takes or slot is not SlotKind.PINNED:
             value = values[i]
             if isinstance(value, (list, tuple)):
                 given[i] = [as_symbol(item, takes, slot, (i, j)) for j, item in enumerate(value)]

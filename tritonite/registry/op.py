@@ -26,11 +26,11 @@ from tritonite.registry.schema import (
 )
 from tritonite.registry.slower import slower_dtypes
 from tritonite.runtime.contract import decline_if_slower, run_host, settings, under
-from tritonite.runtime.symbols import Size, Symbol, value_of
+from tritonite.runtime.symbols import Size, SlotKind, Symbol, value_of
 
 # ATen's iterators have at most 64 dimensions, and some formulas add one. GPU kernels of some families have 24.
 _MOST_DIMENSIONS, _FEW_DIMENSIONS = 63, 24
-_OF_FEW_DIMENSIONS = frozenset(
+_FAMILIES_OF_FEW_DIMENSIONS = frozenset(
     ("indexing", "rearrangement", "sampling", "scan", "scatter", "searching", "sets", "sorting")
 )
 
@@ -84,16 +84,16 @@ class Op:
         return bool(self.written) or "running_mean" in self.names
 
     @functools.cached_property
-    def slots(self) -> tuple[int, ...]:
-        """For each argument of the schema, what a key holds of a number in it.
+    def slots(self) -> tuple[SlotKind, ...]:
+        """For each argument of the schema, how much of a number in it a key holds."""
+        declaration = self.declaration
 
-        0 for the value, 1 for the type, 2 for the type and whether the number is 0, 1 or neither.
-        """
-        pinned, partly = self.declaration.pinned, self.declaration.pinned_zero_or_one
-        return tuple(
-            int(takes_numbers(argument)) * (0 if argument.name in pinned else 2 if argument.name in partly else 1)
-            for argument in self.schema.arguments
-        )
+        def kind(argument: Any) -> SlotKind:
+            if not takes_numbers(argument) or argument.name in declaration.pinned:
+                return SlotKind.PINNED
+            return SlotKind.ZERO_OR_ONE if argument.name in declaration.pinned_zero_or_one else SlotKind.TYPE_ONLY
+
+        return tuple(map(kind, self.schema.arguments))
 
     @functools.cached_property
     def keywords(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Op:
     @property
     def most_dimensions(self) -> int:
         """The most dimensions of a tensor that is served, as in ATen's GPU kernels of the family."""
-        return _FEW_DIMENSIONS if self.family in _OF_FEW_DIMENSIONS else _MOST_DIMENSIONS
+        return _FEW_DIMENSIONS if self.family in _FAMILIES_OF_FEW_DIMENSIONS else _MOST_DIMENSIONS
 
     @functools.cached_property
     def slower_dtypes(self) -> frozenset[torch.dtype]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from typing import Any, NamedTuple
 
 import torch
+
+
+class SlotKind(enum.IntEnum):
+    """How much of a number in an argument a key holds, as in state.h of the native dispatcher.
+
+    PINNED: its value, as for arguments that are not numbers. TYPE_ONLY: its type. ZERO_OR_ONE: its type, and whether it
+    is 0, 1 or neither.
+    """
+
+    PINNED = 0
+    TYPE_ONLY = 1
+    ZERO_OR_ONE = 2
 
 
 class Symbol:

@@ -20,7 +20,8 @@ namespace {
 
 using Words = c10::SmallVector<uint64_t, 64>;
 
-// How much of a number a key holds: its value, its type, or its type and whether it is 0, 1 or neither.
+// How much of a number in an argument a key holds, as in symbols.py: its value, its type, or its type and whether it is
+// 0, 1 or neither.
 enum SlotKind : uint8_t { kPinned = 0, kTypeOnly = 1, kZeroOrOne = 2 };
 
 struct Entry {
@@ -44,7 +45,7 @@ struct State {
   c10::DispatchKey key = c10::DispatchKey::CUDA;
   // By argument: whether it is a tensor or a list of tensors, and whether the operator writes it.
   std::vector<bool> tensor, written;
-  // By argument: what keys hold of a number in it.
+  // By argument: the SlotKind.
   std::vector<uint8_t> slots;
   // The word and the bit of the switch: set if the operator is in the selection in force, else ATen's kernel runs.
   std::atomic<uint64_t>* switches = nullptr;
