@@ -12,7 +12,7 @@ class Config(NamedTuple):
     BLOCK_M: int
     BLOCK_N: int
     BLOCK_K: int
-    # Of a specialised kernel the warps that multiply; one more copies.
+    # Warps that multiply. A specialised kernel has one more, which copies.
     num_warps: int = 4
     num_stages: int = 3
     # Relative speed of one element of this tile, for `select.rule`.
@@ -56,7 +56,7 @@ class Config(NamedTuple):
 class FixedCosts(NamedTuple):
     """Costs of a device that a sweep does not refit, in microseconds unless a comment says otherwise.
 
-    The defaults were fitted on an H200.
+    The defaults are those of sm_90.
     """
 
     # A warp's load of one element a thread through pointers, and the factor for loads of twice the width.
@@ -87,8 +87,8 @@ class FixedCosts(NamedTuple):
     added_specialized: float = 0.06
     added_by_tma: float = 0.011
     added_by_tma_below: int = 256 * 160
-    # Shares of these that tensor cores wait with ping-pong, for long and for short K: the other consumer multiplies
-    # meanwhile, unless K is so short that both load.
+    # Shares of these times for which tensor cores wait with ping-pong, where the other consumer multiplies meanwhile,
+    # and with a K so short that both consumers load at the same time.
     pingpong_wait: float = 0.3
     pingpong_wait_short: float = 0.2
     # Share of a kernel's time below which ATen is taken to be faster.

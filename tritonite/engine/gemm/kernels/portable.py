@@ -259,6 +259,17 @@ def multiply(
     store(total, out, (aligned_to(strides[2][0], META.out_multiple), out_row, out_column), tile)
 
 
+@triton.jit
+def _tile_of_program(M, N, INDEX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the program's tile of (batches, M, N) as `epilogue` takes it."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
+    row, column = tile_index(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
+    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return batch, rows, columns, rows < M, columns < N
+
+
 @libentry()
 @triton.jit(do_not_specialize=["batches", "M", "splits"])
 def reduce_split_k(
@@ -289,19 +300,14 @@ def reduce_split_k(
     that all loads are in flight at once.
     """
     wait_for_previous_launch()
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = tile_index(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
-    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_mask, column_mask = rows < M, columns < N
+    tile = _tile_of_program(M, N, INDEX, BLOCK_M, BLOCK_N)
+    batch, rows, columns, row_mask, column_mask = tile
     mask = row_mask[:, None] & column_mask[None, :]
     pointers = partials + (batch * M + rows)[:, None] * width + columns[None, :]
     slice_stride = batches.to(INDEX) * M * width
     total = tl.load(pointers, mask=mask, other=0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(pointers + split * slice_stride, mask=mask & (split < splits), other=0)
-    tile = (batch, rows, columns, row_mask, column_mask)
     total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
     store(total, out, strides, tile)
 
@@ -328,12 +334,7 @@ def write_epilogue(
 ):
     """Store the epilogue of a product without terms, whose sums are 0. Reads neither operand."""
     wait_for_previous_launch()
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = tile_index(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, 1)
-    rows = row.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = column.to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tile = (batch, rows, columns, rows < M, columns < N)
+    tile = _tile_of_program(M, N, INDEX, BLOCK_M, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     total = epilogue_of_float64(total, tile, (addend, scales, epilogue_strides, alpha, beta), SCALED, KINDS, ACTIVATION)
     store(total, out, strides, tile)
