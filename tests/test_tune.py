@@ -475,3 +475,13 @@ def test_rows_that_begin_within_lines_count_for_more():
     split = [list(gemm_cost.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes) for pitch in pitches]
     rows = 2 * 8 * 16 * 4096 * 64
     assert split == [[0, 0], [0, 0], [rows, 0], [2 * rows, 0]]
+
+
+def test_tables_of_a_file(tmp_path):
+    """Load tiles by the former name of `hopper_fp32`, and keep costs that are not fitted."""
+    path = tmp_path / "table.json"
+    path.write_text((gemm_cost.FOLDER / "sm_90.json").read_text().replace("hopper_fp32", "in_parts"))
+    assert gemm_cost.load(path)[4].configs == _table()[4].configs
+    fixed = FixedCosts(block_latency=1.5)
+    gemm_cost.save(path, {2: dataclasses.replace(_table()[2], fixed=fixed)})
+    assert gemm_cost.load(path)[2].fixed == fixed and gemm_cost.load(path)[2].cached.fixed == FixedCosts()

@@ -1,9 +1,9 @@
 """Estimated time of a product by a model of few parameters, which a sweep on the device has fitted.
 
 A device works on tiles in rounds, each of all programs that it holds at a time. A tile takes `block` microseconds for
-each block of K and `tile` microseconds for all else, and less if the last round leaves a multiprocessor fewer programs.
-Meanwhile operands are read from memory and from the L2 cache. The longest of these three times counts most. split-K
-adds the time to write and read partial products.
+each block of K and `tile` microseconds for all else. In the last round a multiprocessor may have fewer programs, which
+are faster. Meanwhile operands are read from memory and from the L2 cache. The longest of these three times counts most.
+split-K adds the time to write and read partial products.
 """
 
 from __future__ import annotations

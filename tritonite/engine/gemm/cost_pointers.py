@@ -30,8 +30,8 @@ def loads(problem: Problem, tiles: Any, fixed: FixedCosts) -> Any:
         for name, vector in (("BLOCK_M", first), ("BLOCK_N", second))
     ]
     tensor_cores, hopper_fp32 = tiles["BLOCK_M"] >= FEW, tiles["hopper_fp32"] == 1
-    # There a thread loads 8 bytes of the first operand, or 4 if K is not contiguous, to the registers where they are
-    # multiplied, which takes half as long. The second operand is split into terms before it is laid out.
+    # There a thread loads 8 bytes of the first operand, or 4 if K is not contiguous, to the registers of its products.
+    # Such a load takes half as long. The second operand is split into terms before it is laid out.
     along = np.where(swapped, problem.b_inner, problem.a_inner)
     alone = tiles["BLOCK_M"] * tiles["BLOCK_K"] / 64
     a = np.where(hopper_fp32, np.where(along & (first >= 8), 0, alone), a)

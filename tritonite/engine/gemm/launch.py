@@ -52,7 +52,7 @@ class Epilogue(NamedTuple):
 
     @property
     def suits_warp_specialized(self) -> bool:
-        """Whether the warp-specialised kernel can apply this epilogue."""
+        """True if the warp-specialised kernel can apply this epilogue."""
         return self.activation is None
 
     @property
@@ -159,18 +159,18 @@ class Work(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the addend shares the result's memory, so that tiles must not overlap."""
+        """True if the addend shares the result's memory, so that tiles must not overlap."""
         addend = self.epilogue.addend
         return addend is not None and addend.untyped_storage().data_ptr() == self.out.untyped_storage().data_ptr()
 
     @property
     def exact(self) -> bool:
-        """Whether operands are float32 of full precision, on a device."""
+        """True for float32 operands of full precision, on a device."""
         return self.precision == "ieee" and self.a.dtype is torch.float32 and not devices.current.interpreted
 
     @property
     def suits_bf16x6(self) -> bool:
-        """Whether `multiply_bf16x6` can compute this product: a single one of exact float32, without an activation."""
+        """True if `multiply_bf16x6` can compute this product: a single one of exact float32, without an activation."""
         return self.exact and self.terms == 1 and self.ends is None and self.epilogue.activation is None
 
     @property

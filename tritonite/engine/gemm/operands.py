@@ -28,8 +28,8 @@ _FEW_COPIED = 64
 def is_transposed(out: torch.Tensor) -> bool:
     """Return whether to compute the transpose of a (batches, M, N) result.
 
-    That is so if N is small and less than M, because kernels serve few rows, not few columns, and if neither is small
-    and the result is column-major.
+    A small N below M is computed as few rows, which have kernels of their own. If neither is small, a column-major
+    result is transposed.
     """
     M, N = out.shape[1:]
     few = min(M, N) <= FEW

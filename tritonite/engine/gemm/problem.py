@@ -1,4 +1,4 @@
-"""What a choice of tiles may depend on: a product's sizes, dtypes, and the layout of its operands."""
+"""A product as tiles are chosen for it: sizes, dtypes, and the layout of its operands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FEW = 16
 CACHED, BRIEF = 19 * 2**20, 4e9
 # K up to which such products of fp16 and bf16 have tiles of their own (`Problem.is_short`).
 SHORT = 128
-# M assumed in invariant mode, where tiles must not depend on M. It is larger than a decoding step's, so that tensor
-# cores are busy, and smaller than a prompt's, so that the tiles of a step's few rows use many multiprocessors.
+# M assumed in invariant mode, where tiles must not depend on M. It is larger than a decoding step's, to keep tensor
+# cores busy. It is smaller than a prompt's, so that a step's few rows use many multiprocessors.
 ANY_ROWS = 256
 # Strided tiles of columns need this many columns with the same alignment,
 LEAST_ALIKE = 64
@@ -72,13 +72,13 @@ class Problem(NamedTuple):
 
     @property
     def is_cached(self) -> bool:
-        """Whether to cost the product with operands in the L2 cache."""
+        """True if the product is costed with operands in the L2 cache."""
         operations = 2 * self.batches * self.M * self.N * self.K
         return self.bytes <= CACHED and operations <= BRIEF
 
     @property
     def is_short(self) -> bool:
-        """Whether it is of 16-bit floats in the L2 cache, with more than few rows and few blocks of K."""
+        """True for 16-bit floats in the L2 cache, more than few rows, and few blocks of K."""
         return self.dtype.itemsize == 2 and self.M > FEW and self.K <= SHORT and self.is_cached
 
     def grid(self, config: Config) -> tuple[int, int]:

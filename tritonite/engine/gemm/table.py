@@ -87,8 +87,8 @@ class FixedCosts(NamedTuple):
     added_specialized: float = 0.06
     added_by_tma: float = 0.011
     added_by_tma_below: int = 256 * 160
-    # Shares of these times for which tensor cores wait with ping-pong, where the other consumer multiplies meanwhile,
-    # and with a K so short that both consumers load at the same time.
+    # Shares of these times for which tensor cores wait with ping-pong: while the other consumer multiplies, and with a
+    # K so short that both consumers load at the same time.
     pingpong_wait: float = 0.3
     pingpong_wait_short: float = 0.2
     # Share of a kernel's time below which ATen is taken to be faster.

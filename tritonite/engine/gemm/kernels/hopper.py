@@ -408,7 +408,7 @@ def multiply_warp_specialized(
     for nothing but their own products keep the tensor cores busy during these additions.
 
     Triton's own warp specialisation refuses descriptors made on the host. In Gluon a name bound to a loop variable is
-    not carried along, and a constant passed to a partition in a tuple becomes a run-time value.
+    not carried along. A constant passed to a partition in a tuple becomes a run-time value.
     """
     gl.static_assert(
         META.stages > 1, "a stage is freed while the next block is multiplied: with one stage both would wait"

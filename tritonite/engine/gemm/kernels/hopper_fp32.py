@@ -263,8 +263,8 @@ def multiply_bf16x6(
     into terms and multiplied. The terms of b's block go through shared memory, in two buffers: one is multiplied while
     the other is filled.
 
-    The small products of infinite elements are NaN. A tile whose sums are not all finite is computed a second time,
-    with the NaN of small products replaced by 0 before the main product is added.
+    The small products of infinite elements are NaN. A tile whose sums are not all finite is computed a second time.
+    NaN of small products is then replaced by 0 before the main product is added.
     """
     wait_for_previous_launch()
     M, N, K = aligned_to(M, META.m_multiple), aligned_to(N, META.n_multiple), aligned_to(K, META.k_multiple)

@@ -124,9 +124,9 @@ def multiply(
     loaded by less than 4 bytes cannot be copied asynchronously, so tensor cores' next block is loaded to registers
     while the one before is multiplied.
 
-    With META.column_stride a tile's columns are that far from each other, so that all begin at the same offset within
-    16 bytes although b's columns are no multiple of 16 bytes long. Blocks of K start where those 16 bytes do; the
-    elements before the first block and after the last are loaded one by one, as one more block or two.
+    META.column_stride serves b whose columns are no multiple of 16 bytes long. The columns of a tile are that many
+    columns from each other, and all begin at the same offset within 16 bytes. Blocks of K start where those 16 bytes
+    do; the elements before the first block and after the last are loaded one by one, as one more block or two.
     """
     wait_for_previous_launch()
     M, N, K = aligned_to(M, META.m_multiple), aligned_to(N, META.n_multiple), aligned_to(K, META.k_multiple)
