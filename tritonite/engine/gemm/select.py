@@ -207,8 +207,8 @@ def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
     """Return a mask of the tiles that suit M, N and b's layout.
 
     Tiles are more than half filled. One row, and few, have tiles of their own. Narrow tiles are for up to NARROW rows
-    or `small` problems. Transposed tiles of 64 rows and at least 128 columns are excluded if one tile holds all columns,
-    which all programs would read at the same time.
+    or `small` problems. Transposed tiles of 64 rows and at least 128 columns are excluded if one holds all columns: all
+    programs would read these at the same time.
     """
     swapped = tiles["transposed"] == 1
     rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)

@@ -7,6 +7,8 @@ adds the partial products in a fixed order.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -19,49 +21,71 @@ from tritonite.runtime.launch import libentry
 LEAST = tl.constexpr(16)
 
 
-@triton.jit
-def _add_rows(sums, a, first, row_stride, M, inner, inner_stride, end, y, EVERY: tl.constexpr):
-    """Add the products of rows of a with a block of b to `sums`, a (BLOCK_K, BLOCK_N) tensor for each row.
+class _Rows(NamedTuple):
+    """Rows of a: the batch's pointer, indices of rows, a mask of those to load, strides across and along K."""
 
-    The rows are those from `first` on, without tensor cores. `inner` are indices along K; with EVERY none reaches
-    `end`.
+    pointer: Any
+    rows: Any
+    mask: Any
+    stride: Any
+    inner_stride: Any
+    # Where loads along K end; from there on a block has zeros.
+    end: Any
+
+
+class _Columns(NamedTuple):
+    """Columns of b: pointers to their first elements, a mask of those to load, and the stride along K."""
+
+    pointers: Any
+    mask: Any
+    inner_stride: Any
+    # Where loads along K end; from there on a block has zeros.
+    end: Any
+
+
+@triton.jit
+def _add_rows(sums, a, first, M, inner, end, y, EVERY: tl.constexpr):
+    """Add the products of rows of a, from `first` on, with a block of b to `sums`: a (BLOCK_K, BLOCK_N) tensor a row.
+
+    `inner` are indices along K; with EVERY none reaches `end`. No tensor cores are used.
     """
-    a_block, inner_mask, more = a + inner * inner_stride, inner < end, ()
+    a_block, inner_mask, more = a.pointer + inner * a.inner_stride, inner < end, ()
     for i in tl.static_range(len(sums)):
         row_mask = first + i < M
-        x = tl.load(a_block + (first + i) * row_stride, mask=row_mask if EVERY else row_mask & inner_mask, other=0.0)
+        x = tl.load(a_block + (first + i) * a.stride, mask=row_mask if EVERY else row_mask & inner_mask, other=0.0)
         more = more + (sums[i] + x[:, None].to(y.dtype) * y,)  # type: ignore[assignment]
     return more
 
 
 @triton.jit
-def _block_of_a(a, rows, row_stride, row_mask, inner, inner_stride, end, EVERY: tl.constexpr, STRIDED: tl.constexpr):
-    """Load a (rows, inner) block of a, with zeros from index `end` along K on; with EVERY no index reaches `end`.
+def _block_of_a(a, inner, EVERY: tl.constexpr, STRIDED: tl.constexpr):
+    """Load a (rows, inner) block of `_Rows` at indices `inner` along K; with EVERY none reaches the end.
 
     Where a is STRIDED in both dimensions the block is loaded transposed: otherwise Triton (3.6) has the threads of a
     warp load from different rows.
     """
     if STRIDED:
-        mask = row_mask[None, :]
+        mask = a.mask[None, :]
         if not EVERY:
-            mask &= (inner < end)[:, None]
-        pointers = (a + inner * inner_stride)[:, None] + (rows * row_stride)[None, :]
+            mask &= (inner < a.end)[:, None]
+        pointers = (a.pointer + inner * a.inner_stride)[:, None] + (a.rows * a.stride)[None, :]
         block = tl.trans(tl.load(pointers, mask=mask, other=0.0))
     else:
-        mask = row_mask[:, None]
+        mask = a.mask[:, None]
         if not EVERY:
-            mask &= (inner < end)[None, :]
-        block = tl.load((a + inner * inner_stride)[None, :] + (rows * row_stride)[:, None], mask=mask, other=0.0)
+            mask &= (inner < a.end)[None, :]
+        pointers = (a.pointer + inner * a.inner_stride)[None, :] + (a.rows * a.stride)[:, None]
+        block = tl.load(pointers, mask=mask, other=0.0)
     return block
 
 
 @triton.jit
-def _block_of_b(columns, column_mask, inner, inner_stride, end, EVERY: tl.constexpr):
-    """Load an (inner, columns) block of b from pointers to its columns, with zeros as in `_block_of_a`."""
-    mask = column_mask[None, :]
+def _block_of_b(b, inner, EVERY: tl.constexpr):
+    """Load an (inner, columns) block of `_Columns` at indices `inner` along K; with EVERY none reaches the end."""
+    mask = b.mask[None, :]
     if not EVERY:
-        mask &= (inner < end)[:, None]
-    return tl.load(columns + (inner * inner_stride)[:, None], mask=mask, other=0.0)
+        mask &= (inner < b.end)[:, None]
+    return tl.load(b.pointers + (inner * b.inner_stride)[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -181,7 +205,6 @@ def multiply(
     PREFETCH_A: tl.constexpr = META.prefetch_a and not BY_ROWS
     PREFETCH_B: tl.constexpr = META.prefetch_b and not BY_ROWS
     EVERY_K: tl.constexpr = EVEN_K or STRIDED_COLUMNS
-    A_STRIDED: tl.constexpr = META.a_strided
     total = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     sums = ()
     for _ in tl.static_range(BLOCK_M if BY_ROWS else 0):
@@ -201,49 +224,45 @@ def multiply(
                 y = tl.load(b_columns + k * b_inner_stride, mask=column_mask[None, :] & inner_mask, other=0.0)
                 total += x.to(ACCUMULATOR)[:, None] * y.to(ACCUMULATOR)
         else:
+            own_a = _Rows(a_batch, rows, a_row_mask, a_row, a_inner_stride, a_end)
+            own_b = _Columns(b_columns, b_column_mask, b_inner_stride, b_end)
             first = begin + tl.arange(0, BLOCK_K)
             if PREFETCH_A:
-                next_x = _block_of_a(a_batch, rows, a_row, a_row_mask, first, a_inner_stride, a_end, False, A_STRIDED)
+                next_x = _block_of_a(own_a, first, False, META.a_strided)
             if PREFETCH_B:
-                next_y = _block_of_b(b_columns, b_column_mask, first, b_inner_stride, b_end, False)
+                next_y = _block_of_b(own_b, first, False)
             for k in range(begin, end, BLOCK_K):
                 inner = k + tl.arange(0, BLOCK_K)
                 if PREFETCH_B:
                     y = next_y
                 else:
-                    y = _block_of_b(b_columns, b_column_mask, inner, b_inner_stride, b_end, EVERY_K)
+                    y = _block_of_b(own_b, inner, EVERY_K)
                 if BY_ROWS:
-                    first_row, block = row.to(INDEX) * BLOCK_M, y.to(ACCUMULATOR)
-                    sums = _add_rows(sums, a_batch, first_row, a_row, M, inner, a_inner_stride, end, block, EVERY_K)
+                    sums = _add_rows(sums, own_a, row.to(INDEX) * BLOCK_M, M, inner, end, y.to(ACCUMULATOR), EVERY_K)
                 else:
                     if PREFETCH_A:
                         x = next_x
                     else:
-                        x = _block_of_a(
-                            a_batch, rows, a_row, a_row_mask, inner, a_inner_stride, a_end, EVERY_K, A_STRIDED
-                        )
+                        x = _block_of_a(own_a, inner, EVERY_K, META.a_strided)
                     total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
                     later = inner + BLOCK_K
                     if PREFETCH_A:
-                        next_x = _block_of_a(
-                            a_batch, rows, a_row, a_row_mask, later, a_inner_stride, a_end, False, A_STRIDED
-                        )
+                        next_x = _block_of_a(own_a, later, False, META.a_strided)
                     if PREFETCH_B:
-                        next_y = _block_of_b(b_columns, b_column_mask, later, b_inner_stride, b_end, False)
+                        next_y = _block_of_b(own_b, later, False)
     if STRIDED_COLUMNS:
         # The last slice adds what whole blocks left out: the elements before and after them.
-        a_batch = a + batch * strides[0][0]
-        b_columns = b_first + (multiples * column_step)[None, :]
+        every_a = _Rows(a + batch * strides[0][0], rows, row_mask, a_row, a_inner_stride, K)
+        every_b = _Columns(b_first + (multiples * column_step)[None, :], column_mask, b_inner_stride, K)
         last = tl.program_id(1) == tl.num_programs(1) - 1
         for k in tl.range(0, tl.where(last, K - in_blocks, 0), BLOCK_K, num_stages=1):
             inner = (k + tl.arange(0, BLOCK_K)).to(INDEX)
             inner += tl.where(inner < before, 0, in_blocks)
-            y = _block_of_b(b_columns, column_mask, inner, b_inner_stride, K, False)
+            y = _block_of_b(every_b, inner, False)
             if BY_ROWS:
-                first_row, block = row.to(INDEX) * BLOCK_M, y.to(ACCUMULATOR)
-                sums = _add_rows(sums, a_batch, first_row, a_row, M, inner, a_inner_stride, K, block, False)
+                sums = _add_rows(sums, every_a, row.to(INDEX) * BLOCK_M, M, inner, K, y.to(ACCUMULATOR), False)
             else:
-                x = _block_of_a(a_batch, rows, a_row, row_mask, inner, a_inner_stride, K, False, A_STRIDED)
+                x = _block_of_a(every_a, inner, False, META.a_strided)
                 total = tl.dot(x, y, total, PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACCUMULATOR)
     if BY_ROWS:
         for i in tl.static_range(BLOCK_M):
