@@ -11,6 +11,8 @@ import tritonite
 from tritonite import devices, fused
 from tritonite.devices import nvidia
 from tritonite.engine import scan
+from tritonite.engine.gemm import launch as gemm_launch
+from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm import select
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
@@ -213,8 +215,8 @@ def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
 def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
     N, K = shape
     found = set()
-    monkeypatch.setattr(PRODUCT, "_run", lambda work, config: found.add(config))
-    monkeypatch.setattr(PRODUCT, "_copy_rows", lambda *_: None)
+    monkeypatch.setattr(gemm_launch, "run", lambda work, config: found.add(config))
+    monkeypatch.setattr(gemm_operands, "copy_padded", lambda *_: None)
     result = torch.int32 if dtype is torch.int8 else dtype
 
     def multiply(count, transposed, full=True):
@@ -254,13 +256,13 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
 def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
     """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
     device = torch.device("cuda", torch.cuda.current_device())
-    assert select.has_tiles_alike(dtype, device)
+    assert select.has_invariant_tiles(dtype, device)
     M, N = 100, 264
     a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
     a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
     problem = Problem.of(a, b, b.new_empty(1, M, N))._replace(invariant=True)
     table = select.table_for(problem, device, True)
-    tiles = table.candidates[select._alike(problem, table.candidates, device)]
+    tiles = table.candidates[select._invariant(problem, table.candidates, device)]
     found, kinds = set(), set()
     for tile in tiles:
         config = table.configs[tile["number"]]._replace(splits=int(tile["splits"]))

@@ -156,8 +156,8 @@ def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost
     for problem, _, found in timed:
         configs = cost.records([config for config, _ in found])
         parts.append(cost.work(problem, configs, multiprocessors))
-        loads.append(cost_pointers.loads(problem, configs))
-        waits.append(cost_pointers.waiting(problem, configs, parts[-1], multiprocessors))
+        loads.append(cost_pointers.loads(problem, configs, table.fixed))
+        waits.append(cost_pointers.waiting(problem, configs, parts[-1], multiprocessors, table.fixed))
         tiles += [numbers[config._replace(splits=1)] for config, _ in found]
         times += [each for _, each in found]
         best = min([each for _, each in found])
