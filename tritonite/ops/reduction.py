@@ -170,7 +170,7 @@ _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
 # With a next block's elements in registers a multiprocessor has seven programs, not eight: 85 us in place of 74 (H200).
 _aminmax = Reduction(
-    lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, ahead=False
+    lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, prefetch=False
 )
 
 
