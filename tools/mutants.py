@@ -806,7 +806,7 @@ _FUSED = [
     Mutant(
         "a fused norm has its eps outside the root",
         "fused",
-        "fused/norm.py",
+        "engine/norm/kernels.py",
         "inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))",
         "inverse(square_root(square) + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE))",
         tests="tests/test_fused.py -k norm",

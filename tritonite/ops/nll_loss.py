@@ -16,12 +16,13 @@ from tritonite.dtypes import FLOATS, TRITON_DTYPES, opmath
 from tritonite.engine.iteration import collapse, contiguous_strides, offset_type, output_strides, power_of_2
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.formulas import add_pairs
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.ops.loss import MEAN, NONE, SUM
-from tritonite.ops.reduction import add_pairs, both
+from tritonite.ops.reduction import both
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import ASSERTING, libentry
