@@ -798,7 +798,7 @@ _FUSED = [
     Mutant(
         "rotary embedding turns the wrong way",
         "fused",
-        "fused/rotary.py",
+        "engine/rotary.py",
         "            turned = (a * cosine - b * sine).to(out.dtype.element_ty)",
         "            turned = (a * cosine + b * sine).to(out.dtype.element_ty)",
         tests="tests/test_fused.py -k rotary",

@@ -31,7 +31,15 @@ from tritonite.engine.pointwise.gathered import (
     strides_in_step,
 )
 from tritonite.engine.pointwise.overlap import Extent
-from tritonite.engine.pointwise.promotion import ComponentsKind, ConstantKind, Kind, TensorKind, Typed, types_of
+from tritonite.engine.pointwise.promotion import (
+    Argument,
+    ComponentsKind,
+    ConstantKind,
+    Kind,
+    TensorKind,
+    Typed,
+    types_of,
+)
 from tritonite.engine.pointwise.specialize import IterationSpace, specialize
 from tritonite.errors import Decline
 from tritonite.runtime import contract
@@ -60,7 +68,7 @@ class Iteration:
         self.device: torch.device
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
-        self.operands: tuple[tuple[int, str, int], ...] = ()
+        self.operands: tuple[Argument, ...] = ()
         self.items: tuple[int, ...] = ()
         self.limits: tuple[tuple[int, Limits], ...] = ()
         self.extents: tuple[Extent, ...] = ()
@@ -345,7 +353,7 @@ class Pointwise:
         strided: dict[int, torch.Tensor],
         gathered: dict[int, Gathered],
         indices: Sequence[int],
-        operands: Sequence[tuple[int, str, int]],
+        operands: Sequence[Argument],
     ) -> IterationSpace:
         """Return the collapsed iteration space.
 

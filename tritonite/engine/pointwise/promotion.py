@@ -45,10 +45,10 @@ class TensorKind(NamedTuple):
 
 
 class ComponentsKind(NamedTuple):
-    """An argument of `count` coordinates, integers, or strides of a gathered operand, which has a dtype."""
+    """An argument of `length` coordinates, integers, or strides of a gathered operand, which has a dtype."""
 
     dtype: torch.dtype | None
-    count: int
+    length: int
     is_tuple: bool
 
 
@@ -60,6 +60,18 @@ class ConstantKind(NamedTuple):
 
 
 Kind = TensorKind | ComponentsKind | ConstantKind | type
+
+
+class Argument(NamedTuple):
+    """An argument of a launch: that of the call at `position`, or one `component` of it.
+
+    `how` is "tensor", "pointer" (a gathered operand), "stride" (one of its strides), "integer", "number", or "item"
+    (the number in a 0-d tensor).
+    """
+
+    position: int
+    how: str
+    component: int = 0
 
 
 def promoted(
@@ -134,7 +146,7 @@ class Typed:
     common: torch.dtype
     compute: torch.dtype
     results: tuple[torch.dtype, ...]
-    operands: tuple[tuple[int, str, int], ...]
+    operands: tuple[Argument, ...]
     limits: tuple[tuple[int, Limits], ...]
     with_numbers: bool
     kernel: KernelTypes
@@ -149,7 +161,7 @@ def types_of(
 ) -> Typed:
     """Return the dtypes of a call and the kernel's operands, from the kinds of its arguments."""
     common, compute, results = promoted(formula, kinds, default, out_dtypes)
-    operands: list[tuple[int, str, int]] = []
+    operands: list[Argument] = []
     types: list[str] = []
     parameters: list[Operand] = []
     limits: list[tuple[int, Limits]] = []
@@ -163,18 +175,18 @@ def types_of(
             pointer = kind.dtype is not None
             position = len(operands)
             if kind.dtype is not None:
-                operands.append((i, "pointer", 0))
+                operands.append(Argument(i, "pointer"))
                 types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
                 itemsizes.append(kind.dtype.itemsize)
             if role == "index":
                 # Coordinates are no arguments of a launch. Their strides come after those of all operands.
-                components = tuple(range(~indices, ~indices - kind.count, -1))
-                indices += kind.count
+                components = tuple(range(~indices, ~indices - kind.length, -1))
+                indices += kind.length
             else:
-                components = tuple(range(len(operands), len(operands) + kind.count))
-                operands += [(i, "stride" if pointer else "integer", k) for k in range(kind.count)]
-                types += ["i64"] * kind.count
-            component_kinds = (None,) * kind.count
+                components = tuple(range(len(operands), len(operands) + kind.length))
+                operands += [Argument(i, "stride" if pointer else "integer", k) for k in range(kind.length)]
+                types += ["i64"] * kind.length
+            component_kinds = (None,) * kind.length
             parameters.append(
                 Operand(
                     position, () if pointer else None, tl.int64, None, role, components, component_kinds, kind.is_tuple
@@ -191,7 +203,7 @@ def types_of(
             rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_EXACT_IN_16_BITS)
             via = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
             parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], via))
-            operands.append((i, "tensor", 0))
+            operands.append(Argument(i, "tensor"))
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
             continue
@@ -199,7 +211,7 @@ def types_of(
         narrow = common.is_floating_point and common.itemsize == 2 and formula.promote is dtypes.Promotion.ALWAYS_BOOL
         via = TRITON_DTYPES[common] if narrow else None
         parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], via))
-        operands.append((i, "item" if isinstance(kind, TensorKind) else "number", 0))
+        operands.append(Argument(i, "item" if isinstance(kind, TensorKind) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
         # ATen promotes a 0-d tensor, and lets it overflow.
         if not isinstance(kind, TensorKind) or role == "cast":
