@@ -90,8 +90,9 @@ def check_conversion(source: torch.dtype, to: torch.dtype) -> None:
 def move(source: torch.Tensor, destination: torch.Tensor) -> None:
     """Write the elements of `source`, which broadcasts, to `destination`.
 
-    Raises Decline before anything is written: for dtypes that are not converted, tensors on several devices, shapes
-    that do not broadcast, and a destination that overlaps itself or overlaps the source other than exactly.
+    Raises Decline before anything is written. Declined are: dtypes that are not converted, tensors on several devices,
+    shapes that do not broadcast, and a destination that overlaps itself. A destination may be the source, but not
+    overlap it otherwise.
     """
     check_conversion(source.dtype, destination.dtype)
     _check_memory(source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -39,14 +39,6 @@ class _RotaryMeta:
     rest: int
     interleaved: bool
     inverse: bool
-
-
-class _PerTensor(NamedTuple):
-    """Strides of the sources, of the outputs, and of cos and sin, each a tuple."""
-
-    sources: tuple[Any, ...]
-    outs: tuple[Any, ...]
-    angles: tuple[Any, ...]
 
 
 @triton.jit
@@ -102,32 +94,48 @@ def _rotate_heads_of(
 @libentry()
 @triton.jit
 def rotate_heads(
-    sources, outs, heads, cos, sin, shape, token_strides, strides, n_tokens, pairs, rest, META: tl.constexpr
+    sources,
+    outs,
+    heads,
+    cos,
+    sin,
+    shape,
+    source_token_strides,
+    out_token_strides,
+    angle_token_strides,
+    source_strides,
+    out_strides,
+    angle_strides,
+    n_tokens,
+    pairs,
+    rest,
+    META: tl.constexpr,
 ):
     """Rotate all heads of META.tokens positions; the outputs may be the sources themselves.
 
-    `token_strides` are those over the dimensions of `shape`, the collapsed positions, without the slowest. `strides`
-    are those of (heads, elements) of the sources and outputs, and of the pairs of cos and sin.
+    The token strides are those over the dimensions of `shape`, the collapsed positions without the slowest. The other
+    strides are those of (heads, elements) of the sources and outputs, and of the pairs. Angle strides are those of cos
+    and sin.
     """
     wait_for_previous_launch()
     token = tl.program_id(0).to(META.index) * META.tokens + tl.arange(0, META.tokens)
     token_mask = token < n_tokens
     pair = tl.arange(0, META.pairs).to(META.index)
     mask = token_mask[:, None] & (pair < pairs)[None, :]
-    offset = strided_offset(token, shape, token_strides.angles[0])[:, None] + pair[None, :] * strides.angles[0]
+    offset = strided_offset(token, shape, angle_token_strides[0])[:, None] + pair[None, :] * angle_strides[0]
     cosine = tl.load(cos + offset, mask=mask, other=0).to(META.compute)[:, None, :]
-    offset = strided_offset(token, shape, token_strides.angles[1])[:, None] + pair[None, :] * strides.angles[1]
+    offset = strided_offset(token, shape, angle_token_strides[1])[:, None] + pair[None, :] * angle_strides[1]
     sine = tl.load(sin + offset, mask=mask, other=0).to(META.compute)[:, None, :]
     if META.inverse:
         sine = -sine
     for i in tl.static_range(len(sources)):
         starts = (
-            strided_offset(token, shape, token_strides.sources[i]),
-            strided_offset(token, shape, token_strides.outs[i]),
+            strided_offset(token, shape, source_token_strides[i]),
+            strided_offset(token, shape, out_token_strides[i]),
         )
         _rotate_heads_of(
             *(sources[i], outs[i], heads[i], starts, token_mask, cosine, sine, pairs, rest),
-            *(strides.sources[i], strides.outs[i], META, META.heads[i]),
+            *(source_strides[i], out_strides[i], META, META.heads[i]),
         )
 
 
@@ -161,12 +169,9 @@ def rotate(
     rest = 0 if in_place else size - 2 * pairs
     rotate_heads[(-(-n_tokens // tokens),)](
         *(sources, outs, tuple([each.shape[-2] for each in sources]), cos, sin, tuple(sizes[:-1])),
-        _PerTensor(tuple(over[:n]), tuple(over[n : 2 * n]), tuple(over[2 * n :])),
-        _PerTensor(
-            tuple([each.stride()[-2:] for each in sources]),
-            tuple([each.stride()[-2:] for each in outs]),
-            (cos.stride(-1), sin.stride(-1)),
-        ),
+        *(tuple(over[:n]), tuple(over[n : 2 * n]), tuple(over[2 * n :])),
+        *(tuple([each.stride()[-2:] for each in tensors]) for tensors in (sources, outs)),
+        (cos.stride(-1), sin.stride(-1)),
         *(n_tokens, pairs, rest),
         META=_RotaryMeta(
             index=offset_type(*sources, *outs, cos, sin),

@@ -1,9 +1,8 @@
 """Layer norm and root mean square norm of a sum, x + residual, forward and backward.
 
-With h = x + residual and h' = (h - mean) * rstd, the gradient by h is rstd * (a - mean of a - h' * mean of a h'). There
-a is the output's gradient g times the weight (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root
-mean square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are sums over rows, of g h' and
-of g.
+Let h = x + residual, h' = (h - mean) * rstd, and a the output's gradient g times the weight. The gradient by h is
+rstd * (a - mean(a) - h' * mean(a h')) (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root mean
+square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are sums over rows, of g h' and of g.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def skip_layer_norm(
         residual: the same shape and dtype.
         weight: (N,) of x's dtype or float32, or None.
         bias: the same as weight.
-        eps: what is added to the variance.
+        eps: the addend of the variance.
 
     Returns the normalised sum and the sum, both contiguous, of x's shape and dtype.
 
@@ -64,7 +63,7 @@ def skip_rms_norm(
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides.
         residual: the same shape and dtype.
         weight: (N,) of x's dtype or float32, or None.
-        eps: what is added to the mean of squares; None for the epsilon of the compute dtype, as in
+        eps: the addend of the mean of squares; None for the epsilon of the compute dtype, as in
             torch.nn.functional.rms_norm.
 
     Returns the normalised sum and the sum, both contiguous, of x's shape and dtype.

@@ -1,4 +1,4 @@
-"""How the norm kernels cut rows: into chunks that registers hold, or into chunks of a ring in shared memory."""
+"""The choice of chunks and programs of the norm kernels, for rows in registers or in a ring in shared memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def choose_ring(grads: tuple[torch.Tensor, ...], total: torch.Tensor, parameters
         return None
     if n_rows < programs or sums * chunks * columns > device.registers // 2 or ring < chunks + _LATE // 2:
         return None
-    # Two thirds of the registers hold the sums, and as many chunks of the weight as fit.
+    # Two thirds of the registers hold the sums and chunks of the weight.
     held = (2 * device.registers // 3 - sums * chunks * columns) // columns
     fields = {
         "chunks": chunks,

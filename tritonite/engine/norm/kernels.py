@@ -1,9 +1,8 @@
 """The norm kernels whose rows registers hold, or of which a program takes a slice.
 
-With h = x + residual and h' = (h - mean) * rstd, the gradient by h is rstd * (a - mean of a - h' * mean of a h'). There
-a is the output's gradient g times the weight (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root
-mean square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are sums over rows, of g h' and
-of g.
+Let h = x + residual, h' = (h - mean) * rstd, and a the output's gradient g times the weight. The gradient by h is
+rstd * (a - mean(a) - h' * mean(a h')) (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root mean
+square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are sums over rows, of g h' and of g.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class Pointwise:
     def _typed_iteration(
         self, values: Sequence[Any], outs: Sequence[torch.Tensor]
     ) -> tuple[Iteration, Typed, dict[int, torch.Tensor], tuple[int, ...], bool]:
-        """Return what metadata decides of a call.
+        """Return the parts of a call that metadata decides.
 
         The tuple is: an iteration without its kernel, its types, the operands in memory by position, the result's
         shape, and whether all tensors are contiguous and of that shape.

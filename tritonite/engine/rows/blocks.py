@@ -47,7 +47,7 @@ def with_aligned_loads(space: RowSpace, tensors: Sequence[torch.Tensor], staged:
 
 
 class RowBlocks(NamedTuple):
-    """How a space is cut: a program reads `steps` blocks of `rows` rows by `columns` elements.
+    """The cut of a space: a program reads `steps` blocks of `rows` rows by `columns` elements.
 
     With `splits` above 1, a row has that number of slices; each program stores a state, and a second launch combines
     them. With `programs_per_row` above 1, that number of programs share a cooperative row and wait for each other.
@@ -119,8 +119,8 @@ class RowBlocks(NamedTuple):
 class RowTraits(NamedTuple):
     """The properties of a row operator, other than its space, that decide its blocks.
 
-    Its reduction takes `leaf_operands` operands, the first with elements of `itemsize` bytes, computes in the dtype
-    `compute`, keeps a state of `states` values, and is `staged` if it has stages.
+    Its reduction takes `leaf_operands` operands, the first with elements of `itemsize` bytes. It computes in the dtype
+    `compute` and keeps a state of `states` values. It is `staged` if it has stages.
     """
 
     itemsize: int

@@ -173,14 +173,14 @@ def _by_stages(values, mask, count, column, META: tl.constexpr, SOME: tl.constex
     results = ()
     for s in tl.static_range(len(META.stages)):
         if EXACT and META.stages[s].refining:
-            folded = (results[s - 1],)
+            reduced_values = (results[s - 1],)
         else:
             elements = META.stages[s].leaf(*(values + as_columns(results) + (column,)))
             elements = tl.where(mask, elements, META.stages[s].init).to(META.states[0])
-            folded = fold((elements,), META.stages[s].combine)
+            reduced_values = fold((elements,), META.stages[s].combine)
             if META.stages[s].finish is not None:
-                folded = (META.stages[s].finish(*(folded + results)),)
-        results = results + folded
+                reduced_values = (META.stages[s].finish(*(reduced_values + results)),)
+        results = results + reduced_values
     gathered = META.gather(*(results + (count,)))
     states = ()
     for i in tl.static_range(len(META.states)):
@@ -338,19 +338,19 @@ def _combine_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVICTION: t
     start, steps, n_reduced = span
     COLUMNS: tl.constexpr = META.block[1]
     WHOLE: tl.constexpr = META.whole[1]
-    FOLDED: tl.constexpr = META.leaf_operands
+    LEAF_OPERANDS: tl.constexpr = META.leaf_operands
     reduced = start + tl.arange(0, COLUMNS)
     mask = inside(reduced, n_reduced, WHOLE)
-    values = load(inputs, rows, reduced, mask, META, 0, FOLDED, EVICTION, "")
+    values = load(inputs, rows, reduced, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
     reduced += COLUMNS
     mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
-    coming = load(inputs, rows, reduced, mask, META, 0, FOLDED, EVICTION, "")
+    coming = load(inputs, rows, reduced, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
     states = _states_of_block(values, rows, span, numbers, META, WHOLE)
     for step in range(1, steps - 1):
         values = coming
         reduced += COLUMNS
         mask = inside(reduced, n_reduced, WHOLE)
-        coming = load(inputs, rows, reduced, mask, META, 0, FOLDED, EVICTION, "")
+        coming = load(inputs, rows, reduced, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
         own = (start + step * COLUMNS, steps, n_reduced)
         more = _states_of_block(values, rows, own, numbers, META, True)
         states = combine_states(states, more, META.follow, META)
@@ -394,13 +394,13 @@ def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVIC
     """
     start, steps, n_reduced = span
     COLUMNS: tl.constexpr = META.block[1]
-    FOLDED: tl.constexpr = META.leaf_operands
+    LEAF_OPERANDS: tl.constexpr = META.leaf_operands
     AHEAD: tl.constexpr = META.prefetch
     WHOLE: tl.constexpr = META.whole[1]
     unmasked = (rows[0], inside(rows[0], n_reduced, True), rows[2], rows[3])
     lanes = tl.arange(0, COLUMNS)
     mask = inside(start + lanes, n_reduced, WHOLE)
-    values = load(inputs, rows, start + lanes, mask, META, 0, FOLDED, EVICTION, "")
+    values = load(inputs, rows, start + lanes, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
     whole = steps if WHOLE else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
     if AHEAD:
         reduced = start + COLUMNS + lanes
@@ -416,7 +416,7 @@ def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVIC
             coming = _load_ahead(inputs, rows, later, later_mask, META, EVICTION)
         else:
             all_lanes = inside(begin + lanes, n_reduced, True)
-            values = load(inputs, rows, begin + lanes, all_lanes, META, 0, FOLDED, EVICTION, "")
+            values = load(inputs, rows, begin + lanes, all_lanes, META, 0, LEAF_OPERANDS, EVICTION, "")
         more = _states_of_block(values, unmasked, (begin, 1, n_reduced), numbers, META, True)
         states = combine_states(states, more, META.follow, META)
     if not WHOLE:
@@ -427,7 +427,7 @@ def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVIC
                 values = _loaded_ahead(coming, inputs, META)
             else:
                 mask = begin + lanes < n_reduced
-                values = load(inputs, rows, begin + lanes, mask, META, 0, FOLDED, EVICTION, "")
+                values = load(inputs, rows, begin + lanes, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
             more = _states_of_block(values, unmasked, (begin, 1, n_reduced), numbers, META, False)
             states = combine_states(states, more, META.follow, META)
     return fold(_states_by_row(states, META), META.combine)
