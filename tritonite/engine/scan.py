@@ -1,8 +1,8 @@
 """Scans: the results of a reduction over the elements so far, at every index of one dimension.
 
 A program takes some rows and carries their states from block to block. If rows are too few to fill the device, several
-programs share a row. A reduction then stores the state of each chunk first. Every program starts from the combined states of
-the chunks before its own (Blelloch 1990, "Prefix Sums and Their Applications").
+programs share a row. A reduction then stores the state of each chunk first. Every program starts from the combined
+states of the chunks before its own (Blelloch 1990, "Prefix Sums and Their Applications").
 """
 
 from __future__ import annotations

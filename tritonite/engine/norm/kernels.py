@@ -2,7 +2,8 @@
 
 Let h = x + residual, h' = (h - mean) * rstd, and a the output's gradient g times the weight. The gradient by h is
 rstd * (a - mean(a) - h' * mean(a h')) (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root mean
-square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are sums over rows, of g h' and of g.
+square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are the sums over rows of g h' and
+of g.
 """
 
 from __future__ import annotations
