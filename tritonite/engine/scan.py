@@ -23,6 +23,8 @@ from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.blocks import RowBlocks, cut, invariant, tile_elements
 from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.rows.kernels import (
+    OUT_KEPT,
+    OUT_REDUCED,
     aligned_to,
     combine_states,
     leaves,
@@ -136,7 +138,7 @@ def _scan_block(values, outs, carried, rows, begin, n_scanned, META: tl.constexp
         states = combine_states(before, states, META.follow, META)
     results = project_states(states, (scanned + 1).to(tl.float64)[None, :], (), META, len(outs))
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], rows, scanned, strides[2][i], strides[3][i], META.aligned)
+        pointers = strided_pointers(outs[i], rows, scanned, strides[OUT_KEPT][i], strides[OUT_REDUCED][i], META.aligned)
         tl.store(pointers, results[i].to(outs[i].dtype.element_ty), mask=mask)
     return states
 

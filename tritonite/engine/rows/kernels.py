@@ -19,6 +19,8 @@ from tritonite.language.registers import from_registers, in_own_registers
 from tritonite.runtime.launch import libentry
 
 _KEPT, _REDUCED, _SEGMENTED, _BOTH = (tl.constexpr(kind) for kind in (KEPT, REDUCED, SEGMENTED, BOTH))
+# Indices of `strides`, which are `RowSpace.strides`.
+INPUT_KEPT, INPUT_REDUCED, OUT_KEPT, OUT_REDUCED, ROW_TENSORS, ELEMENT_INDEX = (tl.constexpr(i) for i in range(6))
 
 
 @triton.jit
@@ -91,29 +93,29 @@ def load(
     for i in tl.static_range(BEGIN, END):
         if META.kinds[i] == _KEPT:
             # Two-dimensional pointers would make a thread load its row's value once for each of its elements.
-            offset = strided_offset(kept, shapes[0], strides[0][i])
+            offset = strided_offset(kept, shapes[0], strides[INPUT_KEPT][i])
             value = tl.load(inputs[i] + offset, mask=kept_mask, other=0)[:, None]
         elif META.kinds[i] == _REDUCED and kept.shape[0] >= 16:
-            offset = strided_offset(reduced, shapes[1], strides[1][i])
+            offset = strided_offset(reduced, shapes[1], strides[INPUT_REDUCED][i])
             value = tl.load(inputs[i] + offset, mask=reduced_mask, other=0)[None, :]
         elif META.kinds[i] == _REDUCED:
-            offset = strided_offset(reduced, shapes[1], strides[1][i])[None, :]
-            if META.aligned != 1 and len(strides[1][i]) == 1:
+            offset = strided_offset(reduced, shapes[1], strides[INPUT_REDUCED][i])[None, :]
+            if META.aligned != 1 and len(strides[INPUT_REDUCED][i]) == 1:
                 offset = tl.max_contiguous(offset, [1, max(1, META.aligned)])
             value = tl.load(inputs[i] + offset, mask=reduced_mask[None, :], other=0, cache_modifier=CACHE_MODIFIER)
         elif META.kinds[i] == _SEGMENTED:
-            offset = strided_offset(reduced, shapes[1], strides[1][i], SEGMENT, True)[None, :]
-            offset += strided_offset(kept, shapes[0], strides[0][i])[:, None]
+            offset = strided_offset(reduced, shapes[1], strides[INPUT_REDUCED][i], SEGMENT, True)[None, :]
+            offset += strided_offset(kept, shapes[0], strides[INPUT_KEPT][i])[:, None]
             value = tl.load(inputs[i] + offset, mask=kept_mask[:, None] & reduced_mask[None, :], other=0)
         else:
             pointers = strided_pointers(
-                *(inputs[i], rows, reduced, strides[0][i], strides[1][i]),
+                *(inputs[i], rows, reduced, strides[INPUT_KEPT][i], strides[INPUT_REDUCED][i]),
                 *(META.aligned, META.misaligned, META.kept_alignment, META.odd_strides),
             )
             mask = kept_mask[:, None] & reduced_mask[None, :]
             # An operand with more segments than the first, such as a group norm's weight, is read again, so caches keep
             # it.
-            if len(strides[1][i]) > len(strides[1][0]):
+            if len(strides[INPUT_REDUCED][i]) > len(strides[INPUT_REDUCED][0]):
                 value = tl.load(pointers, mask=mask, other=0)
             else:
                 value = tl.load(pointers, mask=mask, other=0, eviction_policy=EVICTION)
@@ -134,7 +136,7 @@ def as_columns(results):
 def leaves(values, rows, reduced, mask, numbers, META: tl.constexpr):
     """Return the state of each element of a block, the identity where the mask is off."""
     SHAPE: tl.constexpr = META.block
-    shapes, index_strides = rows[2], rows[3][5]
+    shapes, index_strides = rows[2], rows[3][ELEMENT_INDEX]
     if META.leaf is None:
         states = values
     elif len(index_strides) > 0:
@@ -389,27 +391,27 @@ def _loaded_ahead(ahead, inputs, META: tl.constexpr):
 def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVICTION: tl.constexpr):
     """Return the state of each row of a column reduction. Lanes are combined without barriers.
 
-    Whole blocks are loaded without a mask, because results of missing rows are not stored. With META.prefetch the next
+    Whole blocks are combined without a mask, because states of missing rows are not stored. With META.prefetch the next
     block is loaded before the present one is combined: the assembler keeps only two scalar loads in flight otherwise.
     """
     start, steps, n_reduced = span
     COLUMNS: tl.constexpr = META.block[1]
     LEAF_OPERANDS: tl.constexpr = META.leaf_operands
-    AHEAD: tl.constexpr = META.prefetch
+    PREFETCH: tl.constexpr = META.prefetch
     WHOLE: tl.constexpr = META.whole[1]
     unmasked = (rows[0], inside(rows[0], n_reduced, True), rows[2], rows[3])
     lanes = tl.arange(0, COLUMNS)
     mask = inside(start + lanes, n_reduced, WHOLE)
     values = load(inputs, rows, start + lanes, mask, META, 0, LEAF_OPERANDS, EVICTION, "")
     whole = steps if WHOLE else tl.maximum(1, tl.minimum(steps, (n_reduced - start) // COLUMNS))
-    if AHEAD:
+    if PREFETCH:
         reduced = start + COLUMNS + lanes
         coming_mask = inside(reduced, n_reduced, WHOLE) & (steps > 1)
         coming = _load_ahead(inputs, rows, reduced, coming_mask, META, EVICTION)
     states = _states_of_block(values, unmasked, span, numbers, META, WHOLE)
     for step in range(1, whole):
         begin = start + step * COLUMNS
-        if AHEAD:
+        if PREFETCH:
             values = _loaded_ahead(coming, inputs, META)
             later = begin + lanes + COLUMNS
             later_mask = inside(later, n_reduced, WHOLE) & (step + 1 < steps)
@@ -423,7 +425,7 @@ def _combine_column_blocks(inputs, rows, span, numbers, META: tl.constexpr, EVIC
         # At most one block.
         for step in range(whole, steps):
             begin = start + step * COLUMNS
-            if AHEAD:
+            if PREFETCH:
                 values = _loaded_ahead(coming, inputs, META)
             else:
                 mask = begin + lanes < n_reduced
@@ -464,7 +466,7 @@ def _edges(row, n_reduced, shapes, strides, META: tl.constexpr):
     Indices are relative to the first whole vector: negative before it.
     """
     VECTOR_WIDTH: tl.constexpr = META.aligned
-    offset = strided_offset(row, shapes[0], strides[0][0])
+    offset = strided_offset(row, shapes[0], strides[INPUT_KEPT][0])
     before = (VECTOR_WIDTH - offset % VECTOR_WIDTH) % VECTOR_WIDTH
     length = (n_reduced - before) // VECTOR_WIDTH * VECTOR_WIDTH
     index = tl.arange(0, 2 * VECTOR_WIDTH) - VECTOR_WIDTH
@@ -544,11 +546,11 @@ def _write_reduced(states, outs, rows, n_kept, count, given, META: tl.constexpr)
     else:
         numbers = _in_float64(given[0], given[1], META.numbers)
         # The projection of an extremum's index computes nothing that is worth the exchange.
-        if META.block[0] > 1 and len(strides[5]) == 0 and not META.row_per_thread:
+        if META.block[0] > 1 and len(strides[ELEMENT_INDEX]) == 0 and not META.row_per_thread:
             states = _in_a_thread_each(states, META.block[0])
         results = project_states(states, tl.full((), count, tl.float64), numbers, META, len(outs))
         for i in tl.static_range(len(outs)):
-            offset = strided_offset(kept, shapes[0], strides[4][i])
+            offset = strided_offset(kept, shapes[0], strides[ROW_TENSORS][i])
             result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (META.block[0],))
             tl.store(outs[i] + offset, result, mask=kept_mask)
 
@@ -600,7 +602,7 @@ def _apply(values, results, numbers, outs, rows, reduced, reduced_mask, META: tl
         found = (found,)
     for i in tl.static_range(len(outs)):
         pointers = strided_pointers(
-            *(outs[i], rows, reduced, strides[2][i], strides[3][i]),
+            *(outs[i], rows, reduced, strides[OUT_KEPT][i], strides[OUT_REDUCED][i]),
             *(META.aligned, META.misaligned, META.kept_alignment, META.odd_strides),
         )
         value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), META.block)
@@ -631,7 +633,7 @@ def _write_results(results, written, rows, mask, META: tl.constexpr):
     """Store the rows' results that META.written numbers."""
     kept, _, shapes, strides = rows
     for i in tl.static_range(len(written)):
-        offset = strided_offset(kept, shapes[0], strides[4][i])
+        offset = strided_offset(kept, shapes[0], strides[ROW_TENSORS][i])
         tl.store(written[i] + offset, results[META.written[i]].to(written[i].dtype.element_ty), mask=mask)
 
 
@@ -700,7 +702,7 @@ def transform_rows(
         results = ()
         if len(given) > 0:
             for i in tl.static_range(len(given)):
-                offset = strided_offset(kept, shapes[0], strides[4][len(written) + i])
+                offset = strided_offset(kept, shapes[0], strides[ROW_TENSORS][len(written) + i])
                 results = results + (tl.load(given[i] + offset, mask=kept_mask, other=0),)
         else:
             states = reduce_blocks(inputs, rows, span, leaf_numbers, META, "evict_last")
