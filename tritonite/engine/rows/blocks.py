@@ -151,9 +151,9 @@ def _elements_per_program(space: RowSpace, most: int) -> int:
 def _row_per_warp(space: RowSpace) -> RowBlocks | None:
     """Return blocks of one row per warp for rows longer than a warp's vector load, up to 16 elements a thread, or None.
 
-    Several warps would exchange their states at barriers. A warp has rows of 16 elements a thread in all, or four rows
-    of up to 32 elements. If programs of one warp would not fill the device they have several. If these still would not,
-    they have fewer rows.
+    Several warps would exchange their states at barriers. A program of one warp has rows with 16 elements a thread in
+    total, or up to four rows with 32. If such programs would not fill the device they have more warps. If these still
+    would not, they have fewer rows.
     """
     columns, enough = power_of_2(space.n_reduced), devices.current.programs
     if not _WARP * space.vector_width < columns <= 16 * _WARP:
@@ -260,11 +260,12 @@ def for_reduction(space: RowSpace, states: int) -> RowBlocks:
 
 
 def _row_per_thread(space: RowSpace, held_bytes: int = 0) -> RowBlocks | None:
-    """Return blocks of a column reduction with each short row in one thread, or None. No data passes between threads.
+    """Return blocks of a column reduction with each short row in one thread, or None.
 
-    A thread loads 16 bytes at a time, elements of several rows. It has up to 32 elements, or 16 if it prefetches. Rows
-    that are held until they are written have at most `held_bytes`. If programs would not fill the device, a thread has
-    fewer rows, and rows of more than four elements have other blocks.
+    No data passes between threads. A thread loads 16 bytes at a time, elements of several rows. It has up to 32
+    elements of them in one block, or else blocks of 16. Rows that are held until they are written have at most
+    `held_bytes`. If programs would not fill the device, a thread has fewer rows, and rows of more than four elements
+    have other blocks.
     """
     length, enough = space.n_reduced, devices.current.programs // 2
     columns, each = power_of_2(length), 16 // space.itemsize
