@@ -204,7 +204,7 @@ def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.dev
         elif found != own:
             raise Decline(f"tensors on {found} and {own}")
     if found is None:
-        raise Decline("no tensor on the device")
+        raise Decline(f"no tensor on a device of type {kind}")
     return found, scalars
 
 

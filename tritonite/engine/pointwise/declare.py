@@ -269,7 +269,7 @@ class Pointwise:
         gathered = [value.tensor for value in values if type(value) is Gathered]
         iteration.device, scalars = common_device((*tensors, *gathered), outs)
         if scalars and (not self._cpu_numbers or len(scalars) > 1 or len(scalars) == len(tensors)):
-            raise Decline("a tensor on the CPU")
+            raise Decline(f"{len(scalars)} of {len(tensors)} tensors on the CPU")
         kinds: list[Kind] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):

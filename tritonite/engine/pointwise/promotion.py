@@ -85,8 +85,9 @@ def promoted(
             raise Decline(f"number of type {kind.__name__}")
     if formula.one_dtype:
         typed = zip(kinds, formula.parameters.values(), strict=True)
-        if len({kind.dtype for kind, role in typed if isinstance(kind, TensorKind) and role != "own"}) > 1:
-            raise Decline("tensors of several dtypes")
+        found = {kind.dtype for kind, role in typed if isinstance(kind, TensorKind) and role != "own"}
+        if len(found) > 1:
+            raise Decline(f"tensors of dtypes {', '.join(sorted(map(str, found)))}")
     commons = []
     for j, (positions, _) in enumerate(formula.methods):
         if not positions:
