@@ -16,8 +16,8 @@ from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm import select
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
-from tritonite.engine.rows.blocks import Traits
-from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.blocks import RowTraits
+from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS as ROWS_OF
 from tritonite.engine.rows.table import Invariant
 from tritonite.runtime import contract
@@ -168,18 +168,18 @@ def spaces(length, counts):
     """Rows of a length that lie one after the other, and those that stand upright, as many as each count."""
     for count in counts:
         for x, dim in ((torch.empty(count, length, device="meta"), 1), (torch.empty(length, count, device="meta"), 0)):
-            yield Space.of((x,), (dim,), (x,), (), False)
+            yield RowSpace.of((x,), (dim,), (x,), (), False)
 
 
 @pytest.mark.parametrize("length", [1, 64, 1000, 1024, 1025, 4096, 65_536, 128_256, 2**24])
 def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
-    traits = Traits(4, True, 1, torch.float32)
+    traits = RowTraits(4, True, 1, torch.float32)
     with contract.under(contract.Settings(False, True)):
         found = set()
         for space in spaces(length, EVERY):
             of_reduction, of_transform = blocks.for_reduction(space, 1), blocks.for_transform(space, traits)
             for each in (of_reduction, of_transform, scan._blocks(space, space.inner)):
-                assert each.programs * each.rows >= space.n_kept and each.sharing == 1
+                assert each.programs * each.rows >= space.n_kept and each.programs_per_row == 1
                 assert each.steps * each.splits * each.columns >= length
                 found.add((each.columns, each.steps, each.splits))
             states = space._replace(n_reduced=of_reduction.splits, reduced=(((space.n_kept,),), ()))

@@ -41,11 +41,11 @@ from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
 from tritonite.engine.gemm.kernels.portable import multiply_persistent
 from tritonite.engine.gemm.product import product
+from tritonite.engine.norm.ring import norm_backward_by_ring
 from tritonite.engine.pointwise import declare as pointwise
 from tritonite.engine.searching import search
 from tritonite.engine.sorting import dense, select
 from tritonite.errors import Decline, did_you_mean
-from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.install import library
 from tritonite.runtime import contract
 from tritonite.runtime.launch import Specialization
