@@ -701,8 +701,8 @@ _SORTING = [
         "equal elements are sorted from the last to the first",
         "sorting",
         "engine/sorting/block.py",
-        "    place = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
-        "    place = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
+        "    index = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
+        "    index = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
         "    if KEYS.bits == 64:",
         ("sort",),
     ),
@@ -710,10 +710,10 @@ _SORTING = [
         "equal elements are sorted in no order",
         "sorting",
         "engine/sorting/block.py",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | place, _LAST))\n"
-        "        key, place = packed >> 32, packed & 0xFFFFFFFF",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (place ^ 1), _LAST))\n"
-        "        key, place = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | index, _LAST))\n"
+        "        key, index = packed >> 32, packed & 0xFFFFFFFF",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (index ^ 1), _LAST))\n"
+        "        key, index = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
         ("sort",),
     ),
     Mutant(

@@ -58,7 +58,7 @@ def _unique(self, inverse, counts):
         if dense is None:
             sort_into(x, 0, False, ordered, order)
         else:
-            sort_long_rows(x, 0, Keys.of(x.dtype), ordered, order, unless=dense.flag)
+            sort_long_rows(x, 0, Keys.of(x.dtype), ordered, order, skip_flag=dense.flag)
         write_runs(out, ordered, order, None if dense is None else dense.flag)
     return _results(self, out)
 
