@@ -750,11 +750,11 @@ _SEARCHING = [
         "        stops = bound > value if RIGHT else bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         "        stops = bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         ("searchsorted", "bucketize"),
     ),
     Mutant(

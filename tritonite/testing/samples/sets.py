@@ -33,7 +33,7 @@ def _numbers(arguments: dict[str, Any]) -> dict[str, Any]:
 facts.may_decline(
     ("unique_dim*", "unique_consecutive"),
     ("*",),
-    "slices between others*",
+    "slices along dimension*",
     "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
     device="cuda",
 )

@@ -153,7 +153,7 @@ def _are_places(x: torch.Tensor, dim: int) -> bool:
 facts.may_decline(
     ("median", "nanmedian", "median.out", "nanmedian.out"),
     ("empty",),
-    "no integers, whose median nan would be",
+    "the median of no integers, which would be nan",
     "no rule says what integer becomes of ATen's nan",
     dtypes=dtypes.INTS,
 )
