@@ -98,8 +98,8 @@ def _bags_of(offsets, n):
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [2, 3], [9, 3], [0, 9], [0, 9, 2], [0, -5, 2], [0, -(2**40), 2**40]])
 def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monkeypatch):
     """What a GPU does, by kernels that ask nothing of the offsets. What is behind the indices is no row."""
-    facts = bags._facts
-    monkeypatch.setattr(bags, "_facts", lambda *a, **k: dataclasses.replace(facts(*a, **k), checks=False))
+    meta = bags._meta
+    monkeypatch.setattr(bags, "_meta", lambda *a, **k: dataclasses.replace(meta(*a, **k), checks=False))
     weight = torch.randn(6, 3, device=device)
     indices = torch.tensor([-7, -7, -7, -7, 1, 2, -1, 5, -7, -7, -7, -7], device=device)[4:8]
     out, sizes = torch.empty(len(offsets), 3, device=device), torch.empty(len(offsets), dtype=int, device=device)

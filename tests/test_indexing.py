@@ -24,7 +24,7 @@ LESS = 1 if FULL else 4
 def small_sorts(monkeypatch):
     """Blocks so small that a few hundred rows take two rounds of merging."""
     monkeypatch.setattr(segments, "_SORTED", 128 // LESS)
-    monkeypatch.setattr(segments, "_PLACED", 64 // LESS)
+    monkeypatch.setattr(segments, "_MERGED", 64 // LESS)
     monkeypatch.setattr(segments, "_RUNS", 2)
 
 
@@ -94,7 +94,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
 def test_columns_come_from_parts_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
     monkeypatch.setattr(read, "_HELD_BYTES", 2048)
-    monkeypatch.setattr(read, "_read_from_parts", noting := _Noting(read._read_from_parts))
+    monkeypatch.setattr(read, "_read_from_slices", noting := _Noting(read._read_from_slices))
     x = torch.randint(0, 100, (5, width + 24), device=device).to(dtype)[:, :width]
     for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, width + 3)):
         index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
@@ -113,7 +113,7 @@ def test_columns_out_of_range_stop_a_program_with_rows_in_shared_memory(device, 
 
 @pytest.mark.parametrize("n", [0, 1, 4096, 4097, 9000])
 def test_one_block_needs_no_counts_added_up(n, device, path, monkeypatch):
-    monkeypatch.setattr(compact, "_add_up", noting := _Noting(compact._add_up))
+    monkeypatch.setattr(compact, "_scan_counts", noting := _Noting(compact._scan_counts))
     x = torch.randn(n, device=device) > 0.5
     for _ in range(2):
         with tritonite.use_gems(include=["nonzero", "masked_select"]):

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import fill_zero, move
 from tritonite.language.math import true_divide

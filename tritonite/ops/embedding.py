@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import ALL, BITS, FLOATS, TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import IN_RANGE, Index, row_major
+from tritonite.engine.indexing.indices import IN_RANGE, Index, row_major
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.movement import strides_like

@@ -4,8 +4,8 @@ import torch
 
 from tritonite import devices
 from tritonite.dtypes import FLOATS, INTS
-from tritonite.engine.indexing.bags import add_to_largest, combine_bags, weigh
-from tritonite.engine.indexing.places import IN_RANGE, Index
+from tritonite.engine.indexing.bags import add_to_maxima, combine_bags, factor_gradients
+from tritonite.engine.indexing.indices import IN_RANGE, Index
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.movement import fill_zero, move
 from tritonite.engine.outputs import outputs
@@ -148,7 +148,7 @@ def embedding_bag_dense_backward(
         if maximum_indices.shape != grad.shape:
             raise Decline("other places of the largest elements than gradients")
         sizes = bag_size if _ON_CPU else None
-        result = add_to_largest(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
+        result = add_to_maxima(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
     else:
         if offset2bag.shape != indices.shape or (per_sample_weights is not None and per_sample_weights.stride(0) != 1):
             raise Decline("bags that are not told, or weights of samples that are not contiguous")
@@ -188,7 +188,7 @@ def embedding_bag_per_sample_weights_backward(
     direct = outs[0].is_contiguous()
     out = outs[0] if direct else empty(indices.shape, grad.dtype, grad.device)
     if len(indices):
-        weigh(out, grad, weight, indices, offset2bag, padding_idx)
+        factor_gradients(out, grad, weight, indices, offset2bag, padding_idx)
     if not direct:
         move(out, outs[0])
     return outs

@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
-from tritonite.engine.indexing.places import (
+from tritonite.engine.indexing.indices import (
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,
     Index,

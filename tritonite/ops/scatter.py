@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
-from tritonite.engine.indexing.places import (
+from tritonite.engine.indexing.indices import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,

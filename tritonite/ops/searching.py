@@ -3,7 +3,7 @@
 import torch
 
 from tritonite.dtypes import NUMBERS, common_dtype, opmath
-from tritonite.engine.indexing.places import row_major
+from tritonite.engine.indexing.indices import row_major
 from tritonite.engine.movement import fill
 from tritonite.engine.outputs import outputs
 from tritonite.engine.searching.membership import FEW, TABLES, among_all, among_few, among_many

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.searching.search import block_size
 from tritonite.language.order import wait_for_previous_launch

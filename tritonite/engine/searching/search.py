@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.places import strided_offset
