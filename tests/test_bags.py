@@ -133,8 +133,8 @@ def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
 @pytest.mark.parametrize("bounds", [[0, 3, 1, 4], [2, 9], [0, 9, 4], [-3, 2], [3, 1]])
 def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, monkeypatch):
     """What a GPU does: segments are cut to the data, and one that ends before it begins is empty."""
-    facts = segmented._Facts
-    monkeypatch.setattr(segmented, "_Facts", lambda *a, **k: facts(*a, **k | {"checks": False}))
+    meta = segmented._SegmentMeta
+    monkeypatch.setattr(segmented, "_SegmentMeta", lambda *a, **k: meta(*a, **k | {"checks": False}))
     memory = torch.full((12, 2), float("nan"), device=device)
     data = memory[4:8].copy_(torch.rand(4, 2, device=device) + 0.5)
     given = torch.tensor(bounds, device=device)

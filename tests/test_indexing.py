@@ -569,9 +569,9 @@ def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(out, expected)
     for rows in (weight, weight.t().contiguous().t()):
-        with pytest.raises(Decline, match="rows that are apart"):
+        with pytest.raises(Decline, match="rows that are not contiguous"):
             ops["embedding_renorm_"](rows, indices, 1.5, 2.0)
-    with pytest.raises(Decline, match="rows that are apart"):
+    with pytest.raises(Decline, match="rows that are not contiguous"):
         ops["embedding_renorm"](weight.t().contiguous().t(), indices, 1.5, 2.0)
 
 

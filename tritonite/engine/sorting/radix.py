@@ -330,8 +330,8 @@ def _sort_by_digit(
         valid = tl.minimum(n - begin, THREADS * EACH)
         own_row = row.to(tl.int64) * n
         # A pass reads the buffer that the pass before it has written.
-        read = buffer_stride - written
-        source = tl.where(first, x + strided_offset(row, shape, strides[0]), value_buffers + own_row + read)
+        source = value_buffers + own_row + (buffer_stride - written)
+        source = tl.where(first, x + strided_offset(row, shape, strides[0]), source)
         step = tl.where(first, steps[0], 1)
         value = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
         buffer = _own_room(value)
@@ -342,7 +342,7 @@ def _sort_by_digit(
         # Payloads are loaded only now, in registers that values had, so that more programs are resident.
         payload = ()
         if len(indices) > 0:
-            source = payload_buffers + own_row + read
+            source = payload_buffers + own_row + (buffer_stride - written)
             if len(given) > 0:
                 source = tl.where(first, given[0] + strided_offset(row, shape, strides[3]), source)
                 step = tl.where(first, steps[3], 1)
