@@ -330,8 +330,9 @@ def _sort_by_digit(
         valid = tl.minimum(n - begin, THREADS * EACH)
         own_row = row.to(tl.int64) * n
         # A pass reads the buffer that the pass before it has written.
-        source = value_buffers + own_row + (buffer_stride - written)
-        source = tl.where(first, x + strided_offset(row, shape, strides[0]), source)
+        source = tl.where(
+            first, x + strided_offset(row, shape, strides[0]), value_buffers + own_row + (buffer_stride - written)
+        )
         step = tl.where(first, steps[0], 1)
         value = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
         buffer = _own_room(value)
