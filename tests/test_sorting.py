@@ -303,7 +303,7 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatc
 
 def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
     own = radix.SORTING[devices.current.kind]
-    slow = Slower(one_long_row=True, taken=10, wide_ranks=True, sets=True)
+    slow = Slower(one_long_row=True, top_k=10, wide_ranks=True, sets=True)
     monkeypatch.setitem(radix.SORTING, devices.current.kind, own._replace(slower=slow))
     monkeypatch.setattr(radix, "_HELD", 400)
     monkeypatch.setattr(topk, "_HELD", 1024)

@@ -78,8 +78,8 @@ def _unpad(
 ):
     """Write a block of rows of jagged sequences; rows of no sequence, or beyond the padded length, are 0.
 
-    A row's sequence is found by ATen's bisection of the first `n_searched` offsets after 0, step by step, because its
-    result depends on the steps if offsets are not in order.
+    A row's sequence is found by bisection of the first `n_searched` offsets after 0. The steps are ATen's, since the
+    result depends on them if offsets are not in order.
     """
     wait_for_previous_launch()
     blocks = tl.cdiv(n_columns, COLUMNS)

@@ -49,7 +49,7 @@ _SHUFFLED = 1024
 
 
 class Distribution(NamedTuple):
-    """How random numbers become results.
+    """A sampler of random numbers, and the transform of its values to results.
 
     `narrow` samples four values a draw, `wide` two, which float64 uses.
     `transform(value, inputs, first, second, low, span, DTYPE)` returns the results of a value as a tuple. `inputs` are
@@ -63,7 +63,7 @@ class Distribution(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How ATen distributes elements over `threads`.
+    """ATen's distribution of elements over `threads`.
 
     `vector` is the number of contiguous elements of a thread's vector, or 0 if a thread has single elements at a
     stride of `threads`. `advance` is the offset by which the call advances the generator.

@@ -81,7 +81,7 @@ def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
     keys, n = Keys.of(self.dtype, descending=largest), x.shape[dim]
     way = route(n, keys)
     few = way == "long" and _MANY_OF_LONG < k <= n // 2 and sorts_few(k, keys)
-    decline_if_slower(way == "long" and not few and k > slower(devices.current.kind).taken)
+    decline_if_slower(way == "long" and not few and k > slower(devices.current.kind).top_k)
     if few:
         write_few_smallest(x, dim, k, keys, values, indices)
     elif selection.serves(n, k, keys) and not (way == "held" and k > _MANY):

@@ -2,7 +2,7 @@
 
 A program computes a block of columns of one bag. It loads several rows of the bag at a time, in the bag's order.
 
-Kernels do not trust offsets. On a CPU, where ATen checks some offsets and reads out of bounds for others, a call is
+Kernels do not trust offsets. On a CPU ATen checks some offsets and reads out of bounds for others; here a call is
 declined if its offsets do not split the indices into bags. On a GPU the first bag starts with the first index and the
 last one ends with the last index, as in ATen's kernel. Other bags are clamped to the indices; a bag whose end precedes
 its start is empty. Gradients ignore bags and rows out of range.
@@ -182,8 +182,8 @@ def combine_bags(
 ) -> None:
     """Combine the rows of `weight` in each bag by `mode`, and write the results to `out`.
 
-    Optional outputs: `bags` gets the bag of each index, `sizes` the number of rows of each bag without padding, and
-    `maximum_rows` the row of each maximum (`empty` for an empty bag). `factors` are weights of the indices, and
+    Optional outputs: `bags` gets the bag of each index. `sizes` gets the number of rows of each bag, without padding.
+    `maximum_rows` gets the row of each maximum, or `empty` for an empty bag. `factors` are weights of the indices, and
     `padding` is the index to leave out. `last` says that the last offset is the end of the last bag.
     """
     meta = _meta(

@@ -88,8 +88,8 @@ def linear_index(tensor: torch.Tensor, strides: Sequence[int], indexed: torch.Te
 class IndexedMeta:
     """Compile-time facts of kernels over indexed elements.
 
-    `block` is (rows, columns) of a program. `by_column` says that an index depends on the column, `by_column_only` that
-    indices depend on nothing else, so that a program loads them once for all of its rows. `aligned` divides the number
+    `block` is (rows, columns) of a program. `by_column` says that an index depends on the column. `by_column_only` says
+    that indices depend on nothing else; a program loads them once for all of its rows. `aligned` divides the number
     of columns and the offsets of rows, in elements, except offsets by indices of columns. `index` is the integer type
     of offsets. `wraps` says that negative indices count from the end, and `message` is the text of the range assertion.
     `held` is the number of integers of an indexed row that a program has in shared memory, 0 for none.

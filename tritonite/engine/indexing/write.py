@@ -209,9 +209,9 @@ def _accumulates_wide(
 ) -> bool:
     """Return whether a sum or product of 16-bit floats is accumulated in a float32 copy of the target.
 
-    An element must be able to get several updates: some dimension of the space is addressed by indices only. On a GPU,
-    where ATen adds 16-bit floats without a copy, the target must also be small or have at most as many elements as
-    there are updates, so that the copy costs no more than these.
+    An element must be able to get several updates: some dimension of the space is addressed by indices only. On a GPU
+    ATen adds 16-bit floats without a copy. There the target must also be small, or have no more elements than there are
+    updates, so that the copy costs no more than these.
     """
     if operation not in (ADD, MULTIPLY) or opmath(target.dtype) is target.dtype:
         return False

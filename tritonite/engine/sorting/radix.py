@@ -6,8 +6,8 @@ warp's elements of a digit start. The program then permutes the elements through
 one program's registers is sorted by one such permutation a digit (`sort_held_rows`).
 
 A longer row is sorted by several programs (`sort_long_rows`), after Onesweep (Adinets and Merrill 2022). One launch
-counts all digits of the row. Then each digit has a launch, in which a program sorts a block by the digit and gets the
-counts of earlier blocks by look-back (`lookback.py`) while those still run. A digit that all elements of a row share
+counts all digits of the row. Then each digit has a launch, in which a program sorts a block by the digit. It gets the
+counts of earlier blocks, which may still run, by look-back (`lookback.py`). A digit that all elements of a row share
 needs no pass: `_plan_passes` finds such digits on the device and tells each pass between which buffers it moves a row.
 """
 

@@ -9,13 +9,13 @@ class Slower(NamedTuple):
     """Calls that ATen serves faster, measured on one device of a kind and assumed for the others of that kind.
 
     `one_long_row`: sorting a single row that takes several programs.
-    `taken`: top-k of rows that take several programs, for k above this, unless one program sorts the selected elements.
+    `top_k`: top-k of rows that take several programs, for k above this, unless one program sorts the selected elements.
     `wide_ranks`: selecting an element by rank from rows that one program holds, with 64-bit keys.
     `sets`: unique_consecutive, and unique by sorting, except with inverse or counts of elements below 64 bits.
     """
 
     one_long_row: bool = False
-    taken: int = 2**31
+    top_k: int = 2**31
     wide_ranks: bool = False
     sets: bool = False
 
@@ -40,7 +40,7 @@ class Sorting(NamedTuple):
 _NVIDIA = Sorting(network=128, registers=128, registers_alone=80)
 
 SORTING: dict[str, Sorting] = {
-    "nvidia": _NVIDIA._replace(slower=Slower(taken=1024, sets=True)),
+    "nvidia": _NVIDIA._replace(slower=Slower(top_k=1024, sets=True)),
     "none": _NVIDIA,
     "interpreter": _NVIDIA,
     # One program's radix sort needs NVIDIA's assembly, so the network sorts longer rows, too.

@@ -1,7 +1,7 @@
 """Elements of a block by thread: a tuple of EACH vectors, whose lane t is an element of thread t.
 
 Kernels that rank elements with warp instructions have to know which thread holds which element. Triton gives lane t of
-a vector of THREADS elements to thread t, so that a tuple of such vectors is a layout that Triton does not change.
+a vector of THREADS elements to thread t. So a tuple of such vectors is a layout that Triton does not change.
 """
 
 from __future__ import annotations
