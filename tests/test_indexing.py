@@ -222,7 +222,7 @@ def test_a_source_too_small_for_its_mask_raises_as_atens(device):
 @pytest.mark.parametrize("name", ["scatter_add", "scatter"])
 def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device):
     x, index, source = torch.tensor(-1, device=device), torch.tensor(0, device=device), torch.zeros(0, device=device)
-    with pytest.raises(tritonite.errors.Decline, match="longer than the source"):
+    with pytest.raises(tritonite.errors.Decline, match="larger than a source"):
         tritonite.overloads()[f"{name}.src" if name == "scatter" else name](x, 0, index, source.long())
 
 
@@ -497,7 +497,7 @@ def test_places_of_no_elements_are_atens(device):
         (indexing.index_select, (x, 1, index)),
         (indexing.index, (x, [None, index])),
     ):
-        with pytest.raises(Decline, match=r"no elements|another dtype or size"):
+        with pytest.raises(Decline, match=r"without elements|size 0|a source of"):
             host(*arguments)
 
 

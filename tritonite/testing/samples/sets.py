@@ -40,7 +40,7 @@ facts.may_decline(
 facts.may_decline(
     ("_unique", "_unique2"),
     ("*",),
-    "bools, of which*",
+    "bools without both*",
     "ATen's kernel for them gives no tensor for an inverse that is not asked for, and counts that are not",
     dtypes=(torch.bool,),
     device="cuda",
