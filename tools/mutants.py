@@ -639,8 +639,8 @@ _INDEXING = [
         "negative indices do not count from the end",
         "indexing",
         "engine/indexing/read.py",
-        "        place = tl.where(place < 0, place + counted[0], place)",
-        "        place = tl.where(place < 0, -place - 1, place)",
+        "        value = tl.where(value < 0, value + index_range[0], value)",
+        "        value = tl.where(value < 0, -value - 1, value)",
         ("index", "take"),
     ),
     Mutant(
@@ -663,8 +663,8 @@ _INDEXING = [
         "the mean of a bag counts padding",
         "indexing",
         "engine/indexing/bags.py",
-        "        total = total / tl.maximum(size, 1).to(FACTS.compute)",
-        "        total = total / tl.maximum(end - begin, 1).to(FACTS.compute)",
+        "        total = total / tl.maximum(size, 1).to(META.compute)",
+        "        total = total / tl.maximum(end - begin, 1).to(META.compute)",
         ("_embedding_bag",),
         "tests/test_indexing.py -k bags_of_many_rows",
     ),
@@ -683,8 +683,8 @@ _SCATTER = [
         "accumulated values replace what is there",
         "scatter",
         "engine/indexing/segments.py",
-        "        total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
-        "        total = total + 0 * tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
+        "        total = total + tl.load(target + offset, mask=mask, other=0).to(META.compute)",
+        "        total = total + 0 * tl.load(target + offset, mask=mask, other=0).to(META.compute)",
         ("index_put",),
     ),
     Mutant(
@@ -702,8 +702,8 @@ _SORTING = [
         "equal elements are sorted from the last to the first",
         "sorting",
         "engine/sorting/block.py",
-        "    place = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
-        "    place = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
+        "    index = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
+        "    index = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
         "    if KEYS.bits == 64:",
         ("sort",),
     ),
@@ -711,10 +711,10 @@ _SORTING = [
         "equal elements are sorted in no order",
         "sorting",
         "engine/sorting/block.py",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | place, _LAST))\n"
-        "        key, place = packed >> 32, packed & 0xFFFFFFFF",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (place ^ 1), _LAST))\n"
-        "        key, place = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | index, _LAST))\n"
+        "        key, index = packed >> 32, packed & 0xFFFFFFFF",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (index ^ 1), _LAST))\n"
+        "        key, index = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
         ("sort",),
     ),
     Mutant(
@@ -751,11 +751,11 @@ _SEARCHING = [
         "        stops = bound > value if RIGHT else bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         "        stops = bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         ("searchsorted", "bucketize"),
     ),
     Mutant(

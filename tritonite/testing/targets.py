@@ -67,7 +67,7 @@ _ROOM = "shared memory's room"
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
 # Kernels in NVIDIA's assembly, unless a device has none.
 _IN_ASSEMBLY = (
-    dense._mark.jit,
+    dense._set_bits.jit,
     dense._look_up.jit,
     dense._write_set.jit,
     histogram._count.jit,
