@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import SINGLE_FLOATS
-from tritonite.engine.attention.decode import Paged, attend_to_pages
+from tritonite.engine.attention.paged import Paged, attend_to_pages
 from tritonite.engine.iteration import INT32_LIMIT, common_device, never_overlaps_itself, power_of_2
 from tritonite.errors import Decline
 from tritonite.fused.check import check_device, check_shape

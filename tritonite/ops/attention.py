@@ -140,7 +140,7 @@ def _attended(problem, backend, out, logsumexp, empty_rows):
         _decline_if_slower(problem, backend, "decoding", *gradient)
         decode(problem, out, logsumexp, empty_rows)
         return None
-    _decline_if_slower(problem, backend, "warp specialised" if hopper.takes(problem, out) else "forward", *gradient)
+    _decline_if_slower(problem, backend, "warp specialised" if hopper.serves(problem, out) else "forward", *gradient)
     return attention(problem, out, logsumexp, empty_rows)
 
 
@@ -148,7 +148,7 @@ def _backward_kernels(problem, grad_out, grads, grad_bias=None):
     """Which kernels a backward pass is done by."""
     if grad_bias is not None:
         return "backward of a bias"
-    return "warp specialised backward" if hopper_backward.takes(problem, grad_out, grads) else "backward"
+    return "warp specialised backward" if hopper_backward.serves(problem, grad_out, grads) else "backward"
 
 
 def _check_results(problem, grad_out, out, logsumexp):
