@@ -534,8 +534,8 @@ def combine_splits(
     all_lengths = Lengths(sequences, tokens, queries, keys, diagonal)
     first, count, _, length, diagonal = _sequence_rows(sequence, starts, lengths, key_starts, all_lengths)
     block = ((token - first) * RATIO + head % RATIO) // META.block_m
-    _, base, split_keys, end = _split_keys(block, count, length, diagonal, window, splits, least_keys, META)
-    n_splits = tl.cdiv(tl.maximum(end - base, 0), split_keys)
+    _, first_key, split_keys, end = _split_keys(block, count, length, diagonal, window, splits, least_keys, META)
+    n_splits = tl.cdiv(tl.maximum(end - first_key, 0), split_keys)
     # Before the loop, as in attend_to_splits.
     batch, own_token = sequence.to(tl.int64), token.to(tl.int64)
     if starts is None:

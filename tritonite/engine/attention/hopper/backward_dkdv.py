@@ -247,9 +247,9 @@ def _consume(results, buffers, barriers, sizes, scale, META: gl.constexpr, WHICH
     step = 0
     for _member in range(1 if META.split else META.ratio):
         for i in range(0, masked):
-            start = query_block_start(i, first, count, sizes.queries, BLOCK_M)
+            number, start = step + i, query_block_start(i, first, count, sizes.queries, BLOCK_M)
             dk, dv = _add_query_block(
-                (dk, dv), own, buffers, barriers, factor, step + i, start, sizes.queries, True, META
+                (dk, dv), own, buffers, barriers, factor, number, start, sizes.queries, True, META
             )
         for i in range(masked, count):
             dk, dv = _add_query_block((dk, dv), own, buffers, barriers, factor, step + i, 0, sizes.queries, False, META)
@@ -343,8 +343,8 @@ def _consume_dv(grad_value, buffers, barriers, sizes, scale, META: gl.constexpr)
     step = 0
     for _member in range(META.ratio):
         for i in range(0, masked):
-            start = query_block_start(i, first, count, sizes.queries, BLOCK_M)
-            dv = _add_to_dv(dv, own, buffers, barriers, factor, step + i, start, sizes.queries, True, META)
+            number, start = step + i, query_block_start(i, first, count, sizes.queries, BLOCK_M)
+            dv = _add_to_dv(dv, own, buffers, barriers, factor, number, start, sizes.queries, True, META)
         for i in range(masked, count):
             dv = _add_to_dv(dv, own, buffers, barriers, factor, step + i, 0, sizes.queries, False, META)
         step += count
@@ -369,8 +369,8 @@ def _consume_dk(grad_key, buffers, barriers, sizes, scale, META: gl.constexpr):
     step = 0
     for _member in range(META.ratio):
         for i in range(0, masked):
-            start = query_block_start(i, first, count, sizes.queries, BLOCK_M)
-            dk = _add_to_dk(dk, own, buffers, barriers, step + i, start, sizes.queries, True, META)
+            number, start = step + i, query_block_start(i, first, count, sizes.queries, BLOCK_M)
+            dk = _add_to_dk(dk, own, buffers, barriers, number, start, sizes.queries, True, META)
         for i in range(masked, count):
             dk = _add_to_dk(dk, own, buffers, barriers, step + i, 0, sizes.queries, False, META)
         step += count

@@ -154,15 +154,15 @@ def _balanced_tile(tile, blocks, batch_heads, group, programs):
     tiles, turn = blocks * batch_heads, tile // programs
     if tiles >= _PAIRED_ROUNDS * programs:
         pair = turn // 2 * programs + tile % programs
-        batch_head = gl.minimum(pair // blocks * 2 + turn % 2, batch_heads - 1)
+        flat_head = gl.minimum(pair // blocks * 2 + turn % 2, batch_heads - 1)
         block = pair % blocks
         if turn % 2 == 0:
             block = blocks - 1 - block
     else:
         if ((tiles - 1) // programs - turn) % 2 == 1:
             tile = (2 * turn + 1) * programs - 1 - tile
-        block, batch_head = longest_first(tile, blocks, batch_heads, group)
-    return block, batch_head
+        block, flat_head = longest_first(tile, blocks, batch_heads, group)
+    return block, flat_head
 
 
 @gluon.jit
@@ -214,6 +214,7 @@ def _opaque(number):
 def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
     """Run the producer warp: load each tile's queries, keys, values and bias into buffers that are free."""
     STAGES: gl.constexpr = buffers.k.shape[0]
+    CONSUMERS: gl.constexpr = META.consumers
     BLOCK_N: gl.constexpr = buffers.k.shape[3]
     Q_BYTES: gl.constexpr = ROWS * buffers.q.shape[4] * 2
     K_BYTES: gl.constexpr = BLOCK_N * buffers.k.shape[4] * 2
@@ -227,21 +228,22 @@ def _produce(operands, buffers, barriers, sizes, META: gl.constexpr):
         for block in range(count):
             stage, phase = step % STAGES, 1 - step // STAGES % 2
             row = (count - 1 - block) * BLOCK_N
-            k_ready, v_ready = barriers.k_ready.index(stage), barriers.v_ready.index(stage)
             mbarrier.wait(barriers.k_free.index(stage), phase)
+            k_ready = barriers.k_ready.index(stage)
             mbarrier.expect(k_ready, K_BYTES + BIAS_BYTES)
             load(operands.key, [batch, kv_head, row, 0], k_ready, buffers.k.index(stage))
             if operands.bias is not None:
                 copy_bias(operands.bias, biases, (batch, head, first, row), k_ready, stage, STAGES, False)
             if block == 0:
                 slot, turn = _query_slot(tile, sizes.programs, META)
-                for i in gl.static_range(META.consumers):
-                    q_ready = barriers.q_ready.index(slot + i)
+                for i in gl.static_range(CONSUMERS):
                     mbarrier.wait(barriers.q_free.index(slot + i), 1 - turn)
+                    q_ready = barriers.q_ready.index(slot + i)
                     mbarrier.expect(q_ready, Q_BYTES)
                     load(operands.query, [batch, head, first + i * ROWS, 0], q_ready, buffers.q.index(slot + i))
             if META.overlapped:
                 mbarrier.wait(barriers.v_free.index(stage), phase)
+            v_ready = barriers.v_ready.index(stage)
             mbarrier.expect(v_ready, V_BYTES)
             load(operands.value, [batch, kv_head, row, 0], v_ready, buffers.v.index(stage))
             step += 1
