@@ -14,7 +14,7 @@ from tritonite.engine.attention import decode
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.attention.table import Tile
-from tritonite.ops import attention
+from tritonite.ops.attention import passes
 from tritonite.runtime import contract
 from tritonite.runtime.launch import LibEntry
 
@@ -200,7 +200,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
     for tensor, count in ((query, S), (key, T), (value, T)):
         tensor[:, :, count:] = math.nan
     served = []
-    monkeypatch.setattr(attention, "decode", lambda *given: served.append(1) or decode.decode(*given))
+    monkeypatch.setattr(passes, "decode", lambda *given: served.append(1) or decode.decode(*given))
     ops, rows_first = tritonite.overloads(), [x.transpose(1, 2) for x in (query, key, value)]
     if kind == "flash":
         given = (*[x[0] for x in rows_first], *starts, 5, most, 0.0, causal, False)
@@ -234,7 +234,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
 def test_operators_of_cuda(monkeypatch):
     """Each reaches it, with the logarithms that ATen's leaves."""
     reached = mock.Mock(wraps=decode.decode)
-    monkeypatch.setattr(attention, "decode", reached)
+    monkeypatch.setattr(passes, "decode", reached)
     ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
     name = "_scaled_dot_product_{}_attention"
     query, key, value = halves

@@ -187,7 +187,8 @@ def attend(
     key = head_rows(key, strides.key, batch, kv_head, first_key)
     value = head_rows(value, strides.value, batch, kv_head, first_key)
     out = head_rows(out, strides.out, batch, head, first_query)
-    bias = head_scores(bias, strides.bias, batch, head)
+    if bias is not None:
+        bias = head_scores(bias, strides.bias, batch, head)
     if query_starts is not None:
         # This sequence may be shorter than the longest and have no such block.
         keys = tl.where(block * BLOCK_M < queries, keys, 0)

@@ -132,15 +132,11 @@ def head_logsumexp(pointer, strides, batch, head, first_query):
 
 @triton.jit
 def head_scores(pointer, strides, batch, head):
-    """Advance a pointer into (batch, heads, queries, keys) to a head, or return None for None."""
-    if pointer is not None:
-        pointer += batch * strides.batch + head * strides.head
-    return pointer
+    """Advance a pointer into (batch, heads, queries, keys) to a head."""
+    return pointer + (batch * strides.batch + head * strides.head)
 
 
 @triton.jit
 def head_row_values(pointer, strides, batch, head, first_query):
-    """Advance a pointer into contiguous (batch, heads, queries) to a sequence's first query; None stays None."""
-    if pointer is not None:
-        pointer += batch * strides.batch + head * strides.head + first_query
-    return pointer
+    """Advance a pointer into contiguous (batch, heads, queries) to a sequence's first query."""
+    return pointer + (batch * strides.batch + head * strides.head + first_query)

@@ -237,14 +237,17 @@ def attend_backward_dq_fp32(
     query = head_rows(query, strides.query, batch, head, first_query)
     key = head_rows(key, strides.key, batch, kv_head, first_key)
     value = head_rows(value, strides.value, batch, kv_head, first_key)
-    bias = head_scores(bias, strides.bias, batch, head)
+    if bias is not None:
+        bias = head_scores(bias, strides.bias, batch, head)
     grad_out = head_rows(grad_out, strides.grad_out, batch, head, first_query)
     out = head_rows(out, strides.out, batch, head, first_query)
     logsumexp = head_logsumexp(logsumexp, strides.logsumexp, batch, head, first_query)
     grad_query = head_rows(grad_query, strides.grad_query, batch, head, first_query)
-    grad_bias = head_scores(grad_bias, strides.grad_bias, batch, head)
+    if grad_bias is not None:
+        grad_bias = head_scores(grad_bias, strides.grad_bias, batch, head)
     delta = head_row_values(delta, strides.delta, batch, head, first_query)
-    excesses = head_row_values(excesses, strides.delta, batch, head, first_query)
+    if excesses is not None:
+        excesses = head_row_values(excesses, strides.delta, batch, head, first_query)
     extent = Extent(queries, keys, diagonal)
     loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, META)
     q = load_rows(query, first, strides.query.row, queries, META.head_size, ROWS, BLOCK_D, META.index)

@@ -151,7 +151,8 @@ def attend_fp32(
     key = head_rows(key, strides.key, batch, kv_head, first_key)
     value = head_rows(value, strides.value, batch, kv_head, first_key)
     out = head_rows(out, strides.out, batch, head, first_query)
-    bias = head_scores(bias, strides.bias, batch, head)
+    if bias is not None:
+        bias = head_scores(bias, strides.bias, batch, head)
     extent = Extent(queries, keys, diagonal)
     loaded = load_keys(key, value, strides, gl.maximum(count - 1, 0) * BLOCK_N, keys, META)
     q = load_rows(query, first, strides.query.row, queries, META.head_size, ROWS, BLOCK_D, META.index)
