@@ -14,15 +14,13 @@
 A call of `scaled_dot_product_attention`:
 
 1. `ops/attention` checks the operands of ATen's operator, allocates its results and makes a `Problem`: (batch, heads,
-   rows, elements), any strides but a contiguous last dimension, a bias expanded to all scores, packed sequences by
-   starts.
-2. `decode.decodes`: few queries over many keys go to `decode`. Otherwise `forward.attention` takes the first kernel
-that
-   serves the problem: `hopper.forward`, `hopper.fp32_forward`, `attend`. A `table` gives its tile.
+   rows, elements) with a contiguous last dimension, a bias expanded to all scores, packed sequences by their starts.
+2. `decode.decodes` sends few queries over many keys to `decode`. Otherwise `forward.attention` launches the first
+   kernel that serves the problem: `hopper.forward`, `hopper.fp32_forward`, `attend`. `table` gives its tile.
 3. `attend`: a program has a block of queries. `prologue` finds its head and sequence. One loop has the blocks of keys
    that all queries see, without masks; another has the rest. `_attend_block` updates accumulator, row max and row sum.
 4. The program divides by the row sum, and stores the result and the logsumexp.
-5. The gradient recomputes probabilities from logsumexp. `attend_backward_dq` sums over keys and stores delta, the row
-sums
-   of out * grad_out. `attend_backward_dkdv` sums over queries, of all heads that share its keys. Nothing is atomic.
+5. The gradient recomputes probabilities from logsumexp. `attend_backward_dq` sums over keys and stores delta, each
+   row's sum of out * grad_out. `attend_backward_dkdv` sums over queries, of all heads that share its keys. Nothing is
+   atomic.
 """

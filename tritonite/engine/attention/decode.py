@@ -376,7 +376,7 @@ def attend_to_splits(
     """Attend a block of rows to one split of the keys that they see.
 
     Tokens of a sequence are a row of the batch, or begin at `starts`. Keys are a row of the batch, begin at
-    `key_starts`, or lie in the sequence's `pages`, as many as `lengths` says. `scales` are factors of keys and values.
+    `key_starts`, or lie in the sequence's `pages`, where `lengths` counts them. `scales` are factors of keys and values.
     `strides` are `DecodeStrides`. logsumexp is inf behind the last query, up to row `padded`.
     """
     BLOCK_M: tl.constexpr = META.block_m
@@ -577,7 +577,7 @@ def combine_splits(
 
 
 class Cut(NamedTuple):
-    """How a call is cut: its tile, blocks of rows, splits of each block's keys, and the fewest keys of a split."""
+    """A division of work: tile, blocks of rows, splits of each block's keys, fewest keys of a split."""
 
     tile: table.Tile
     blocks: int
@@ -645,7 +645,7 @@ def launch_splits(
 
 
 def most_blocks(rows: int, sequences: int, tile: table.Tile) -> int:
-    """Return the most blocks that `rows` of packed sequences are cut into, each of which begins a block of its own."""
+    """Return an upper bound of the blocks of packed sequences, each of which begins a block of its own."""
     return rows // tile.BLOCK_M + sequences + 1
 
 
@@ -657,7 +657,7 @@ def _keys_of_last_query(problem: Problem) -> int:
 
 
 def decodes(problem: Problem, logsumexp: torch.Tensor | None = None) -> bool:
-    """Return whether queries are few, and keys so many that reading them takes the time."""
+    """Return whether a problem has few queries, and enough keys for reading them to dominate."""
     if logsumexp is not None and problem.packed is not None and not problem.packed.logarithms:
         # These kernels store packed sequences' logsumexp packed.
         return False

@@ -94,7 +94,7 @@ def keep_mask(draws, first_row, first_column, keys, META: tl.constexpr):
 def _keep_by_lanes(draws, first_row, first_column, M: tl.constexpr, N: tl.constexpr):
     """Return the mask of kept elements by flash attention's mapping.
 
-    A lane holds two adjacent columns of every eight, and two rows that are eight apart. Triton lays tiles of products
+    A lane holds two adjacent columns of every eight, and two rows at distance eight. Triton lays tiles of products
     out alike, so with this order of dimensions no draw moves to another lane.
     """
     BLOCKS_M: tl.constexpr = M // _ROWS

@@ -184,7 +184,7 @@ class WarpSpecialized(NamedTuple):
 
     @property
     def maxnreg(self) -> int:
-        """Registers per thread at launch, where the producer has as many as a consumer group."""
+        """Registers per thread at launch, when the producer's warp group has the share of a consumer group."""
         return _registers(self.resident * (self.groups + 1) * 128)
 
     @property
@@ -292,7 +292,7 @@ def warp_specialized_backward(head: int, value: int, biased: bool) -> WarpSpecia
 
 # Hopper's float32 kernels: keys of a block for 64 queries (BLOCK_N), and queries of a block for 64 keys (BLOCK_M).
 FP32 = Tile(32, 32)
-# Programs of fp32 backward_dkdv per multiprocessor, and with registers capped for one more, of which some spill.
+# Programs of fp32 backward_dkdv per multiprocessor, and with registers capped for one more, some of which spill.
 _USUAL_RESIDENT, _MORE_RESIDENT = 2, 3
 # Registers per thread that leave room for one more program of the float32 backward kernels.
 CAPPED_REGISTERS = _registers(FP32.num_warps * 32 * _MORE_RESIDENT)

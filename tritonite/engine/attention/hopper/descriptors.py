@@ -18,7 +18,7 @@ from tritonite.engine.gemm.kernels.hopper import in_shared_memory, load
 from tritonite.engine.iteration import power_of_2
 
 LOG2E = gl.constexpr(1.4426950408889634)
-# Rows of a warp group, as many as one wgmma multiplies.
+# Rows of a warp group, which one wgmma multiplies.
 ROWS = gl.constexpr(64)
 
 
@@ -63,7 +63,7 @@ def scale_and_add_bias(scores, biases, step, which, factor, STAGES: gl.constexpr
 
 @gluon.jit
 def by_thread(x):
-    """Reshape (rows, columns) to five dimensions, of which the fourth is the four threads that share a row.
+    """Reshape (rows, columns) to five dimensions, the fourth of which is the four threads that share a row.
 
     A thread has two of every eight columns. Reducing the other dimensions one after another makes a tree, whose
     operations wait for each other less often than those of a chain.
