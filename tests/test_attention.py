@@ -89,7 +89,7 @@ def test_several_tiles(small_tiles, dtype, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_parts_of_float32(small_tiles, monkeypatch, causal):
     """As tensor cores multiply them: of infinity the first alone is one, and of any NaN it is NaN."""
-    monkeypatch.setattr(problem, "products", lambda precision, query: "bf16x6")
+    monkeypatch.setattr(problem, "dot_precision", lambda precision, query: "bf16x6")
     query, key, value = _operands(S=70, T=70)
     _check(query, key, value, causal=causal)
     key[0, 0, 3, 5], query[..., 5] = math.inf, -1
@@ -109,7 +109,7 @@ def test_causal_of_unequal_lengths(small_tiles, S, T, diagonal):
 @pytest.mark.parametrize(("D", "V"), [(8, 8), (24, 40), (80, 16), (1, 3), (130, 256)])
 def test_sizes_of_heads(D, V):
     if (D, V) == (80, 16) and not tritonite.backend.interpreted:
-        with pytest.raises(Decline, match="far apart"):
+        with pytest.raises(Decline, match="factor of 2"):
             _check(*_operands(S=17, T=19, D=D, V=V))
     else:
         _check(*_operands(S=17, T=19, D=D, V=V))
@@ -121,8 +121,8 @@ def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
     """Two groups of warps may share their columns, of which a product on Hopper wants 16 each."""
     query, key, value = _operands(D=D, V=V)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
-    facts = work.facts(work.tiles.key)
-    assert (facts.block_d, facts.block_v) == blocks
+    meta = work.meta(work.tiles.key)
+    assert (meta.block_d, meta.block_v) == blocks
 
 
 @pytest.mark.parametrize("causal", [False, True])

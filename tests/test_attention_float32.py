@@ -12,22 +12,22 @@ from warps import Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, forward, place, scores
+from tritonite.engine.attention import backward, forward, prologue, scores
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.hopper import (
     backward_dkdv,
     backward_dq,
-    float32_backward,
-    float32_forward,
-    float32_tiles,
+    fp32_backward,
+    fp32_forward,
+    fp32_tiles,
 )
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.gemm.kernels import hopper_fp32
 
 _KERNELS = {
-    float32_forward: ("attend_in_parts",),
-    float32_backward: ("attend_to_queries_in_parts", "attend_to_keys_in_parts"),
+    fp32_forward: ("attend_fp32",),
+    fp32_backward: ("attend_backward_dq_fp32", "attend_backward_dkdv_fp32"),
 }
 
 
@@ -92,15 +92,17 @@ def gradients(work, grad):
 @pytest.fixture
 def of_hopper(monkeypatch):
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
-    monkeypatch.setattr(float32_tiles, "products", lambda precision, _: "bf16x6" if precision == "ieee" else precision)
+    monkeypatch.setattr(
+        fp32_tiles, "dot_precision", lambda precision, _: "bf16x6" if precision == "ieee" else precision
+    )
 
 
 def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
     work = wide()
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     odd = work._replace(query=drawn(2, 4, 20, 67, dtype=torch.float32)[..., 1:65], bias=drawn(20, 21)[:, 1:] > 0)
     for other in (with_bias(work), odd, wide(D=1), wide(D=24, V=64), packed([5, 9], [3, 20])):
-        assert float32_forward.takes(other, result(other))
+        assert fp32_forward.serves(other, result(other))
     others = [
         problem(),
         wide(D=72),
@@ -110,9 +112,9 @@ def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
         work._replace(dropout=Dropout(0.5, False)),
         work._replace(precision="tf32"),
     ]
-    assert not any(float32_forward.takes(other, result(other)) for other in others)
+    assert not any(fp32_forward.serves(other, result(other)) for other in others)
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
-    assert not float32_forward.takes(work, result(work))
+    assert not fp32_forward.serves(work, result(work))
 
 
 def test_a_third_program_where_it_takes_fewer_rounds():
@@ -126,7 +128,7 @@ def in_python(request, monkeypatch):
     as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):
-        if name == "FACTS":
+        if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
         if isinstance(value, torch.Tensor):
             return Pointer(value)
@@ -147,7 +149,7 @@ def in_python(request, monkeypatch):
         def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
             # Its own last, whose functions have names that others' have, too.
-            modules = hopper_fp32, scores, place, backward_dq, backward_dkdv, float32_tiles, module
+            modules = hopper_fp32, scores, prologue, backward_dq, backward_dkdv, fp32_tiles, module
             helpers, constants = (
                 warps.device_functions(*modules),
                 {"ROWS": 64, "SMALL_PRODUCTS": 5, "LOG2E": scores.LOG2E.value},
@@ -167,7 +169,7 @@ def in_python(request, monkeypatch):
     for module, names in _KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Launcher(getattr(module, name), module))
-    monkeypatch.setattr(float32_backward, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
+    monkeypatch.setattr(fp32_backward, "empty", lambda *given: torch.empty(given[0]).fill_(math.nan))
 
 
 def added(work):
@@ -220,7 +222,7 @@ CASES = [
 @pytest.mark.parametrize("sizes", CASES)
 def test_products_follow_each_other(in_python, sizes):
     """Nothing is read before it has been written, or overwritten before the products that read it have ended."""
-    check(wide(B=1, **sizes), float32_forward.attention, float32_backward.attention_backward)
+    check(wide(B=1, **sizes), fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -231,7 +233,7 @@ def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
     """Which has blocks of -inf alone, and rows that see nothing."""
     work = with_bias(wide(B=1, **sizes), "full" if broadcast == "mask" else broadcast)
     work = work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work
-    check(work, float32_forward.attention, float32_backward.attention_backward)
+    check(work, fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -239,7 +241,7 @@ def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
 def test_biases_of_the_least_and_largest_numbers(in_python):
     """Beside which the logarithm of a row does not hold that of the number of its keys."""
     work = with_extremes(wide(B=1, S=80, T=100, H=2, causal=False), 61, 5)
-    check(work, float32_forward.attention, float32_backward.attention_backward)
+    check(work, fp32_forward.attention, fp32_backward.attention_backward)
 
 
 PACKED = [
@@ -252,19 +254,19 @@ PACKED = [
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("given", PACKED)
 def test_packed_sequences_of_several_lengths(in_python, given):
-    check_packed(packed(**given), float32_forward.attention, float32_backward.attention_backward)
+    check_packed(packed(**given), fp32_forward.attention, fp32_backward.attention_backward)
 
 
 @on_sm_90
 @pytest.mark.parametrize("given", PACKED)
 def test_values_of_packed_sequences(given):
     work = packed(**given)
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     check_packed(work, forward.attention, backward.attention_backward)
 
 
 def run(work, **far):
-    assert float32_forward.takes(work, result(work)) and float32_backward.takes(work, result(work), work[:3])
+    assert fp32_forward.serves(work, result(work)) and fp32_backward.serves(work, result(work), work[:3])
     check(work, forward.attention, backward.attention_backward, **far)
 
 

@@ -18,8 +18,8 @@ from tritonite.engine.attention import table as table
 from tritonite.engine.attention.hopper import descriptors
 from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.hopper.descriptors import bias_descriptor
-from tritonite.engine.attention.place import by_length
 from tritonite.engine.attention.problem import Packed, Problem
+from tritonite.engine.attention.prologue import longest_first
 from tritonite.engine.attention.table import WarpSpecialized
 
 on_sm_90 = pytest.mark.skipif(
@@ -99,19 +99,19 @@ def of_hopper(monkeypatch):
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
 def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     rows_first = work._replace(**{name: getattr(work, name).mT.contiguous().mT for name in ("query",)})
-    assert not hopper.takes(rows_first, result(work))
+    assert not hopper.serves(rows_first, result(work))
     by_rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (work.query, work.key, work.value)]
-    assert hopper.takes(Problem(*by_rows, *work[3:]), result(work))
+    assert hopper.serves(Problem(*by_rows, *work[3:]), result(work))
     packed = drawn(2, 20, 3, 4, 64, dtype=dtype).permute(2, 0, 3, 1, 4)
-    assert hopper.takes(Problem(*packed, *work[3:]), result(Problem(*packed, *work[3:])))
+    assert hopper.serves(Problem(*packed, *work[3:]), result(Problem(*packed, *work[3:])))
 
 
 def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch):
     work = problem()
     out = result(work)
-    assert hopper.takes(work, out)
+    assert hopper.serves(work, out)
     starts = torch.zeros(2, dtype=torch.int32)
     bias = drawn(2, 4, 20, 32)
     others = [
@@ -127,17 +127,17 @@ def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch
         work._replace(query=drawn(2, 4, 20, 66)[..., :64]),
         work._replace(key=work.key[:, :1].expand(-1, 2, -1, -1)),
     ]
-    assert not any(hopper.takes(other, out) for other in others)
+    assert not any(hopper.serves(other, out) for other in others)
     wide = problem(dtype=torch.float32)
-    assert not hopper.takes(wide, result(wide))
+    assert not hopper.serves(wide, result(wide))
     monkeypatch.setattr(devices, "has_wgmma", lambda device: False)
-    assert not hopper.takes(work, out)
+    assert not hopper.serves(work, out)
 
 
 @pytest.mark.parametrize("broadcast", BROADCASTS)
 def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
     work = with_bias(problem(), broadcast)
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     described = bias_descriptor(work.bias, 64, 128)
     assert described.shape == [
         1 if shared else size for size, shared in zip((2, 4, 20), BROADCASTS[broadcast], strict=True)
@@ -202,18 +202,19 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         warps.device_functions(scores, descriptors, hopper),
         at_once,
         # Which halves are a register's is the compiler's matter.
-        _anew=lambda number: number,
+        _opaque=lambda number: number,
         _packed=lambda x, dtype: x.to(dtype),
         _unpacked=lambda pairs, dtype, total: pairs,
         **{name: getattr(hopper, name).value for name in constants},
     )
-    facts = dataclasses.asdict(work.facts(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
+    meta = dataclasses.asdict(work.meta(table.Tile(tile.BLOCK_M, tile.BLOCK_N), out, empty=empty))
     bias = work.bias
     if bias is not None:
         described = bias_descriptor(bias, rows, tile.BLOCK_N)
         bias = Descriptor(bias.as_strided(described.shape, bias.stride()), described.block_shape)
-    facts |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
-    order = tile.groups, tile.ping_pong, tile.overlapped, own_staging, tile.registers, slots
+    meta |= {"block_d": block_d, "block_v": block_v, "index": torch.int64}
+    meta |= {"consumers": tile.groups, "ping_pong": tile.ping_pong, "overlapped": tile.overlapped, "slots": slots}
+    meta |= {"own_staging": own_staging, "registers": tile.registers, "stages": tile.num_stages}
     for program in range(programs):
         kernel(
             program,
@@ -225,9 +226,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
             Pointer(logsumexp),
             *(logsumexp.stride(), heads, work.batch * heads, work.group, blocks, work.queries),
             *(number(work.keys), work.diagonal, logsumexp.shape[2], programs, torch.tensor(work.factor).double()),
-            FACTS=types.SimpleNamespace(**facts),
-            ORDER=order,
-            STAGES=tile.num_stages,
+            META=types.SimpleNamespace(**meta),
         )
     return out, logsumexp
 
@@ -249,7 +248,7 @@ def _has_room_for_a_bias(tile, D=64, V=64):
     """In 227 KiB; and blocks of one row begin at 128 bytes, as copies do."""
     one = tile.BLOCK_M * (D + (V if D != V else 0))
     blocks = tile.num_stages * tile.BLOCK_N * (D + V + tile.BLOCK_M)
-    return 2 * (one + blocks) + hopper._BARRIERS <= 227 * 1024 and 2 * tile.BLOCK_N >= 128
+    return 2 * (one + blocks) + hopper._BARRIER_BYTES <= 227 * 1024 and 2 * tile.BLOCK_N >= 128
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -335,12 +334,12 @@ def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
         minimum=min, cdiv=lambda x, y: -(-x // y), program_id=lambda _: program, constexpr=None
     )
     scope = {"gl": here, "tl": here, "_PAIRED_ROUNDS": table.PAIRED_ROUNDS}
-    for function in (by_length, hopper._balanced, hopper._end):
+    for function in (longest_first, hopper._balanced_tile, hopper._tile_end):
         scope[function.fn.__name__] = types.FunctionType(function.fn.__code__, scope)
     for program in range(programs):
-        end = scope["_end"](tiles, programs, types.SimpleNamespace(causal=True), [2] * 6)
+        end = scope["_tile_end"](tiles, programs, types.SimpleNamespace(causal=True, slots=2))
         own = range(program, end, programs)
-        mine = [scope["_balanced"](tile, blocks, heads, heads, programs) for tile in own]
+        mine = [scope["_balanced_tile"](tile, blocks, heads, heads, programs) for tile in own]
         taken += mine
         lengths.append(sum(blocks - block for block, _ in mine))
     assert sorted(taken) == [(block, head) for block in range(blocks) for head in range(heads)]
@@ -390,7 +389,7 @@ def check(work, empty="inf"):
 
     By the tile that is for so few queries, and by that for many.
     """
-    assert hopper.takes(work, result(work))
+    assert hopper.serves(work, result(work))
     far = 4e-3 if work.query.dtype is torch.float16 else 3e-2
     expected, logarithms = by_definition(work, empty)
     with pytest.MonkeyPatch.context() as patch:
@@ -438,8 +437,12 @@ def test_shared_memory_has_room_for_a_bias(D):
     assert all(_has_room_for_a_bias(tile, D, V) for V in (D, D // 2) for tile in chosen(D, V))
     if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
         queries, keys = table.warp_specialized_backward(D, D, True)
-        assert 2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIERS <= 227 * 1024
-        assert 2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIERS <= 227 * 1024
+        assert (
+            2 * (2 * 128 * D + queries.num_stages * queries.block * (2 * D + 128)) + hopper._BARRIER_BYTES <= 227 * 1024
+        )
+        assert (
+            2 * (2 * 128 * D + keys.num_stages * keys.block * (2 * D + 128 + 4)) + hopper._BARRIER_BYTES <= 227 * 1024
+        )
 
 
 def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):

@@ -22,7 +22,7 @@ from warps import Descriptor, Pointer, number
 
 import tritonite
 from tritonite import devices
-from tritonite.engine.attention import backward, place, scores
+from tritonite.engine.attention import backward, prologue, scores
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
@@ -53,7 +53,7 @@ def of_hopper(monkeypatch):
 
 
 def taken(work, grad=None, grads=None):
-    return hopper_backward.takes(work, result(work) if grad is None else grad, work[:3] if grads is None else grads)
+    return hopper_backward.serves(work, result(work) if grad is None else grad, work[:3] if grads is None else grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -111,13 +111,13 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
     """What the kernels' sources do as plain Python, launched by the host function."""
-    as_is = {"heads", "batch_heads", "group", "blocks", "APART", "SPLIT", "STAGES", "V_STAGES"}
+    as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):
         if isinstance(value, hopper_backward.TensorDescriptor):
             tensor = value.base.as_strided(value.shape, value.strides, value.base.storage_offset())
             return Descriptor(tensor, value.block_shape)
-        if name == "FACTS":
+        if name == "META":
             return types.SimpleNamespace(**dataclasses.asdict(dataclasses.replace(value, index=torch.int64)))
         if isinstance(value, torch.Tensor):
             return Pointer(value)
@@ -126,14 +126,15 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
         return value if name in as_is else number(value)
 
     class Launcher:
-        def __init__(self, kernel):
+        def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
             self.kernel = warps.Kernel(
                 kernel.jit.fn,
-                warps.device_functions(scores, descriptors, backward_dq, backward_dkdv, place),
+                # Only its own module: both have functions of the same names.
+                warps.device_functions(scores, descriptors, prologue, module),
                 at_once,
                 # Which registers hold an operand is the compiler's matter.
-                in_halves=lambda tile, dtype, total: tile.to(dtype),
+                as_operand=lambda tile, dtype, total: tile.to(dtype),
                 ROWS=hopper_backward.ROWS.value,
                 GROUPS=hopper_backward.GROUPS.value,
                 LOG2E=backward_dkdv.LOG2E.value,
@@ -148,8 +149,9 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
             return launch
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("attend_to_queries_warp_specialized", "attend_to_keys_warp_specialized"):
-            patch.setattr(hopper_backward, name, Launcher(getattr(hopper_backward, name)))
+        for kind, module in (("dq", backward_dq), ("dkdv", backward_dkdv)):
+            name = f"attend_backward_{kind}_warp_specialized"
+            patch.setattr(hopper_backward, name, Launcher(getattr(hopper_backward, name), module))
         patch.setattr(table, "warp_specialized_backward", lambda *_: tiles)
         patch.setattr(hopper_backward, "empty", lambda *given: torch.empty(given[0], dtype=given[1]).fill_(math.nan))
         hopper_backward.attention_backward(work, grad, out, logsumexp, grads)
@@ -159,7 +161,7 @@ TILES = [
     WarpSpecializedBackward(Ring(128, 2), Ring(64, 2)),
     WarpSpecializedBackward(Ring(64, 2), Ring(32, 3)),
     WarpSpecializedBackward(Ring(32, 3, value_stages=2), Ring(128, 1)),
-    WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, apart=True)),
+    WarpSpecializedBackward(Ring(64, 2, value_stages=1), Ring(64, 2, separate=True)),
 ]
 
 
@@ -203,12 +205,12 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     added, add = [], hopper_backward.add_heads.run
     monkeypatch.setattr(hopper_backward.add_heads, "run", lambda *x, **options: added.append(x) or add(*x, **options))
     work = problem(S=130, T=T, V=V, shared=shared, diagonal=T - 130)
-    work = with_bias(work) if biased and not tiles.key.apart else work
+    work = with_bias(work) if biased and not tiles.key.separate else work
     grad = drawn(2, 4, 130, V)
     out, logarithms, expected = by_definition(work, grad)
     grads = tuple([torch.full((*x.shape[:2], x.shape[2], x.shape[3] + 8), math.nan).half()[..., :-8] for x in work[:3]])
     run(work, tiles, grad, out.half(), logarithms.float(), grads, True)
-    assert len(added) == (0 if tiles.key.apart or shared == 4 else 2)
+    assert len(added) == (0 if tiles.key.separate or shared == 4 else 2)
     for own, exact in zip(grads, expected, strict=True):
         torch.testing.assert_close(own.double(), exact, atol=1e-2, rtol=4e-3)
     with tritonite.use_gems(invariant=True):
@@ -261,7 +263,7 @@ def check(work, far=None):
     for _ in range(2):
         whole = [x.new_full((*x.shape[:2], x.shape[2] + 3, x.shape[3] + 8), math.nan) for x in work[:3]]
         grads = tuple([x[:, :, :-3, :-8] for x in whole])
-        assert hopper_backward.takes(work, grad, grads)
+        assert hopper_backward.serves(work, grad, grads)
         backward.attention_backward(work, grad, out, logsumexp, grads)
         for own, around, exact in zip(grads, whole, expected, strict=True):
             assert around[:, :, -3:].isnan().all() and around[..., -8:].isnan().all()
@@ -347,7 +349,7 @@ def test_values_that_are_not_finite_beside_the_last(D):
     attention(work, out, logsumexp, "0")
     every = [tuple([torch.full_like(x, math.nan) for x in work[:3]]) for _ in range(2)]
     for grads in every:
-        assert hopper_backward.takes(work, grad, grads)
+        assert hopper_backward.serves(work, grad, grads)
         backward.attention_backward(work, grad, out, logsumexp, grads)
         work.key[:, :, 70:], work.value[:, :, 70:] = math.inf, math.nan
     for finite, found in zip(*[grads[1:] for grads in every], strict=True):

@@ -14,7 +14,7 @@ from tritonite.engine.attention import decode
 from tritonite.engine.attention import table as table
 from tritonite.engine.attention.problem import Problem
 from tritonite.engine.attention.table import Tile
-from tritonite.ops import attention
+from tritonite.ops.attention import passes
 from tritonite.runtime import contract
 from tritonite.runtime.libentry import LibEntry
 
@@ -30,7 +30,7 @@ def small_tiles(request, monkeypatch):
     share = 2**20 if request.param == "one split" else 16
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(16, 16))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: share)
-    monkeypatch.setattr(decode.table, "LEAST", 16)
+    monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", 16)
 
 
 def _drawn(*shape, dtype=torch.float32):
@@ -142,8 +142,8 @@ def test_through_the_dispatcher(path, monkeypatch, dtype):
     """Recorded and repeated with another scale, and its gradients, which the usual kernels give."""
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 128)
     launched = []
-    run = decode._run
-    monkeypatch.setattr(decode, "_run", lambda *args, **others: (launched.append(args), run(*args, **others)))
+    run = decode.launch_splits
+    monkeypatch.setattr(decode, "launch_splits", lambda *args, **others: (launched.append(args), run(*args, **others)))
     query, key, value = [x.requires_grad_() for x in _operands(B=2 if FULL else 1, S=3, dtype=dtype)]
     mask = _drawn(3, 300).to(dtype)
     far = 1e-5 if dtype is torch.float32 else 3e-2
@@ -200,7 +200,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
     for tensor, count in ((query, S), (key, T), (value, T)):
         tensor[:, :, count:] = math.nan
     served = []
-    monkeypatch.setattr(attention, "decode", lambda *given: served.append(1) or decode.decode(*given))
+    monkeypatch.setattr(passes, "decode", lambda *given: served.append(1) or decode.decode(*given))
     ops, rows_first = tritonite.overloads(), [x.transpose(1, 2) for x in (query, key, value)]
     if kind == "flash":
         given = (*[x[0] for x in rows_first], *starts, 5, most, 0.0, causal, False)
@@ -234,7 +234,7 @@ def test_packed_sequences(small_tiles, kind, causal, monkeypatch):
 def test_operators_of_cuda(monkeypatch):
     """Each reaches it, with the logarithms that ATen's leaves."""
     reached = mock.Mock(wraps=decode.decode)
-    monkeypatch.setattr(attention, "decode", reached)
+    monkeypatch.setattr(passes, "decode", reached)
     ops, halves = tritonite.overloads(), _operands(S=3, D=16, dtype=torch.float16)
     name = "_scaled_dot_product_{}_attention"
     query, key, value = halves
@@ -262,7 +262,7 @@ def test_only_splits_have_the_next_launch_begin_sooner(monkeypatch, split_keys, 
     monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(kwargs))
     query, key, value = _operands()
     decode.decode(Problem(query, key, value, None, None, False, 0, "ieee"), torch.empty_like(query), None)
-    assert [each["FACTS"].dependent for each in launches] == expected
+    assert [each["META"].dependent for each in launches] == expected
 
 
 @pytest.mark.parametrize("programs", [1, 8, 100, 264, 300, 512, 4000])
@@ -271,7 +271,7 @@ def test_how_keys_are_shared(programs, keys):
     """In whole blocks, none too small, and never with more time than one split takes, by rounds of the device."""
     split_keys = table.keys_of_split(programs, keys, 64, 132)
     splits = -(-keys // split_keys)
-    assert split_keys % 64 == 0 and (split_keys >= table.LEAST or splits == 1)
+    assert split_keys % 64 == 0 and (split_keys >= table.LEAST_SPLIT_KEYS or splits == 1)
     assert -(-programs * splits // 264) * split_keys <= 1.25 * -(-programs // 264) * (-(-keys // 64) * 64 + 128)
     if programs == 8 and keys >= 8192:
         assert 200 <= programs * splits <= 264

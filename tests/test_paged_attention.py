@@ -26,7 +26,7 @@ def small_tiles(monkeypatch):
     """Tiles of which small operands have several, and splits of one or two of them."""
     monkeypatch.setattr(decode.table, "decoding", lambda kind, size, head, rows, shared: Tile(16, 32))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 64)
-    monkeypatch.setattr(decode.table, "LEAST", 32)
+    monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", 32)
 
 
 class Sequences:
@@ -144,7 +144,7 @@ def test_blocks_of_keys_that_all_queries_see(monkeypatch, window, page):
     """Many queries at a time take those without comparing."""
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(64, 32))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: 96)
-    monkeypatch.setattr(decode.table, "APART", 64)
+    monkeypatch.setattr(decode.table, "UNMASKED_ROWS", 64)
     Sequences([200 if FULL else 140, 40, 90], tokens=[50, 40 if FULL else 20, 1], page=page).check(window=window)
 
 
@@ -227,8 +227,8 @@ def test_drawn(monkeypatch, seed):
     rows, split = draw.choice((16, 32, 64)), block * draw.choice((1, 2, 9))
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(rows, block))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split)
-    monkeypatch.setattr(decode.table, "LEAST", draw.choice((block, 3 * block)))
-    monkeypatch.setattr(decode.table, "APART", draw.choice((16, 128)))
+    monkeypatch.setattr(decode.table, "LEAST_SPLIT_KEYS", draw.choice((block, 3 * block)))
+    monkeypatch.setattr(decode.table, "UNMASKED_ROWS", draw.choice((16, 128)))
     lengths = [draw.choice((0, 1, 17, 64, draw.randrange(1, 200))) for _ in range(draw.randrange(1, 5))]
     tokens = [draw.randrange(0, length + 1) if draw.random() < 0.5 else min(1, length) for length in lengths]
     shared, ratio = draw.choice((1, 2, 3)), draw.choice((1, 2, 4, 5))
@@ -358,7 +358,7 @@ from conftest import FULL
 from test_paged_attention import Sequences, _tokens
 from tritonite import fused
 from tritonite.engine.attention import decode
-decode.table.LEAST = 32
+decode.table.LEAST_SPLIT_KEYS = 32
 longest, shorter, blocks = (300, 257, 20) if FULL else (140, 100, 10)
 for share, window in ((2**20, None), (64, 1000)):
     decode.table.keys_of_split = lambda *_: share

@@ -176,9 +176,10 @@ class Products:
 
 
 def device_functions(*modules):
-    """Those that modules define or import."""
+    """Return the device functions and NamedTuples that modules define or import."""
     values = [value for module in modules for value in vars(module).values()]
-    return [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
+    functions = [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
+    return functions + [value for value in values if isinstance(value, type) and hasattr(value, "_fields")]
 
 
 def named_tuples(*modules):
@@ -226,6 +227,9 @@ class Kernel:
 
     def of_this_scope(self, function):
         name = function.__name__
+        if isinstance(function, type):
+            self.scope[name] = function
+            return function
         self.scope[name] = types.FunctionType(function.__code__, self.scope, name)
         return self.scope[name]
 

@@ -32,8 +32,8 @@ from tritonite.engine.attention.backward import attention_backward
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.attention.forward import attention
 from tritonite.engine.attention.hopper import backward as hopper_backward
-from tritonite.engine.attention.hopper import float32_backward, float32_forward
 from tritonite.engine.attention.hopper import forward as hopper_forward
+from tritonite.engine.attention.hopper import fp32_backward, fp32_forward
 from tritonite.engine.attention.problem import Packed, Problem
 from tritonite.engine.attention.table import WARP_SPECIALIZED_BACKWARD_WITH_BIAS
 from tritonite.engine.gemm import cost, cost_pointers
@@ -512,9 +512,9 @@ def in_parts(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]
                 problem = problem._replace(**one, packed=Packed(starts, starts, 60, 60, causal, True))
             written, sums, grads = out[: problem.query.shape[0]], logsumexp[: problem.query.shape[0]], problem[:3]
             with _noting() as found:
-                float32_forward.attention(problem, written, sums if causal else None)
+                fp32_forward.attention(problem, written, sums if causal else None)
                 for of_bias in (None, scores) if bias is scores else (None,):
-                    float32_backward.attention_backward(problem, written, written, sums, grads, of_bias)
+                    fp32_backward.attention_backward(problem, written, written, sums, grads, of_bias)
             for specialization in found:
                 label = f"{specialization.kernel.__name__}{kind} of {head} and {value}{' causal' if causal else ''}"
                 yield label, specialization, ("sm_90",)
