@@ -32,7 +32,7 @@ _LAYOUT_OF_LOADS = """
 import re, torch, tritonite
 from triton.backends.compiler import GPUTarget
 from tritonite.testing import targets
-with targets._noting() as found:
+with targets.recorded_launches() as found:
     tritonite.overloads()["mm"](torch.empty(4, 512), torch.empty(512, 1025)[:, :1024])
 code = found[0].compile(GPUTarget("cuda", 90, 32)).asm["ttgir"]
 (layout,) = re.findall(r"tt.load .*tensor<32x64x.*>, (#blocked[0-9]*)>", code)
@@ -59,7 +59,7 @@ devices.current = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="C
 for width in (56, 55):
     x = torch.empty(33, 2, 63, 75, width, dtype=torch.float16)
     for name, arguments in (("sum.dim_IntList", ([1],)), ("amax", ([1],)), ("_softmax", (1, False))):
-        with targets._noting() as found:
+        with targets.recorded_launches() as found:
             tritonite.overloads()[name](x, *arguments)
         ptx = found[0].compile(GPUTarget("cuda", 90, 32)).asm["ptx"]
         loads = re.findall(r"ld.global[.a-z0-9]*", ptx)
