@@ -13,7 +13,7 @@ from conftest import FULL, every_second
 import tritonite
 from tritonite import fused
 from tritonite.errors import Unsupported
-from tritonite.testing.judge import RTOL
+from tritonite.testing.tolerances import RTOL
 
 functional = torch.nn.functional
 library = torch.ops.tritonite

@@ -9,7 +9,7 @@ import torch
 import tritonite
 from tritonite import devices
 from tritonite.fused import norm, norm_ring
-from tritonite.testing.judge import RTOL
+from tritonite.testing.tolerances import RTOL
 
 library = torch.ops.tritonite
 

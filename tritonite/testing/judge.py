@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tritonite import registry
 from tritonite.runtime import contract, native
-from tritonite.testing.samples import CHOSEN, RANDOM, UNWRITTEN
-
-# A dtype's resolution; and what is forgiven near zero: half a dozen roundings of intermediate values of order 1.
-RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-12}
-ATOL = {torch.float16: 5e-7, torch.bfloat16: 5e-7, torch.float32: 5e-7, torch.float64: 1e-14}
+from tritonite.testing.samples import CANCELLING, CHOSEN, RANDOM, ROUNDED_TERMS, TERMS, UNWRITTEN, Sums
+from tritonite.testing.tolerances import ATOL, RTOL
 
 
 class Comparable(NamedTuple):
@@ -119,67 +114,21 @@ def judge(
 def terms(
     packet: str | None, operands: Any, result: torch.Tensor, exact: torch.Tensor | None = None, alpha: float = 1.0
 ) -> float:
-    """How many terms of order 1 have as much roundoff as an element of an operator's `result` may have near 0.
+    """Return how many terms of order 1 have the roundoff that an element of an operator's `result` may have near 0.
 
-    `alpha` is what sums of products are multiplied with, their roundoff too; a small one leaves that of the addend.
+    By default the elements read for each element of the result; `TERMS` has operators that differ. `exact` is the
+    float64 result, and `alpha` the factor of a sum of products.
     """
     tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor) and x.numel()]
     if not tensors:
         return 1.0
-    if packet in _family("matmul") or rounded_terms(packet):
-        floats = [x.detach().double().abs().nan_to_num(0, 0).clamp_max(1e60) for x in tensors if x.is_floating_point()]
-        sizes, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
-        longest = max((size for x in tensors for size in x.shape), default=1)
-        if packet == "addbmm":
-            # Products of all batches are added up.
-            longest *= max((len(x) for x in tensors if x.dim() == 3), default=1)
-        # Tensor cores cut sums off after each step instead of rounding them (Fasi, Higham, Mikaitis, Pranesh 2021). Of
-        # halves a step adds 16 terms and loses half a unit in the last place in the mean, of a sum that has grown with
-        # the root of the number of terms.
-        cut_off = longest * math.prod(usual[-2:]) / 2
-        if any(x.dtype.itemsize == 2 for x in tensors):
-            squares = sorted(float(torch.linalg.vector_norm(x)) ** 2 / x.numel() for x in floats)
-            grown = (longest * math.prod(squares[-2:])) ** 0.5
-            cut_off = max(cut_off, longest / 16 * grown * 2**-24.5 / ATOL[torch.float16])
-        scale = min(max(1.0, abs(alpha)), 1e60) if math.isfinite(alpha) else 1.0
-        return max(longest * max(1.0, math.prod(sizes[-2:])) ** 2, cut_off**2) * scale**2
-    if packet == "polygamma" and result.dtype is torch.float64 and any(bool((x < 0).any()) for x in tensors):
-        # Of even orders, terms of this size cancel halfway between two poles. Narrower dtypes are computed in float64.
-        order = max([n for n in pytree.tree_leaves(operands) if type(n) is int and n % 2 == 0 and n <= 8], default=0)
-        return (math.factorial(order) * 2.0 ** (order + 1)) ** 2 if order > 0 else 1.0
-    read = max(x.numel() for x in tensors)
-    if packet == "bincount":
-        # One bin may have all of them, and atomics add weights in any order.
-        weights = [float(x.double().square().mean().nan_to_num(1, 1)) for x in tensors if x.is_floating_point()]
-        return read * min(max(1.0, *weights), 16.0) if weights else 1.0
-    count = max(1.0, read / max(1, result.numel()))
-    if packet in _family("scan"):
-        return max(count, *result.shape, 1.0)
-    if packet is not None and packet.endswith("norm_backward"):
-        # What is added up are gradients times elements of order 1, and what is left of it has the size of weights, too.
-        gradients = (tensors[0], exact if count == 1 else None)
-        sizes = [float(x.double().square().mean().nan_to_num(1, 1)) for x in gradients if x is not None]
-        return count * min(max(1.0, *sizes), 16.0)
-    if packet not in ("native_group_norm", "native_layer_norm") or exact is None or not exact.isfinite().any():
-        return count
-    # A bias may cancel normalised elements and leave the roundoff of their usual size.
-    return count * max(1.0, float(exact[exact.isfinite()].abs().median())) ** 2
+    count = TERMS.get(packet or "", Sums.per_element)
+    return count(Sums(tensors, operands, result, exact, alpha))
 
 
-def cancelling(packet: str | None) -> bool:
-    """Whether its gradient may be what roundoff left of terms that cancel, as those of rows are."""
-    names = ("softmax", "softmin", "batch_norm", "layer_norm", "group_norm", "rms_norm", "cumprod", "attention")
-    return packet is not None and any(name in packet for name in names)
-
-
-def rounded_terms(packet: str | None) -> bool:
-    """Whether terms are rounded to a half type before they are added up, as attention's probabilities are."""
-    return packet == "paged_attention" or packet in _family("attention")
-
-
-@functools.lru_cache(maxsize=4)
-def _family(name: str) -> frozenset[str]:
-    return frozenset(op.packet for op in registry.overloads().values() if op.family == name)
+def may_cancel(packet: str | None, gradient: bool) -> bool:
+    """Return whether an operator's results, or a `gradient` of its results, may be the roundoff of cancelled terms."""
+    return packet in ROUNDED_TERMS or (gradient and packet in CANCELLING)
 
 
 def assert_close(

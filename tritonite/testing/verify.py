@@ -21,7 +21,7 @@ from tritonite.registry import Op, overloads
 from tritonite.registry.names import overload_named
 from tritonite.runtime.stats import Counts, counts, totals
 from tritonite.testing import opinfo
-from tritonite.testing.judge import cancelling, comparable, judge, poisoned, rounded_terms, terms, to_reference
+from tritonite.testing.judge import comparable, judge, may_cancel, poisoned, terms, to_reference
 from tritonite.testing.samples import (
     CHOSEN,
     DEVICE_DEFINED,
@@ -392,7 +392,7 @@ def _record(
         verdict = judge(
             *(a.detach(), b.detach(), exact_one, compares_zero_sign(packet)),
             terms=roundoff,
-            cancels=rounded_terms(packet) or (label == "gradient" and cancelling(packet)),
+            cancels=may_cancel(packet, label == "gradient"),
         )
         report.error, report.aten_error = max(report.error, verdict.error), max(report.aten_error, verdict.aten_error)
         if verdict.failure:

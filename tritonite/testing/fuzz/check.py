@@ -16,7 +16,7 @@ from tritonite.dtypes import FLOATS
 from tritonite.install.override import native_dispatcher, use_gems
 from tritonite.runtime.stats import counts
 from tritonite.testing.fuzz.draw import SUMS, Call
-from tritonite.testing.judge import Comparable, cancelling, comparable, judge, poisoned, terms, to_reference
+from tritonite.testing.judge import Comparable, comparable, judge, may_cancel, poisoned, terms, to_reference
 from tritonite.testing.samples import REFERENCES, compares_zero_sign
 
 # What oneDNN says of operands in half types that it has no kernel for, where ATen does not look.
@@ -265,7 +265,7 @@ def _judged(call: Call, ours: torch.Tensor, aten: torch.Tensor, exact: Any) -> s
         size = max(1.0, largest) ** (2 * factors) if largest < 1e77 else math.inf
         roundoff = max(roundoff, *aten.shape, 1) * size
     zero_sign = compares_zero_sign(packet)
-    return judge(ours, aten, exact, zero_sign, terms=roundoff, cancels=cancelling(packet)).failure
+    return judge(ours, aten, exact, zero_sign, terms=roundoff, cancels=may_cancel(packet, gradient=True)).failure
 
 
 def _beside(call: Call, expected: Outcome, actual: Outcome) -> tuple[str, str] | None:

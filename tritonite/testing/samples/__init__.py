@@ -10,6 +10,7 @@ import importlib
 
 from tritonite.testing.samples.boundaries import at_boundaries
 from tritonite.testing.samples.facts import (
+    CANCELLING,
     CHOSEN,
     DEVICE_DEFINED,
     DRAWN,
@@ -17,8 +18,11 @@ from tritonite.testing.samples.facts import (
     NOT_REACHED,
     RANDOM,
     REFERENCES,
+    ROUNDED_TERMS,
+    TERMS,
     UNWRITTEN,
     MayDecline,
+    Sums,
     compares_zero_sign,
 )
 from tritonite.testing.samples.generate import Sample, calls, samples, values
@@ -37,6 +41,7 @@ for _family in (
     "elementary",
     "embedding",
     "embedding_bag",
+    "fused",
     "gamma",
     "histograms",
     "indexing",
@@ -64,6 +69,7 @@ for _family in (
     importlib.import_module(f"tritonite.testing.samples.{_family}")
 
 __all__ = [
+    "CANCELLING",
     "CHOSEN",
     "DEVICE_DEFINED",
     "DRAWN",
@@ -71,9 +77,12 @@ __all__ = [
     "NOT_REACHED",
     "RANDOM",
     "REFERENCES",
+    "ROUNDED_TERMS",
+    "TERMS",
     "UNWRITTEN",
     "MayDecline",
     "Sample",
+    "Sums",
     "at_boundaries",
     "calls",
     "compares_zero_sign",

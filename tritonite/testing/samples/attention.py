@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tritonite import devices
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.matmul import terms_of_products
 
 # So that scores are of a few units, whose exponentials keep most of a score's precision.
 _SCALE = 0.125
@@ -86,6 +87,15 @@ def _heads_side_by_side(tensor: torch.Tensor) -> torch.Tensor:
 
 _CPU, _FLASH = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"
 _EFFICIENT, _CUDNN = "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"
+_FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
+_PACKETS = {
+    *(f"{name}{suffix}" for name in (_CPU, _FLASH, _EFFICIENT, _CUDNN) for suffix in ("", "_backward")),
+    *(f"{name}{suffix}" for name in (_FLASH_ROWS, _EFFICIENT_ROWS) for suffix in ("_forward", "_backward")),
+}
+facts.terms(*_PACKETS)(terms_of_products)
+# Probabilities are rounded before they are multiplied by values.
+facts.ROUNDED_TERMS |= _PACKETS
+facts.CANCELLING |= _PACKETS
 
 
 @facts.arguments(_CPU, f"{_CPU}_backward")
@@ -123,7 +133,6 @@ def _of_all_heads(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 # Of packed sequences: where those of queries and of keys begin and end.
 _QUERY_STARTS, _KEY_STARTS = (0, 13, 40), (0, 20, 48)
-_FLASH_ROWS, _EFFICIENT_ROWS = "_flash_attention", "_efficient_attention"
 
 
 def _rows_first(tensors: facts.Tensors, shared: int, last: bool) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
+from tritonite.testing.samples.normalization import terms_of_gradients
 
 # In evaluation ATen returns statistics on GPUs alone.
 facts.DEVICE_DEFINED |= {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"}
@@ -30,6 +31,8 @@ PACKETS = (
     "cudnn_batch_norm",
     "cudnn_batch_norm_backward",
 )
+facts.CANCELLING |= set(PACKETS)
+facts.terms("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")(terms_of_gradients)
 
 
 @facts.layouts(*PACKETS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ Layouts = Callable[[Op, Make], Iterator[tuple[str, Tensors]]]
 _Layouts = TypeVar("_Layouts", bound=Layouts)
 _Arguments = TypeVar("_Arguments", bound=Arguments)
 _Chosen = TypeVar("_Chosen", bound=Callable[..., list[torch.Tensor]])
+_Terms = TypeVar("_Terms", bound=Callable[..., float])
 _Drawn = TypeVar("_Drawn", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 # By operator: arguments by name, made of a layout's tensors; None leaves the layout out.
@@ -59,6 +60,36 @@ ZERO_SIGN_UNDEFINED: set[str] = set()
 ZERO_SIGN_OF_ROUNDOFF: set[str] = set()
 # Operators that write other outputs on a CPU than on a GPU.
 DEVICE_DEFINED: set[str] = set()
+
+
+class Sums(NamedTuple):
+    """A call and one of its results, whose elements are sums of operands."""
+
+    # The tensors among the operands that have elements; at least one.
+    tensors: Tensors
+    operands: Any
+    result: torch.Tensor
+    # The float64 result, where there is one.
+    exact: torch.Tensor | None
+    # The factor of a sum of products.
+    alpha: float
+
+    @property
+    def read(self) -> int:
+        """Elements of the largest operand."""
+        return max(x.numel() for x in self.tensors)
+
+    def per_element(self) -> float:
+        """Return the elements read for each element of the result, at least 1."""
+        return max(1.0, self.read / max(1, self.result.numel()))
+
+
+# By operator: how many terms of order 1 have as much roundoff near 0 as an element of a result.
+TERMS: dict[str, Callable[[Sums], float]] = {}
+# Operators that round terms to 16 bits before they add them up.
+ROUNDED_TERMS: set[str] = set()
+# Operators whose gradients may be the roundoff of terms that cancel.
+CANCELLING: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -161,6 +192,16 @@ def chosen(*packets: str) -> Callable[[_Chosen], _Chosen]:
     def register(make: _Chosen) -> _Chosen:
         CHOSEN.update(dict.fromkeys(packets, make))
         return make
+
+    return register
+
+
+def terms(*packets: str) -> Callable[[_Terms], _Terms]:
+    """Register what counts the terms of operators' results."""
+
+    def register(count: _Terms) -> _Terms:
+        TERMS.update(dict.fromkeys(packets, count))
+        return count
 
     return register
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tritonite.testing.samples import facts
 
@@ -34,6 +35,17 @@ def _polygamma(*operands: Any, **named: Any) -> torch.Tensor:
 
 
 facts.REFERENCES["polygamma"] = _polygamma
+
+
+@facts.terms("polygamma")
+def _terms_between_poles(sums: facts.Sums) -> float:
+    """Return the terms that cancel halfway between two poles in float64; narrower dtypes are computed in float64."""
+    if sums.result.dtype is not torch.float64 or not any(bool((x < 0).any()) for x in sums.tensors):
+        return sums.per_element()
+    # Terms cancel for even orders alone.
+    orders = [n for n in pytree.tree_leaves(sums.operands) if type(n) is int and n % 2 == 0 and n <= 8]
+    order = max(orders, default=0)
+    return (math.factorial(order) * 2.0 ** (order + 1)) ** 2 if order > 0 else 1.0
 
 
 def _incomplete_gamma(upper: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import FLOATS
 from tritonite.testing.samples import facts
+from tritonite.testing.tolerances import ATOL
 
 # Libraries begin a sum with its first product or with a zero, and add nothing or a zero to it.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"mm", "mv", "bmm", "dot", "vdot", "addmm", "addmv", "baddbmm", "addbmm"}
@@ -141,7 +143,7 @@ def _vectors(tensors: facts.Tensors) -> dict[str, Any]:
     return {"self": a[:, :1].flatten(), "tensor": other, "other": other}
 
 
-facts.ARGUMENTS |= {
+_ARGUMENTS = {
     "mm": _first(_matrices, "mat1"),
     "mv": _first(_matrices, "mat1"),
     "bmm": _first(_batches, "batch1"),
@@ -157,6 +159,35 @@ facts.ARGUMENTS |= {
     "_scaled_mm": _scaled,
     "_grouped_mm": _grouped,
 }
+facts.ARGUMENTS |= _ARGUMENTS
+
+
+def terms_of_products(sums: facts.Sums, batches: int = 1) -> float:
+    """Return the terms of sums of products along the longest dimension of any operand, and along `batches`."""
+    floats = [x.detach().double().abs() for x in sums.tensors if x.is_floating_point()]
+    floats = [x.nan_to_num(0, 0).clamp_max(1e60) for x in floats]
+    largest, usual = sorted(float(x.max()) for x in floats), sorted(float(x.mean()) for x in floats)
+    longest = batches * max((size for x in sums.tensors for size in x.shape), default=1)
+    # Tensor cores truncate a sum after each step instead of rounding it (Fasi, Higham, Mikaitis, Pranesh 2021). In 16
+    # bits a step adds 16 terms, and loses half a unit in the last place in the mean, of a sum that has grown with the
+    # root of the number of terms.
+    truncated = longest * math.prod(usual[-2:]) / 2
+    if any(x.dtype.itemsize == 2 for x in sums.tensors):
+        squares = sorted(float(torch.linalg.vector_norm(x)) ** 2 / x.numel() for x in floats)
+        grown = (longest * math.prod(squares[-2:])) ** 0.5
+        truncated = max(truncated, longest / 16 * grown * 2**-24.5 / ATOL[torch.float16])
+    # A factor multiplies roundoff, too; a small one leaves that of the addend.
+    factor = min(max(1.0, abs(sums.alpha)), 1e60) if math.isfinite(sums.alpha) else 1.0
+    return max(longest * max(1.0, math.prod(largest[-2:])) ** 2, truncated**2) * factor**2
+
+
+facts.terms(*_ARGUMENTS)(terms_of_products)
+
+
+@facts.terms("addbmm")
+def _terms_of_all_batches(sums: facts.Sums) -> float:
+    """Return the terms of products that are added up along the batches, too."""
+    return terms_of_products(sums, max((len(x) for x in sums.tensors if x.dim() == 3), default=1))
 
 
 @facts.drawn("_grouped_mm")

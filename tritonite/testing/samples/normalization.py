@@ -86,6 +86,29 @@ def _rms_norm(tensors: facts.Tensors) -> dict[str, Any]:
     return given
 
 
+def terms_of_gradients(sums: facts.Sums) -> float:
+    """Return the terms of sums of gradients times elements of order 1, whose results have the size of weights, too."""
+    count = sums.per_element()
+    factors = (sums.tensors[0], sums.exact if count == 1 else None)
+    sizes = [float(x.double().square().mean().nan_to_num(1, 1)) for x in factors if x is not None]
+    return count * min(max(1.0, *sizes), 16.0)
+
+
+facts.terms("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward")(terms_of_gradients)
+facts.CANCELLING |= {
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+    *("_fused_rms_norm", "_fused_rms_norm_backward"),
+}
+
+
+@facts.terms("native_layer_norm", "native_group_norm")
+def _terms_beneath_a_bias(sums: facts.Sums) -> float:
+    """Return the terms of results from which a bias may take away all but the roundoff of their usual size."""
+    if sums.exact is None or not sums.exact.isfinite().any():
+        return sums.per_element()
+    return sums.per_element() * max(1.0, float(sums.exact[sums.exact.isfinite()].abs().median())) ** 2
+
+
 @facts.arguments("_weight_norm_interface", "_weight_norm_interface_backward")
 def _weight_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
     """A length for each slice along the first dimension; ATen reads all as contiguous whatever they are."""

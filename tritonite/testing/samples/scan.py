@@ -10,6 +10,16 @@ from tritonite.testing.samples import facts
 
 # A logarithm of a sum of 1 is 0.0, also where ATen has the first element, -0.0, as it is.
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"logcumsumexp", "_logcumsumexp"}
+facts.CANCELLING.add("cumprod")
+
+
+@facts.terms(
+    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
+    *("_cummax_helper", "_cummin_helper", "_logcumsumexp"),
+)
+def _terms_of_prefixes(sums: facts.Sums) -> float:
+    """Return the length of the longest prefix along any dimension."""
+    return max(sums.per_element(), *sums.result.shape, 1.0)
 
 
 @facts.arguments("_cummax_helper", "_cummin_helper")

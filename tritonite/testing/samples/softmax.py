@@ -12,6 +12,10 @@ from tritonite.testing.samples import facts
 facts.ZERO_SIGN_OF_ROUNDOFF |= {"_masked_softmax_backward", "_softmax_backward_data"}
 # ATen's sums start from 0 on a GPU, and on a CPU from the first element.
 facts.ZERO_SIGN_UNDEFINED.add("_log_softmax_backward_data")
+facts.CANCELLING |= {
+    *("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "_masked_softmax"),
+    *("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward"),
+}
 
 
 def _softmax(function: Any) -> Any:

@@ -18,6 +18,7 @@ PACKETS = (
     "batch_norm_backward_reduce",
     "batch_norm_backward_elemt",
 )
+facts.CANCELLING |= set(PACKETS)
 
 
 @facts.layouts(*PACKETS)
