@@ -115,11 +115,6 @@ def test_takes_float32_of_any_layout(of_hopper, monkeypatch):
     assert not float32_forward.takes(work, result(work))
 
 
-def test_a_third_program_where_it_takes_fewer_rounds():
-    assert table.registers_for_keys(288, 132) == 168 == table.registers_for_keys(390, 132)
-    assert not any(table.registers_for_keys(programs, 132) for programs in (1, 96, 264, 400, 2048, 3072))
-
-
 @pytest.fixture(params=[False, True], ids=["late", "at once"])
 def in_python(request, monkeypatch):
     """The host functions launch what the kernels' sources do as plain Python."""

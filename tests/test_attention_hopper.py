@@ -425,13 +425,6 @@ def test_tiles_have_the_registers_that_they_ask_for(size):
         )
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
-def test_fewer_heads_have_no_larger_tiles(size):
-    for queries, keys, causal in itertools.product((64, 512, 4096), (64, 4096), (False, True)):
-        tiles = [table.warp_specialized(size, size, queries, keys, n, 132, causal).BLOCK_M for n in (1, 32, 4096)]
-        assert tiles == sorted(tiles)
-
-
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
     """By every tile, of 227 KiB; results of another size than keys have their own."""
@@ -453,28 +446,6 @@ def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
     for backend, done_by, size in (("cudnn", "forward", 2), ("flash", "backward", 2), ("flash", "forward", 4)):
         assert not faster(backend, done_by, size, 64, False, 512)
     assert faster("cudnn", "decoding", 2, 64, False, 512)
-
-
-def test_few_queries_by_few_keys_are_left_to_aten():
-    """Where tiles are few; decoding serves more keys, and gradients are another matter."""
-    assert table.are_short(1, 148) and not table.are_short(1, 256) and not table.are_short(17, 148)
-    assert not table.are_short(1, 64)
-    for few, short in itertools.product((False, True), repeat=2):
-        assert table.aten_is_faster("flash", "warp specialised", 2, 80, False, 148, few, short) == (few and short)
-        assert not table.aten_is_faster("flash", "warp specialised backward", 2, 80, False, 148, few, short)
-        assert table.aten_is_faster("efficient", "forward", 4, 256, False, 1788, few)
-        assert not table.aten_is_faster("efficient", "forward", 4, 128, False, 1788, few)
-
-
-def test_short_heads_beside_cudnn_want_many_keys_or_few_tiles():
-    slower = lambda head, keys, biased=False, few=False: table.aten_is_faster(
-        "cudnn", "warp specialised", 2, head, biased, keys, few
-    )
-    assert slower(64, 512) and not slower(64, 512, few=True) and not slower(48, 4096) and not slower(128, 64)
-    assert slower(64, 511, biased=True) and slower(64, 511, True, few=True) and not slower(48, 512, biased=True)
-    assert slower(32, 4096) and not slower(32, 512, few=True) and slower(16, 512, few=True)
-    for few in (False, True):
-        assert table.aten_is_faster("cudnn", "warp specialised backward", 2, 64, False, 512, few) != few
 
 
 @on_sm_90

@@ -11,10 +11,9 @@ from test_attention_hopper import drawn, on_sm_90
 from warps import Pointer, number
 
 from tritonite import devices
-from tritonite.engine.gemm import cost, select
+from tritonite.engine.gemm import cost
 from tritonite.engine.gemm import product as products
 from tritonite.engine.gemm.kernels import epilogue, hopper_fp32
-from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 
@@ -147,10 +146,3 @@ def test_any_tile_gives_the_same_bits():
         again = check(a, b, next(tile for tile in _TILES if tile.transposed == transposed))
         assert torch.equal(found[0][:, 8:], again[:, 8:])
         a[0, 7, 3] = 1
-
-
-@on_sm_90
-@pytest.mark.parametrize("rows", [20, 300])
-def test_the_model_chooses_them(rows):
-    problem = Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
-    assert select.choose(problem, torch.device("cuda"), False).in_parts

@@ -567,18 +567,6 @@ def cut_for_transform(x, inputs, dim, traits):
     return cut
 
 
-def test_few_short_rows_are_for_more_threads(monkeypatch):
-    """A thread has no more elements of few rows than of many."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.Traits(2, True, 1, torch.float32)
-    found = []
-    for count in (300, 18_727, 2**20):
-        x = torch.empty(count, 17, dtype=torch.float16, device="meta")
-        cut = cut_for_transform(x, (x,), 1, traits)
-        found.append(cut.rows * cut.columns // cut.warps)
-    assert found == sorted(found) and found[0] < found[-1]
-
-
 @libentry()
 @triton.jit
 def _divide(x, out, sizes, COUNT: tl.constexpr):
@@ -714,19 +702,6 @@ def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
     assert served("_softmax") and served("native_layer_norm") and served("_log_softmax_backward_data")
 
 
-def test_few_upright_rows_are_for_many_programs(monkeypatch):
-    """The fewer there are the fewer a program has, but of rows beside each other as many as a read of 32 bytes has."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.Traits(2, False, 2, torch.float32)
-    found = []
-    for shape in ((31, 1781, 5), (5000, 1781, 5), (31, 1781, 64)):
-        x = torch.empty(shape, dtype=torch.float16, device="meta")
-        found.append(cut_for_transform(x, (x, x), 1, traits))
-    few, many, beside = found
-    assert few.rows < many.rows and few.programs * few.splits >= nvidia.RECORD.programs // 8
-    assert beside.rows * 2 >= 32
-
-
 # Of 17 elements or 18 a row has nine tiny blocks, enough for several programs.
 UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
 UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
@@ -849,20 +824,6 @@ def test_columns_of_one_element_in_memory(shape, device):
         found = torch.softmax(x, 0), torch.ops.aten._softmax_backward_data(x, x, 0, x.dtype)
     torch.testing.assert_close(found, expected)
     assert served("_softmax") and served("_softmax_backward_data")
-
-
-def test_threads_have_short_columns_and_load_16_bytes(monkeypatch):
-    """As many as fill the device; longer ones where that leaves it empty have more than a thread each."""
-    monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    for dtype, each in ((torch.float16, 8), (torch.float32, 4)):
-        x = torch.empty(32, 2, 64, 56, 56, dtype=dtype, device="meta")
-        chosen = blocks.for_reduction(Space.of((x,), (1,), (), (), False), 1)
-        assert (chosen.rows, chosen.columns, chosen.warps, chosen.steps) == (128 * each, 2, 4, 1)
-    small = torch.empty(3, 2, 1000, device="meta")
-    assert blocks.for_reduction(Space.of((small,), (1,), (), (), False), 1).warps == 1
-    few = torch.empty(3, 30, 1000, device="meta")
-    space = Space.of((few,), (1,), (), (), False)
-    assert not blocks.for_reduction(space, 1).facts(space)["in_threads"]
 
 
 def test_pairs_of_odd_rows_are_beside_each_other():

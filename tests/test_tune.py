@@ -146,11 +146,6 @@ def test_operands_in_the_cache_have_costs_of_their_own(monkeypatch):
         table = _table()[dtype.itemsize]
         near, far = [select.table_for(x._replace(dtype=dtype, result=dtype), DEVICE, True) for x in (small, large)]
         assert (near.costs, far.costs) == (table.cached.costs, table.costs)
-        # From memory a program's few loads would arrive too late; from the cache groups of warps gain nothing by taking
-        # turns, nor two rows of float32 by longer blocks.
-        far_alone = set(far.configs) - set(near.configs)
-        assert all(config.pingpong if dtype is torch.bfloat16 else config.BLOCK_M == 2 for config in far_alone)
-        assert len(far_alone) == (8 if dtype is torch.bfloat16 else 1) and near.costs.launch < far.costs.launch
 
 
 @pytest.fixture
@@ -192,118 +187,6 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
             monkeypatch.setattr(cost_pointers, "copying", lambda sizes, each=each: each * len(sizes))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
             assert product._worth_copies(*operands) == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
-    """By the device's own model, which some copies are worth to and some are not."""
-    copying, worth = cost_pointers.copying, set()
-    for operands, unaligned in _products(dtype):
-        found = []
-        for factor in (0.0, 1.0, 1e9):
-            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, factor=factor: factor * copying(sizes))
-            found.append(product._worth_copies(*operands))
-        assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
-        # What is worth its cost is worth less, and nothing is worth any cost.
-        assert any(found[0]) >= any(found[1]) and not any(found[2])
-        worth |= {any(found[1])} if any(unaligned) else set()
-    assert worth == {False, True}
-
-
-def test_it_matters_little_which_operand_of_float32_is_unaligned(of_hopper):
-    """Either is cut into parts in registers, whatever loads bring it there."""
-    aligned = Problem(1, 1024, 1024, 1024, torch.float32, torch.float32, True, False)
-    time = lambda **vectors: select.microseconds(aligned._replace(**vectors), DEVICE, False)
-    first, second, both = time(a_vector=4), time(b_vector=4), time(a_vector=4, b_vector=4)
-    assert time() < first and time() < second < both
-    assert second == pytest.approx(first, rel=0.2) and both < 1.5 * time()
-
-
-@pytest.mark.parametrize("operand", ["a_vector", "b_vector"])
-def test_the_less_a_load_takes_the_longer_halves_take(operand, of_hopper):
-    for problem in itertools.islice(sweep.drawn(torch.float16, 5), 20):
-        if problem.M > 16:
-            times = [select.microseconds(problem._replace(**{operand: each}), DEVICE, False) for each in (16, 8, 4, 2)]
-            assert times == sorted(times) and times[0] < times[-1]
-
-
-@pytest.mark.parametrize("K", [40, 64, 96, 128])
-def test_short_halves_of_few_rows_have_no_more_stages_than_their_blocks_need(K, of_hopper):
-    through_pointers = 0
-    for rows, N, batches, b_inner in itertools.product((4, 16), (72, 1816), (24, 1000), (True, False)):
-        problem = Problem(batches, rows, N, K, torch.float16, torch.float16, True, b_inner)
-        config = select.unstored(problem, DEVICE, True, True)
-        if not config.descriptors:
-            through_pointers += 1
-            blocks = -(-K // config.BLOCK_K)
-            assert config.BLOCK_K <= 64
-            # One more where both of two are to come from memory at once.
-            assert config.num_stages <= blocks + (blocks > 1)
-    assert through_pointers >= 8
-
-
-def test_short_products_in_the_cache_have_many_programs_that_load_all_at_once(of_hopper):
-    short = Problem(264, 40, 24, 128, torch.float16, torch.float16, True, True)
-    for K, blocks in ((24, 1), (56, 2), (64, 1), (128, 2)):
-        config = select.unstored(short._replace(K=K), DEVICE, True, True)
-        assert not config.descriptors and config.BLOCK_K in (32, 64) and config.splits == 1
-        assert config.num_stages <= (1 if -(-K // config.BLOCK_K) == 1 else blocks + 1)
-        assert short.tiles(config) >= 2 * 132
-    # Not of few rows, of what memory has, of a longer K, or where loads take less than 16 bytes.
-    table = _table()[2]
-    tables = [
-        select.table_for(each, DEVICE, descriptors).configs
-        for each, descriptors in (
-            *((short._replace(**changed), True) for changed in ({"M": 16}, {"batches": 9000}, {"K": 136})),
-            (short._replace(a_vector=8), False),
-            (short, False),
-        )
-    ]
-    expected = table.cached, table, table.cached, table.pointers, table.short
-    assert tables == [each.configs for each in expected]
-
-
-def test_programs_do_not_all_read_the_same_few_columns_at_once(of_hopper):
-    of_one_block = 0
-    for problem in itertools.islice(sweep.drawn(torch.float16, 6), 800):
-        config = select.unstored(problem, DEVICE, True, True)
-        if config.transposed and config.BLOCK_M == 64 and config.BLOCK_N + config.MORE_N >= problem.M:
-            of_one_block += 1
-            assert config.BLOCK_N + config.MORE_N < 128
-    assert of_one_block > 10
-
-
-def test_few_programs_wait_for_memory(of_hopper):
-    """A program with few rows, alone on its multiprocessor, takes as long as its blocks need to arrive from memory."""
-    problem = Problem(1, 9, 4096, 5120, torch.float16, torch.float16, True, False)
-    tiles = select.table_for(problem, DEVICE, True).candidates
-    alone = tiles[
-        (tiles["BLOCK_M"] == 16) & (tiles["BLOCK_N"] == 64) & (tiles["BLOCK_K"] == 64) & (tiles["splits"] == 1)
-    ]
-    least = cost_pointers.waiting(problem, alone, gemm_cost.work(problem, alone, 132), 132)
-    assert least == pytest.approx(80 * cost_pointers.ARRIVES / 3)
-    config = select.unstored(problem, DEVICE, True, True)
-    assert config.warp_specialize or config.splits > 1
-
-
-@pytest.mark.parametrize(("N", "K"), [(234, 1536), (953, 2048), (4508, 512)])
-def test_one_row_of_float32_in_the_cache_is_on_most_multiprocessors(N, K, of_hopper):
-    problem = Problem(1, 1, N, K, torch.float32, torch.float32, True, True)
-    config = select.unstored(problem, DEVICE, False)
-    assert problem.is_cached and config.BLOCK_M == 1 and problem.tiles(config) * config.splits > 100
-
-
-def test_an_addend_comes_by_tma_where_tiles_are_written_whole(of_hopper):
-    """Where shared memory has room for whole tiles specialised warps have them, and are taken for it."""
-    counts = {True: 0, False: 0}
-    problems = [problem for problem in itertools.islice(sweep.drawn(torch.float16, 11), 300) if problem.M > 64]
-    for problem, by_tma in itertools.product(problems, counts):
-        problem = problem._replace(added=True, added_by_tma=by_tma)
-        config = select.fitting(select.unstored(problem, DEVICE, True, True), problem, DEVICE)
-        if config.warp_specialize and config.splits == 1:
-            counts[by_tma] += 1
-            assert not (by_tma and config.split_store)
-    assert 2 * counts[False] < 3 * counts[True] and counts[False] > 50
 
 
 @pytest.mark.filterwarnings("error")
