@@ -1,7 +1,7 @@
-"""Inputs for every overload: made from its schema, and from what its family says besides.
+"""Example calls of every overload, made from its schema and from facts that its family registers.
 
-`generate` makes them; `facts` holds what schemas do not tell; a module named after a family of operators adds that
-family's, and is the one to open for a new operator of it.
+`generate` makes the calls, `boundaries` the operands at which formulas change, and `facts` is the registry. A module
+named after a family registers that family's facts; a new operator of the family adds its own there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tritonite.testing.samples.facts import (
 )
 from tritonite.testing.samples.generate import Sample, calls, samples, values
 
-# A family adds what it needs when it is imported.
+# A module registers its family's facts when it is imported.
 for _family in (
     "activation",
     "arithmetic",
