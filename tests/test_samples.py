@@ -252,8 +252,8 @@ def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch)
     query, key, value, grad = (torch.randn(2, n, 11, 8, dtype=torch.float64) for n in (4, 2, 2, 4))
     bias = torch.randn(2, 1, 11, 11, dtype=torch.float64) if biased else None
     found = []
-    for most in (attention._MOST_SCORES, 1):
-        monkeypatch.setattr(attention, "_MOST_SCORES", most)
+    for most in (attention._MAX_SCORES, 1):
+        monkeypatch.setattr(attention, "_MAX_SCORES", most)
         operands = [x.detach().requires_grad_() for x in (query, key, value, *([bias] if biased else []))]
         out, logarithms = attention._attended(*operands[:3], operands[3] if biased else None, not biased, False, None)
         found.append((out, logarithms, *torch.autograd.grad(out, operands, grad)))
@@ -262,7 +262,7 @@ def test_long_attention_has_the_same_reference_head_by_head(biased, monkeypatch)
 
 def test_gradients_of_long_attention_keep_the_scores_of_one_head(monkeypatch):
     query, key, value, grad = (torch.randn(2, 4, 11, 8, dtype=torch.float64) for _ in range(4))
-    monkeypatch.setattr(attention, "_MOST_SCORES", 1)
+    monkeypatch.setattr(attention, "_MAX_SCORES", 1)
     kept, most, scores_of = list[weakref.ref[torch.UntypedStorage]](), 0, attention._scores
 
     def counted(*arguments):
