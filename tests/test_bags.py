@@ -56,6 +56,7 @@ def _declined(name):
     return sum(counts.declined.values()) if isinstance(counts.declined, dict) else counts.declined
 
 
+@pytest.mark.declines("offsets that are not in order")
 @CPU
 @pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
 @pytest.mark.parametrize("given", OFFSETS)
@@ -78,6 +79,7 @@ def test_offsets_of_bags_give_what_aten_gives(given, name, path):
     assert bool(_declined(name)) != ("in order" in given)
 
 
+@pytest.mark.declines("an index is out of range")
 @CPU
 def test_a_negative_padding_index_is_no_row(path):
     """ATen refuses it among the indices on a CPU."""
@@ -154,6 +156,7 @@ def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, mo
     assert not gradient.isnan().any() and not gradient[~covered].any()
 
 
+@pytest.mark.declines("ATen refuses the sequences")
 @CPU
 @pytest.mark.parametrize(
     "offsets, total", [([0, 3, 1], 1), ([0, 4, 3], 3), ([0, -1, 2], 2), ([0, 2, 3], 4), ([0, 2, 5], 5)]

@@ -148,6 +148,7 @@ def test_one_value_is_put_under_a_mask(device):
     assert tritonite.stats()["index_put"].launched == 4
 
 
+@pytest.mark.declines("the indices are out of range")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="an assertion ends a GPU's context")
 @pytest.mark.parametrize("place", [5, -6, 2**40])
 def test_what_is_out_of_range_raises_what_aten_raises(place, path):
@@ -397,6 +398,7 @@ def test_sequences_are_put_end_to_end(device, path):
     assert _served("_padded_dense_to_jagged_forward") == 3
 
 
+@pytest.mark.declines("ATen refuses the call")
 @pytest.mark.skipif(tritonite.device != "cpu", reason="ATen's kernel for GPUs does not look at offsets")
 def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
     dense, ends = torch.rand(1, 6, 10), torch.tensor([0, 6])
@@ -510,6 +512,7 @@ def test_unsigned_integers_under_several_indices_are_atens_on_gpus(dtype, monkey
             host(x, places, *more)
 
 
+@pytest.mark.declines("ATen refuses the dtypes")
 def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
     index, wide = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, 2, device=device)
     calls = [
@@ -532,6 +535,7 @@ def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
                 assert torch.equal(call(), expected)
 
 
+@pytest.mark.declines("ATen refuses the dtypes on CPUs")
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
 def test_dtypes_of_images_are_atens(name, dtype, device):

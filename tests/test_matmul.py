@@ -854,6 +854,7 @@ def test_products_of_copies_are_replayed(path, monkeypatch):
     assert counts.replayed == 2 or path == "python"
 
 
+@pytest.mark.declines("the result has another shape in ATen")
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_a_product_without_rows_has_its_addends_shape_in_aten(shape):
     added, mat, vec = (torch.ones(size, device=tritonite.device) for size in (shape, (0, 2), (2,)))

@@ -70,6 +70,7 @@ def test_real_numbers_become_complex(device):
     assert identical(serves("_to_copy.default", lambda: x.to(torch.complex128)), x.to(torch.complex128))
 
 
+@pytest.mark.declines("conjugated or negated views")
 @pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view], ids=["conjugate", "negative"])
 def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
     x = view(torch.randn(3, 4, dtype=torch.complex64, device=device))
@@ -77,6 +78,7 @@ def test_what_is_changed_when_it_is_read_goes_to_aten(view, device):
     assert torch.equal(serves("copy_.default", lambda: y.copy_(x), declined=True), x.resolve_conj().resolve_neg())
 
 
+@pytest.mark.declines("the output overlaps")
 def test_overlapping_copies_go_to_aten(device):
     x = torch.arange(10.0, device=device)
     with pytest.raises(RuntimeError, match=r"overlap|single memory location"):
@@ -289,6 +291,7 @@ def test_an_output_of_other_dimensions_for_rot90_is_atens_to_refuse(device):
         torch.ops.aten.rot90.out(x, 1, [1, -2], out=out)
 
 
+@pytest.mark.declines("no kernel writes such outputs")
 @pytest.mark.parametrize("strides", [(1, 2, 36), (162, 1, 18)])
 def test_an_output_with_other_strides_for_windows_is_atens(strides, device):
     """ATen writes as though it were contiguous, so that only it can say where elements are."""
@@ -364,6 +367,7 @@ def test_a_number_among_matrices_counts_for_less(device):
         assert result.dtype is expected.dtype and torch.equal(result, expected)
 
 
+@pytest.mark.declines("ATen refuses the output")
 def test_chunks_are_not_put_into_integers(device):
     x, out = torch.ones(3, device=device), torch.zeros(2, 2, dtype=torch.int64, device=device)
     with tritonite.use_gems(include=["_chunk_cat"]), pytest.raises(TypeError, match="can't be cast"):
@@ -406,6 +410,7 @@ def test_complex_numbers_have_the_bits_of_their_parts(dtype, device):
         assert identical(serves("complex", lambda parts=parts: torch.complex(*parts)), torch.complex(*parts))
 
 
+@pytest.mark.declines("ATen refuses the ranges")
 @pytest.mark.parametrize(
     ("name", "ends", "dtype"),
     [

@@ -157,6 +157,7 @@ NUMBERED = [
 ]
 
 
+@pytest.mark.declines("the integers name no dtype")
 @pytest.mark.parametrize(("name", "argument"), NUMBERED)
 def test_ints_that_name_nothing_go_to_aten(name, argument, device):
     """Through Python PyTorch itself reads beyond its tables for them, before it calls a kernel."""

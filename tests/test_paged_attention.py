@@ -267,6 +267,7 @@ def _stops(program, words):
     assert done.returncode and "device-side assert" in done.stderr and words in done.stderr, done.stderr
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(("words", "change"), _OUT_OF_RANGE)
 def test_blocks_and_lengths_out_of_range_stop_the_program(words, change):
     _stops(
@@ -288,6 +289,7 @@ def _operands():
     )
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -482,11 +484,13 @@ def test_what_is_written_is_attended_to():
     torch.testing.assert_close(torch.cat(results).double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.declines("refused calls")
 def test_slots_out_of_range_stop_the_program():
     program = "key, value, caches, slots = _tokens()\nfused.reshape_and_cache(key, value, *caches, slots + 64)"
     _stops(program, "slot that the caches do not have")
 
 
+@pytest.mark.declines("refused calls")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

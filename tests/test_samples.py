@@ -118,6 +118,7 @@ def test_a_decline_fails(name, declining):
     assert {f"{label}: declined: {name}: a whim" for label in declined} == set(report.failures)
 
 
+@pytest.mark.declines("the test declines")
 @pytest.mark.skipif(tritonite.device == "cuda", reason="ATen has products of integers on CPUs alone")
 def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
     declining("mm", lambda *_: True)
@@ -125,6 +126,7 @@ def test_a_decline_of_what_no_kernel_is_for_does_not(declining):
     assert report.samples == len(report.declined) == 1 and not report.served and not report.failures
 
 
+@pytest.mark.declines("the test declines")
 def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
     excuse = MayDecline(("exp",), ("zero_dim",), "a whim", "for a test")
     monkeypatch.setattr(verify, "MAY_DECLINE", [excuse])
@@ -138,6 +140,7 @@ def test_an_excuse_is_for_its_reason_alone(declining, monkeypatch):
     assert check(labels=("zero_dim",)).failures
 
 
+@pytest.mark.declines("the test declines")
 def test_a_function_of_which_all_samples_decline_fails(declining):
     info = opinfo.infos()["exp"]
     declining("exp", lambda *_: True)
