@@ -1,4 +1,4 @@
-"""Fixtures and checks of all tests. tritonite is imported first, to set up the interpreter before triton is imported."""
+"""Fixtures and checks of all tests. tritonite comes first: it sets up the interpreter before triton is imported."""
 
 import tritonite  # noqa: I001
 
@@ -44,7 +44,7 @@ def _name(value):
 def some(*values, turns=1):
     """Return all combinations, or without the full set as many as `turns` times the longest list has values.
 
-    In a turn all lists advance together. From turn to turn list k is shifted by k, for other combinations.
+    In a turn all lists advance together. From turn to turn list k shifts by k values, for other combinations.
     """
     if FULL:
         return list(itertools.product(*values))
