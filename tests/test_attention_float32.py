@@ -36,7 +36,7 @@ def wide(**sizes):
 
 
 def packed(queries, keys, causal=False, last=False, logarithms=True, D=64, ratio=1):
-    """Sequences of so many queries and keys each, one after the other."""
+    """Return a problem of packed sequences, given by numbers of queries and keys."""
     rows, columns = [torch.tensor([0, *lengths]).cumsum(0) for lengths in (queries, keys)]
     shapes = (1, 2 * ratio, int(rows[-1]), D), (1, 2, int(columns[-1]), D), (1, 2, int(columns[-1]), D)
     starts = [places.to(torch.int32).to(tritonite.device) for places in (rows, columns)]
@@ -45,7 +45,7 @@ def packed(queries, keys, causal=False, last=False, logarithms=True, D=64, ratio
 
 
 def sequences(work):
-    """Each of a packed problem's, and the parts of queries and of keys that are its own."""
+    """Yield each sequence of a packed problem, with its slices of queries and keys."""
     starts = [places.tolist() for places in work.packed[:2]]
     for i in range(work.batch):
         rows, columns = [slice(*places[i : i + 2]) for places in starts]
@@ -75,7 +75,7 @@ def check_packed(work, attend, differentiate, far=1e-5):
 
 
 def gradients(work, grad):
-    """Those of query, key, value and bias, in float64; a row that sees nothing has none."""
+    """Return gradients by query, key, value and bias in float64; a row that sees no key has none."""
     own = [x.detach().double().requires_grad_() for x in work[:3]]
     bias = torch.zeros((), device=grad.device) if work.bias is None else work.bias
     hidden = ~bias if bias.dtype is torch.bool else bias.isneginf()
@@ -130,7 +130,7 @@ def in_python(request, monkeypatch):
         return value if name in as_is else number(value)
 
     def cut(x, _):
-        """Three parts of 8 bits each, cut off."""
+        """Split into three terms of 8 bits each, by truncation."""
         found = []
         for _part in range(3):
             first = (x.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -163,14 +163,14 @@ def in_python(request, monkeypatch):
 
 
 def added(work):
-    """The same with a mask as what is added to scores."""
+    """Return the problem with its mask converted to an additive bias."""
     if work.bias is None or work.bias.dtype is not torch.bool:
         return work
     return work._replace(bias=torch.zeros(work.bias.shape, device=work.bias.device).masked_fill(~work.bias, -math.inf))
 
 
 def check(work, attend, differentiate, far=1e-5):
-    """Both passes beside float64, their results in memory that was nan and that stays so beside them."""
+    """Compare both passes with float64. Results are views of nan memory, whose other elements must stay nan."""
     out = torch.full((*result(work).shape[:3], work.value.shape[3] + 5), math.nan, device=work.query.device)[..., :-5]
     rows = out.shape[2]
     logsumexp = torch.full((*out.shape[:2], -(-rows // 32) * 32), math.nan, device=out.device)
@@ -220,7 +220,7 @@ def test_products_follow_each_other(in_python, sizes):
 @pytest.mark.parametrize("broadcast", [*BROADCASTS, "mask"])
 @pytest.mark.parametrize("sizes", CASES[2:4])
 def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
-    """Which has blocks of -inf alone, and rows that see nothing."""
+    """The bias has blocks of -inf, and rows that see no key."""
     work = with_bias(wide(B=1, **sizes), "full" if broadcast == "mask" else broadcast)
     work = work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work
     check(work, float32_forward.attention, float32_backward.attention_backward)
@@ -229,7 +229,7 @@ def test_a_bias_and_its_gradient(in_python, sizes, broadcast):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("in_python", [False], indirect=True, ids=["late"])
 def test_biases_of_the_least_and_largest_numbers(in_python):
-    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+    """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(wide(B=1, S=80, T=100, H=2, causal=False), 61, 5)
     check(work, float32_forward.attention, float32_backward.attention_backward)
 
@@ -281,7 +281,7 @@ def test_values_beside_biases_of_the_least_and_largest_numbers():
 
 @on_sm_90
 def test_more_programs_than_two_rounds_have():
-    """So that a third is in a multiprocessor."""
+    """There are enough programs for three on a multiprocessor."""
     heads = 2 * devices.multiprocessors(torch.device("cuda")) + 1
     run(wide(B=1, H=heads, shared=heads, S=50, T=60, causal=False))
 
@@ -300,7 +300,7 @@ def test_layouts_and_places_in_the_middle_of_words(D):
 @on_sm_90
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_is_not_finite(causal):
-    """Of infinity the first part alone is one, of any NaN it is NaN; what nobody sees reaches no gradient of keys."""
+    """The first term of infinity is infinite, all terms of nan are nan, and masked values reach no gradient of keys."""
     work = wide(S=70, T=300, causal=causal, H=2)
     work.key[0, 0, 3, 5], work.query[..., 5] = math.inf, -1
     work.value[0, 1].view(torch.int32)[4, 2] = 0x7F800001

@@ -60,7 +60,7 @@ BROADCASTS = {
 
 
 def with_bias(work, broadcast="full", hidden=0.3):
-    """The same with a bias in rows as ATen pads them, some of which is -inf: a part, a block of keys and a row."""
+    """Add a bias in rows padded as ATen pads them, with -inf in a slice, in a block of keys and in a row."""
     shape = [*work.query.shape[:3], work.keys]
     padded = [1 if shared else size for size, shared in zip(shape, BROADCASTS[broadcast], strict=False)]
     bias = drawn(*padded, -(-work.keys // 16) * 16, dtype=work.query.dtype)[..., : work.keys]
@@ -72,10 +72,10 @@ def with_bias(work, broadcast="full", hidden=0.3):
 
 
 def with_extremes(work, first, column, broadcast="heads"):
-    """The same with a bias whose rows, from `first` on, are what padding masks are made of.
+    """Add a bias whose rows, from `first` on, have the numbers of padding masks.
 
-    Rows of the least finite number, of it but for one column, of the largest in one column and in all, and of -inf but
-    for one column of the least number.
+    Rows have the least finite number in all columns or in all but one, the largest in one column or in all, and -inf in
+    all columns but one of the least number.
     """
     bias = with_bias(work, broadcast, hidden=0).bias.nan_to_num(neginf=0).contiguous()
     info = torch.finfo(bias.dtype)
@@ -188,7 +188,7 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 
 def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
-    """What the kernel's source does as plain Python, where a group of warps is a thread: (result, logarithms)."""
+    """Run the kernel's source in plain Python, a thread for each warp group; return (result, logsumexp)."""
     out = result(work)
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan)
     block_d, block_v = hopper.block_sizes(work)
@@ -246,7 +246,7 @@ TILES = [
 
 
 def _has_room_for_a_bias(tile, D=64, V=64):
-    """In 227 KiB; and blocks of one row begin at 128 bytes, as copies do."""
+    """Return whether a tile with a bias fits in 227 KiB; blocks of one row are aligned to 128 bytes, as TMA wants."""
     one = tile.BLOCK_M * (D + (V if D != V else 0))
     blocks = tile.num_stages * tile.BLOCK_N * (D + V + tile.BLOCK_M)
     return 2 * (one + blocks) + hopper._BARRIERS <= 227 * 1024 and 2 * tile.BLOCK_N >= 128
@@ -289,7 +289,7 @@ def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
     ),
 )
 def test_groups_of_warps_add_a_bias(sizes, broadcast, tile):
-    """Which comes with keys, has blocks of -inf alone, and rows that see nothing."""
+    """The bias is copied with the keys, has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale, own_staging, empty = sizes
     work = with_bias(problem(S=S, T=T, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     out, logsumexp = run(work, tile, False, own_staging, empty=empty)
@@ -317,7 +317,7 @@ def test_the_least_and_largest_numbers(dtype):
     covering(2, [(5, 450 if FULL else 330, 4), (1, 600, 2)], TILES, [False, True]),
 )
 def test_tiles_of_one_program_have_different_blocks(sizes, tile, at_once):
-    """Of which more or fewer are masked than of the tile before; few tiles, and many in pairs."""
+    """Successive tiles differ in how many blocks are masked. A program has a few tiles, or many in pairs."""
     programs, S, H = sizes
     work = problem(S=S, H=H, shared=2, B=2 if H == 4 else 1)
     out, logsumexp = run(work, tile, at_once, own_staging=True, programs=programs)
@@ -350,7 +350,7 @@ def test_balanced_tiles_are_all_tiles(blocks, heads, programs):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
 def test_what_is_not_finite_stays_so(worst):
-    """Of one key, in blocks that are masked and in those that are not."""
+    """A key is not finite, in a masked block or in another."""
     for at, T in ((3, 150), (7, 150), (64 + 2, 150), (64 + 3, 150), (128 + 7, 150), (64 + 3, 128), (3, 64)):
         work = problem(S=70, T=T, H=2, causal=False)
         work.query[:] = work.query.abs()
@@ -375,7 +375,7 @@ def test_what_is_not_finite_stays_so_on_a_device(D, worst):
 
 
 def attended(work, empty="inf"):
-    """(result, logarithms) of the host function, beside memory that must stay as it was."""
+    """Return (result, logsumexp) of the host function, and check that memory around them is unchanged."""
     whole = work.query.new_full((*work.query.shape[:2], work.queries + 3, work.value.shape[3] + 8), math.nan)
     out = whole[:, :, : work.queries, : work.value.shape[3]]
     logsumexp = torch.full((*out.shape[:2], -(-out.shape[2] // 32) * 32), math.nan, device=out.device)
@@ -416,7 +416,7 @@ def chosen(size, value=None):
 
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_tiles_have_the_registers_that_they_ask_for(size):
-    """The warps of a device share 64 Ki; a thread has 255 of them at most, and whole eights."""
+    """A multiprocessor has 64 Ki registers. A thread has less than 256, in multiples of 8."""
     for tile in chosen(size):
         copying, multiplying = 128 * table.COPYING, 128 * tile.groups * tile.registers
         assert tile.BLOCK_M % 64 == 0 and tile.registers % 8 == 0 < tile.registers < 256
@@ -427,7 +427,7 @@ def test_tiles_have_the_registers_that_they_ask_for(size):
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_shared_memory_has_room_for_a_bias(D):
-    """By every tile, of 227 KiB; results of another size than keys have their own."""
+    """Every tile fits in 227 KiB, also where values have another size than keys."""
     assert all(_has_room_for_a_bias(tile, D, V) for V in (D, D // 2) for tile in chosen(D, V))
     if D in table.WARP_SPECIALIZED_BACKWARD_WITH_BIAS:
         queries, keys = table.warp_specialized_backward(D, D, True)
@@ -436,7 +436,7 @@ def test_shared_memory_has_room_for_a_bias(D):
 
 
 def test_aten_is_faster_unless_the_table_says_otherwise(monkeypatch):
-    """Of a backend's pass in elements of a size; nothing follows from others."""
+    """An entry of the table is for one backend, pass and element size."""
     monkeypatch.setattr(table, "FASTER", {("flash", 2, "forward"): range(33, 129)})
     monkeypatch.setattr(table, "FASTER_WITH_BIAS", {("efficient", 4, "forward"): range(1, 65)})
     faster = lambda *given: not table.aten_is_faster(*given)
@@ -527,7 +527,7 @@ def test_layouts(D):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
-    """Of so many heads that persistent programs have several tiles."""
+    """There are enough heads for several tiles in each persistent program."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile._replace(persistent=persistent))
     check(problem(S=450, H=64, shared=32, causal=causal))
 
@@ -536,7 +536,7 @@ def test_every_kind_of_tile(causal, tile, persistent, monkeypatch):
 @pytest.mark.parametrize("tile", sorted(tile for tile in chosen(64) if tile.persistent))
 @pytest.mark.parametrize(("S", "H"), [(600, 101), (1000, 72)])
 def test_so_many_tiles_that_they_are_in_pairs(S, H, tile, monkeypatch):
-    """Of an even or an odd number, and keys that are copied several blocks ahead."""
+    """The number of tiles is even or odd, and keys are copied several blocks ahead."""
     monkeypatch.setattr(table, "warp_specialized", lambda *_: tile)
     check(problem(S=S, H=H, shared=H, B=3))
 

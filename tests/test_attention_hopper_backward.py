@@ -110,7 +110,7 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
-    """What the kernels' sources do as plain Python, launched by the host function."""
+    """Run the kernels' sources in plain Python, as the host function launches them."""
     as_is = {"heads", "batch_heads", "group", "blocks", "APART", "SPLIT", "STAGES", "V_STAGES"}
 
     def given(name, value):
@@ -197,7 +197,7 @@ def test_groups_of_warps_agree(sizes, tiles, at_once):
     ("heads", "tiles"), covering(3, [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)], TILES)
 )
 def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
-    """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
+    """Query heads that share keys have a program each, whose sums are added afterwards."""
     (shared, V, biased), T = heads, 290 if FULL else 150
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
     added, add = [], hopper_backward.add_heads.run
@@ -221,7 +221,7 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     covering(3, [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)], BROADCASTS, TILES[:-1]),
 )
 def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
-    """Which has blocks of -inf alone, and rows that see nothing."""
+    """The bias has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale = sizes
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
@@ -239,7 +239,7 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiles", TILES[:2])
 def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
-    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+    """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(problem(S=80, T=90, causal=False, dtype=dtype), 61, 5)
     grad = drawn(2, 4, 80, 64, dtype=dtype)
     out, logarithms, expected = by_definition(work, grad)
@@ -251,7 +251,7 @@ def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
 
 
 def check(work, far=None):
-    """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
+    """Compare two runs of the warp-specialised kernels with the definition; memory around results must not change."""
     far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
     out, grad = result(work), drawn(*result(work).shape, dtype=work.query.dtype)
     logsumexp = torch.full(out.shape[:3], math.nan, device=out.device)
@@ -272,7 +272,7 @@ def check(work, far=None):
 
 @pytest.fixture(params=[False, True], ids=["heads together", "heads apart"])
 def heads_apart(request, monkeypatch):
-    """Both ways of programs for keys that heads of queries share, whatever their number."""
+    """Run a test with one program for all query heads of a key head, and with one program each."""
     monkeypatch.setattr(hopper_backward, "_splits_heads", lambda *_: request.param)
 
 
@@ -337,9 +337,9 @@ def test_layouts(D):
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_values_that_are_not_finite_beside_the_last(D):
-    """Of keys and values that no row sees nothing reaches the gradients of others.
+    """Keys and values that no row sees do not reach the gradients of others.
 
-    The result is of finite ones: a probability of 0 times what is not finite is nan, in ATen's as well.
+    The result is computed before they change: 0 times a value that is not finite is nan, as in ATen.
     """
     work = problem(S=70, T=300, D=D, causal=True)
     out, grad = result(work), drawn(2, 4, 70, D)

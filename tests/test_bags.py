@@ -99,7 +99,7 @@ def _bags_of(offsets, n):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [2, 3], [9, 3], [0, 9], [0, 9, 2], [0, -5, 2], [0, -(2**40), 2**40]])
 def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monkeypatch):
-    """What a GPU does, by kernels that ask nothing of the offsets. What is behind the indices is no row."""
+    """Kernels for GPUs do not check offsets, and read no row beyond the indices."""
     facts = bags._facts
     monkeypatch.setattr(bags, "_facts", lambda *a, **k: dataclasses.replace(facts(*a, **k), checks=False))
     weight = torch.randn(6, 3, device=device)
@@ -134,7 +134,7 @@ def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
 @pytest.mark.parametrize("bounds", [[0, 3, 1, 4], [2, 9], [0, 9, 4], [-3, 2], [3, 1]])
 def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, monkeypatch):
-    """What a GPU does: segments are cut to the data, and one that ends before it begins is empty."""
+    """Kernels for GPUs clamp segments to the data. A segment with a negative length is empty."""
     facts = segmented._Facts
     monkeypatch.setattr(segmented, "_Facts", lambda *a, **k: facts(*a, **k | {"checks": False}))
     memory = torch.full((12, 2), float("nan"), device=device)
@@ -174,7 +174,7 @@ def test_sequences_that_do_not_fit_are_atens_to_refuse(offsets, total, path):
 @pytest.mark.parametrize("width, dtype", [(2, torch.float32), (8, torch.float16), (2, torch.float16)], ids=str)
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [0, 2, 3], [0, 5, 5], [0, 1, 0]], ids=str)
 def test_rows_of_no_sequence_are_what_aten_gives_on_a_gpu(offsets, width, dtype, device, monkeypatch):
-    """Its bisection takes rows behind the last sequence for rows of that one, or of none, by the layout."""
+    """By layout, ATen's bisection assigns rows behind the last sequence to that sequence or to none."""
     monkeypatch.setattr(jagged, "_ON_CPU", False)
     dense = torch.arange(1, 1 + 6 * width, device=device).view(2, 3, width).to(dtype)
     ends = torch.tensor(offsets, device=device)

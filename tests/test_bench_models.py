@@ -73,7 +73,7 @@ def test_a_model_runs_with_every_operator():
 
 
 def test_decode_reads_the_prompt_from_the_cache():
-    """Its logits are those that a pass over prompt and token gives at the token, however often it runs."""
+    """The logits are those of a pass over prompt and token, in every repetition."""
     _, decode = models.phases("llama", torch.float32, 2, TOKENS, tiny=True)
     whole, _ = models.phases("llama", torch.float32, 2, TOKENS + 1, tiny=True)
     with torch.inference_mode():

@@ -27,7 +27,7 @@ def every_path(path):
 
 @pytest.fixture
 def replays(path):
-    """How many runs of a host function that many calls of a kind are: one where calls are recorded."""
+    """Return how often a host function runs in many calls of a kind: once if calls are recorded."""
     return lambda calls: 1 if path == "native" else calls
 
 
@@ -50,7 +50,7 @@ def _count(source, counts, n, BLOCK: tl.constexpr):
 @tritonite.libentry()
 @triton.jit
 def _places(source, target, n, BLOCK: tl.constexpr):
-    """By one program, for tests: the indices of what is not 0."""
+    """Write the indices of nonzero elements, by one program."""
     index = tl.arange(0, BLOCK)
     found = tl.load(source + index, mask=index < n, other=0) != 0
     place = tl.cumsum(found.to(tl.int64), axis=0) - 1
@@ -114,7 +114,7 @@ def test_zero_and_one_may_be_told_apart_without_pinning_a_number(device, path):
 
 
 def test_lists_in_and_out(device, replays):
-    """As `_foreach_add`: a list of tensors, a number for all of them or for each, a list of results."""
+    """Like `_foreach_add`: a list of tensors, one scalar or a list of scalars, and a list of results."""
 
     def host(xs, number):
         numbers = number if isinstance(number, (list, tuple)) else [number] * len(xs)
@@ -445,7 +445,7 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
 
 
 def _compiling(monkeypatch, kernel, device):
-    """As on a GPU while a graph is captured: no kernel is known yet, and the first launch goes through decorators."""
+    """Simulate the state during a capture on a GPU: no kernel is compiled, and the first launch passes decorators."""
     if device == "cpu":
         monkeypatch.setattr(type(kernel), "_compiles", True)
         monkeypatch.setattr(type(kernel), "_resolve", lambda *_: None)

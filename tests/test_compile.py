@@ -1,4 +1,4 @@
-"""What the interpreter accepts, the compilers accept: every kernel, compiled without a GPU."""
+"""Compilation of every kernel without a GPU: compilers accept what the interpreter accepts."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PARTS = 6 if FULL or MATRIX else 2
 
 @pytest.fixture
 def cache(tmp_path_factory):
-    """A folder for all parts, wherever they run: what several launch is compiled once."""
+    """Return a folder that all parts share, so that kernels that several launch are compiled once."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
 
@@ -42,7 +42,7 @@ print(re.search(rf"^{layout} = .*order = (.*)}}>$", code, re.MULTILINE)[1])
 
 @pytest.mark.smoke
 def test_columns_at_odd_addresses_are_loaded_by_neighbouring_threads():
-    """Triton 3.6 lays threads along rows where it is told that no two elements are next to each other."""
+    """Triton 3.6 lays threads along rows unless it knows that elements are contiguous along columns."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-c", _LAYOUT_OF_LOADS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -69,7 +69,7 @@ for width in (56, 55):
 
 @pytest.mark.smoke
 def test_short_columns_stay_in_their_threads():
-    """By loads of 16 bytes, or by those of an element each, and without a word to another thread."""
+    """A thread loads 16 bytes or one element at a time, and no data passes between threads."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-c", _SHORT_COLUMNS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

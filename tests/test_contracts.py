@@ -1,4 +1,4 @@
-"""What ATen promises about a result beside its values: layout, aliasing, errors, overlap."""
+"""ATen's promises about results besides values: layout, aliasing, errors, overlap."""
 
 import copy
 import gc
@@ -505,7 +505,7 @@ def test_more_elements_than_32_bits_count(device):
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 10, 25, 641, 2**16 - 1, 2**16 + 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_places_are_divided_by_multiplication(divisor):
-    """As the kernels do it, in 32 bits, by numbers of which every bit counts."""
+    """Kernels divide 32-bit indices so; the divisors use every bit."""
     multiplier, shift = inverse(divisor)
     assert -(2**31) <= multiplier < 2**31
     multiples = [divisor * factor for factor in (1, 2, 3, 1000, (2**31 - 1) // divisor)]
@@ -537,7 +537,7 @@ def test_explain_computes_nothing(device):
 
 
 def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monkeypatch):
-    """As ATen on a GPU, where a factor of 1 leaves one operation; another factor comes to a product that is rounded."""
+    """With a factor of 1, ATen on a GPU fuses product and addition; with another factor it rounds the product."""
     if devices.current.interpreted:
         monkeypatch.setattr(arithmetic, "_ON_CPU", tl.constexpr(False))
     addcmul = tritonite.overloads()["addcmul"]
@@ -550,7 +550,7 @@ def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monke
 
 
 def test_incomplete_gamma_functions_near_0(device):
-    """Of a small order Q is small, and 1 - P would be what cancels."""
+    """For a small order Q is small, and 1 - P would cancel."""
     a = torch.tensor([1e-6, 1e-3, 0.02, 0.16], dtype=torch.float64, device=device)
     x = torch.tensor([1.02, 0.9, 1.08, 1.16], dtype=torch.float64, device=device)
     # By mpmath.
@@ -580,7 +580,7 @@ def decline():
 
 
 def test_a_norm_of_a_number_along_a_dimension_is_a_root_of_its_power(device):
-    """As ATen has it, which takes the number's size where no dimension is named."""
+    """ATen returns the absolute value only if no dimension is given."""
     x = torch.tensor(-0.5, device=device)
     for dim in (None, [0], [-1]):
         expected = torch.linalg.vector_norm(x, 500.0, dim)

@@ -1,4 +1,4 @@
-"""Attention of few queries over many keys, whose splits programs share, against its definition in float64."""
+"""Attention of few queries over many keys by splits, compared with its definition in float64."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has th
 
 @pytest.fixture(params=["one split", "splits"])
 def small_tiles(request, monkeypatch):
-    """Tiles of which small operands have several, in one split and in many, of which programs combine 16 at a time."""
+    """Make small tiles, with one split or many, which programs combine 16 at a time."""
     share = 2**20 if request.param == "one split" else 16
     monkeypatch.setattr(decode.table, "decoding", lambda *_: Tile(16, 16))
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: share)
@@ -79,7 +79,7 @@ def test_heads_that_share_keys(small_tiles, dtype, heads):
 
 @pytest.mark.parametrize(("diagonal", "S"), covering(2, [None, KEYS - 16, 40, 0, -3], [2, 5, 16]))
 def test_several_queries(small_tiles, S, diagonal):
-    """All of which see all keys, or each one more, or none for the first ones."""
+    """All queries see all keys, or each sees one more than the query before, or the first see none."""
     _check(*_operands(B=1, H=6, S=S, T=KEYS), causal=diagonal is not None, diagonal=diagonal or 0)
 
 
@@ -97,7 +97,7 @@ def test_bias(small_tiles, shape, mask):
 
 
 def test_masks_of_which_splits_and_rows_see_nothing(small_tiles):
-    """What a mask leaves of a cache that is not full, and rows that it leaves nothing of."""
+    """A mask leaves the filled rows of a cache, or leaves a query no key."""
     mask = torch.zeros(2, 1, 3, KEYS, dtype=torch.bool, device=tritonite.device)
     mask[0, :, 0, :20] = True
     mask[:, :, 1, 100:120] = True
@@ -116,7 +116,7 @@ def test_logarithms_are_padded(small_tiles):
 
 
 def test_layouts(small_tiles):
-    """Heads side by side, a cache with room for more, and a query that is a part of something wider."""
+    """Operands are (batch, rows, heads, elements), a view of a larger cache, and a slice of a wider query."""
     query, key, value = [_drawn(2, rows, 4, 40).transpose(1, 2)[..., 8:24] for rows in (3, 90, 90)]
     _check(query, key[:, :2, :70], value[:, :2, :70], causal=True, diagonal=67)
 
@@ -255,7 +255,7 @@ def test_operators_of_cuda(monkeypatch):
 
 @pytest.mark.parametrize(("split_keys", "expected"), [(2**20, [False]), (64, [True, True])])
 def test_only_splits_have_the_next_launch_begin_sooner(monkeypatch, split_keys, expected):
-    """That which combines them waits for them beside them."""
+    """The launch that combines splits is launched early and waits for them."""
     launches = []
     monkeypatch.setattr(devices, "has_dependent_launch", lambda device: True)
     monkeypatch.setattr(decode.table, "keys_of_split", lambda *_: split_keys)

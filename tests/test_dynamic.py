@@ -445,7 +445,7 @@ def test_dtensors_are_refused(device, path, tmp_path):
 
 
 def test_calls_are_replayed_by_the_native_dispatcher(device):
-    """In a process of its own, where operators are registered with it."""
+    """The test has a process of its own, where the operators are registered with the native dispatcher."""
     code = """
 import torch, tritonite
 from tests.test_dynamic import both, several

@@ -22,7 +22,7 @@ REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError
 
 
 def calls(op):
-    """Arguments of up to a dozen samples, of which ATen may refuse some, with destinations and a generator."""
+    """Yield arguments of up to a dozen samples, with outputs and a generator. ATen may refuse some."""
     every = (sample for dtype in (torch.float32, *op.declaration.accepts) for sample in samples(op, dtype, device()))
     for sample in itertools.islice(every, 12):
         kwargs = dict(sample.kwargs)
@@ -82,7 +82,7 @@ def test_explain_changes_nothing(path):
 
 
 def huge(value):
-    """A tensor of two dimensions with more elements than a machine has memory for, all in one place."""
+    """Return an expanded matrix with more elements than a machine has memory for."""
     return value[:1, :1].expand(2**6, 2**30) if isinstance(value, torch.Tensor) and value.shape == (6, 10) else value
 
 

@@ -68,16 +68,16 @@ def as_tuple(results):
 
 
 def close(actual, exact, terms=1, resolution=None):
-    """Within the dtype's resolution, or another, and near 0 within that of so many terms of order 1."""
+    """Assert that values are within the dtype's resolution, and near 0 within that of a sum of `terms` of order 1."""
     resolution = resolution or RTOL[actual.dtype]
     assert actual.shape == exact.shape
     torch.testing.assert_close(actual.double(), exact, rtol=resolution, atol=resolution * terms**0.5)
 
 
 def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
-    """The results of `ours` and its gradients, by all operands, through the results that are `used`, or all.
+    """Compare the results of `ours`, and their gradients by all operands, with those of `theirs`.
 
-    The resolution is that of the narrowest operand, of which results are made.
+    Gradients pass through the results in `used`, or through all. The resolution is that of the narrowest operand.
     """
     resolution = max(RTOL[each.dtype] for each in operands if each is not None)
     wide = [each if each is None else each.detach().double().requires_grad_(each.requires_grad) for each in operands]
@@ -226,7 +226,7 @@ def test_rotary_embedding_in_place_refuses_gradients_and_shared_memory():
 
 
 def layouts(x):
-    """x's values as a tensor of other strides: rows apart, elements apart, and rows next to each other."""
+    """Yield x's values with other strides: gaps between rows, gaps between elements, and transposed."""
     padded = x.new_empty((*x.shape[:-1], x.shape[-1] + 3))
     padded[..., : x.shape[-1]] = x
     apart = x.new_empty((*x.shape, 2))
@@ -396,7 +396,7 @@ def test_compiled_graphs_give_the_same(dynamic):
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_compiled_graphs_and_their_gradients_go_either_path(path):
-    """In a process of its own, because operators are registered once."""
+    """The test has a process of its own, because operators are registered once."""
     code = """
 import torch, tritonite
 from tritonite import fused
@@ -504,7 +504,7 @@ def test_a_gradient_of_halves_written_over_them_is_atens():
 
 
 def test_calls_are_replayed_by_the_native_dispatcher():
-    """In a process of its own, because operators are registered once."""
+    """The test has a process of its own, because operators are registered once."""
     code = """
 import torch, tritonite
 from tritonite import fused

@@ -76,7 +76,7 @@ def test_a_byte_beside_the_elements_is_seen():
 
 
 def test_running_statistics_are_written_where_no_schema_says_so():
-    """A byte of theirs that ATen leaves as it was, by chance, is none beside the elements."""
+    """A byte of running statistics that ATen happens not to change is no stray write."""
     rows = torch.ones(2, 3, dtype=torch.float64, device=tritonite.device)
     given = {
         "input": rows,

@@ -1,4 +1,4 @@
-"""What samples are too small for: several blocks of a sort, sums over several programs, and indices out of range."""
+"""Indexing beyond the sizes of samples: sorts of several blocks, sums over programs, and indices out of range."""
 
 import dataclasses
 import importlib
@@ -212,7 +212,7 @@ def test_an_index_into_no_elements_is_atens(name, device):
 
 
 def test_a_source_too_small_for_its_mask_raises_as_atens(device):
-    """Of a gradient, where a kernel would end the process; what comes next is served."""
+    """In a gradient a kernel would stop the program. Later calls are served."""
     grad, mask = torch.ones(4, 5, device=device), torch.ones(4, 5, dtype=torch.bool, device=device)
     with tritonite.use_gems(include=["masked_scatter_backward"]):
         with pytest.raises(RuntimeError):
@@ -229,7 +229,7 @@ def test_an_index_without_dimensions_needs_an_element_of_its_source(name, device
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex128], ids=str)
 def test_indices_of_columns_are_shared_by_rows(dtype, device, path):
-    """Several programs, of several rows each, some of whose columns are not there."""
+    """There are several programs, each of several rows, with partial blocks of columns."""
     x = torch.randint(-9, 9, (11, 300), device=device).to(dtype)
     for index in (
         torch.randint(0, 300, (417,), device=device),
@@ -408,7 +408,7 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_beside_others(device, dtype, monkeypatch):
-    """Additions to the halves of words, at both ends of a tensor, leave what is beside them bit for bit."""
+    """16-bit additions by 32-bit atomics leave the neighbouring 16 bits unchanged, at both ends of a tensor."""
     monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
     # As a half no number, whose bits an addition would change.
     memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
@@ -446,7 +446,7 @@ def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(
 @pytest.mark.parametrize("name", ["index_fill", "index_fill_"])
 @pytest.mark.parametrize("number", [True, False], ids=["number", "tensor"])
 def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, number, device):
-    """In every number of dimensions down to none."""
+    """Tensors have every number of dimensions down to none."""
     x, index = torch.zeros(shape, device=device), torch.tensor([-1], device=device)
     value = 2.5 if number else torch.tensor(2.5, device=device)
     expected = torch.ops.aten.index_fill(x, -1, index, value)
@@ -469,7 +469,7 @@ def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, 
     ids=str,
 )
 def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, device):
-    """There an index has strides of its own beside those of its elements, as a view of it has."""
+    """Strides along sizes of 1 take part in ATen's choice of the layout, as views have them."""
     x = torch.randn(512, device=device).as_strided(shape, strides)
     for index in (torch.zeros(length, dtype=torch.int64, device=device), torch.zeros(2, 2, device=device).long().t()):
         indices = [index if d == dim else None for d in range(dim + 1)]
@@ -539,7 +539,7 @@ def test_dtypes_that_aten_lacks_are_its_to_refuse(device):
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
 def test_dtypes_of_images_are_atens(name, dtype, device):
-    """Which it takes on GPUs alone."""
+    """ATen accepts these dtypes on GPUs alone."""
     x = torch.zeros(1, 4, 2, 2, device=device).to(dtype)
     function = getattr(torch.ops.aten, name)
     with tritonite.use_gems(include=name, faster_only=False):
@@ -562,7 +562,7 @@ def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
 
 
 def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
-    """In place ATen's kernel for GPUs reads other elements; a copy of its has none between rows."""
+    """ATen's kernel for GPUs reads wrong elements of rows with gaps; a contiguous copy has none."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
     expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)
     monkeypatch.setattr(embedding, "_ON_CPU", False)

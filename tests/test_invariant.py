@@ -1,4 +1,4 @@
-"""Where it is asked for, an element's bits do not depend on how many rows are beside it."""
+"""Invariant mode: the bits of a row do not depend on how many rows are in the batch."""
 
 import dataclasses
 import sys
@@ -39,7 +39,7 @@ def invariant():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 128 of a row, of which a program takes 2."""
+    """Make blocks of 128 elements of a row, two of them in a program."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=512))
     regimes = ROWS_OF[devices.current.kind]
     monkeypatch.setitem(ROWS_OF, devices.current.kind, regimes._replace(invariant=Invariant(1 / 4, 2, 16)))
@@ -47,7 +47,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """What is chosen for an H100, of tensors without elements."""
+    """Choose blocks as for an H100."""
     record = dataclasses.replace(nvidia.RECORD, type="cpu", dispatch_key="CPU")
     monkeypatch.setattr(devices, "current", record)
     answers = {"multiprocessors": 132, "name_of": "A GPU", "architecture": "sm_90", "has_wgmma": True}
@@ -62,7 +62,7 @@ def bits(result):
 
 
 def check(function, *operands, kept=0, result=None):
-    """The results of some rows, which are along dimension `kept`, alone and beside all others."""
+    """Compare the results of some rows along dimension `kept`, computed alone and with all others."""
     tritonite.reset_stats()
     every = function(*operands)
     every = every if isinstance(every, (list, tuple)) else (every,)
@@ -163,7 +163,7 @@ def test_fused_norms_are_the_same_beside_any(device, invariant):
 
 
 def spaces(length, counts):
-    """Rows of a length that lie one after the other, and those that stand upright, as many as each count."""
+    """Yield spaces with each count of rows of a length, contiguous and as columns."""
     for count in counts:
         for x, dim in ((torch.empty(count, length, device="meta"), 1), (torch.empty(length, count, device="meta"), 0)):
             yield Space.of((x,), (dim,), (x,), (), False)

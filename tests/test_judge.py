@@ -1,4 +1,4 @@
-"""What passes for ATen's answer, and what does not."""
+"""The judge: which results pass and which do not."""
 
 import math
 

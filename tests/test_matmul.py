@@ -132,7 +132,7 @@ def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     ),
 )
 def test_sizes_that_divide_nothing(name, dtype, layouts, use):
-    """In one block of K and in several, of halves element by element."""
+    """K has one block or several. Operands in 16 bits are loaded element by element."""
     config = CONFIGS[name]
     use(config)
     for rows, inner, columns in (
@@ -148,7 +148,7 @@ def test_sizes_that_divide_nothing(name, dtype, layouts, use):
 )
 @pytest.mark.parametrize("name", ["pointers", "split", "four rows, split"])
 def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeypatch):
-    """Of a matrix that begins anywhere, whose columns are odd and end at others' or at what is not a number."""
+    """The second operand has any alignment and odd columns, which are followed by other columns or by nan."""
     for constant, value in {"LEAST_ALIKE": 10, "LEAST_LENGTH": 10, "LONG": 10, "CACHED": 0}.items():
         monkeypatch.setattr(f"tritonite.engine.gemm.problem.{constant}", value)
     config = CONFIGS[name]
@@ -169,7 +169,7 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
 
 @pytest.mark.parametrize("name", ["split", "four rows, split"])
 def test_columns_that_begin_alike_share_tiles_in_every_part_or_in_none(name, use, monkeypatch):
-    """Of a product that is small enough for a cache, and whose partial products are not."""
+    """The product fits in the cache, and its partial products do not."""
     a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
     bytes_of_all = Problem.of(a[None], b[None], a.new_empty(1, 5, 299)).bytes
     for constant, value in {"LEAST_ALIKE": 10, "LONG": 10, "CACHED": bytes_of_all}.items():
@@ -182,7 +182,7 @@ def test_columns_that_begin_alike_share_tiles_in_every_part_or_in_none(name, use
     ("K", "dtype", "layouts"), some([1, 3, 8], FLOATS, list(zip(LAYOUTS, LAYOUTS, strict=True)), turns=3), ids=str
 )
 def test_short_sums_are_of_outer_products(K, dtype, layouts):
-    """Of one row and of several tiles, in batches, and beside an addend."""
+    """Products have one row or several tiles, batches, and addends."""
     for M, N, batches in ((1, 64, (5,)), (7, 130, (3,)), (70, 40, ()), (40, 1, (2,))):
         a, b = (laid_out(*size, layout, dtype, batches) for size, layout in zip(((M, K), (K, N)), layouts, strict=True))
         function = matmul.bmm if batches else matmul.mm
@@ -205,7 +205,7 @@ def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
 def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
-    """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
+    """16-bit operands are copied for TMA. A program stores several split-K slices, whose rows are misaligned, too."""
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
@@ -236,7 +236,7 @@ def _laid_anyhow(draw, batches, rows, columns, dtype):
     + [(config, torch.bfloat16) for config in SPECIALIZED.values()],
 )
 def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
-    """Whatever the sizes, the layouts and what becomes of a product, nothing is launched by any that cannot be."""
+    """No size, layout or epilogue makes a TMA descriptor of misaligned memory."""
     launched = []
 
     class Launched:
@@ -276,7 +276,7 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
 
 @pytest.mark.parametrize("rows", [64, 72])
 def test_few_columns_of_what_lies_in_columns(rows, use):
-    """As gradients by weights of few inputs: warps that divide the work have no layout for subtiles as narrow."""
+    """Gradients by weights of few inputs are so. Warp-specialised kernels have no layout for narrow subtiles."""
     use(SPECIALIZED["transposed"])
     a, b = normal(80, rows, dtype=torch.bfloat16).mT, normal(80, 8, dtype=torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -358,7 +358,7 @@ def test_what_is_added(name, kind, use):
     + [pytest.param(config, marks=on_sm_90) for config in SPECIALIZED.values()],
 )
 def test_what_is_added_may_be_what_is_written(config, use):
-    """Tiles that share rows or columns would read what another has written."""
+    """Programs whose tiles share rows or columns must not read what another program has stored."""
     use(config)
     a, b = normal(3, 200, 48, dtype=torch.float16), normal(3, 48, 360, dtype=torch.float16)
     x = normal(3, 200, 360, dtype=torch.float16)

@@ -20,7 +20,7 @@ from tritonite.registry import scalar_kernel
 
 
 def serves(overload, run, *, declined=False):
-    """What a call gives, of which one kernel at least has to be `overload`'s; or none, where it is `declined`."""
+    """Return a call's result; assert that a kernel of `overload` ran or, if it is `declined`, that none did."""
     tritonite.reset_stats()
     with tritonite.use_gems(include=[overload]):
         result = run()
@@ -184,7 +184,7 @@ def test_coordinates_are_those_of_the_result(shape, device):
 
 
 def test_far_elements_are_read_by_64_bits(device, monkeypatch):
-    """As offsets that need them are, which are too many to allocate."""
+    """64-bit offsets are forced, as tensors that need them are too large to allocate."""
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     x = torch.randn(3, 12, device=device)
     out = torch.empty(3, 10, device=device)
@@ -233,7 +233,7 @@ def test_fill_values_are_not_in_the_key(device):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
 def test_fractions_of_what_fills_integers_are_cut_off(dtype, device, path):
-    """As far as the dtype holds them: others ATen refuses, or converts by no one rule."""
+    """Numbers fit in the dtype: for others ATen raises, or its conversion is undefined."""
     tritonite.reset_stats()
     held = [2.5, -0.0, 126.9, *([] if dtype is torch.uint8 else [-2.5])]
     left = [-0.5, 300.7] if dtype is torch.uint8 else [2.0**63, -(2.0**63), math.inf, math.nan]
@@ -279,7 +279,7 @@ def test_turns_of_a_permuted_image_lie_as_atens(k, device):
 
 
 def test_a_complex_number_beside_unsigned_integers(device):
-    """Which promote with none, and are not asked to."""
+    """Unsigned integers promote with no complex dtype, and a number must not make them."""
     x, out = torch.ones(2, dtype=torch.uint16, device=device)
     with tritonite.use_gems(include="copy*"):
         assert torch.ops.aten.copy.out(x, 0j, False, out=out) == 0
@@ -317,7 +317,7 @@ def test_indices_of_an_empty_triangle_have_any_dtype_on_gpus(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
 def test_indices_of_triangles_are_atens(name, device, path):
-    """Of every shape of trapezoids and rectangles, of many rows, and of a thousand rows."""
+    """Shapes are all trapezoids and rectangles of few rows, and some of many."""
     function = getattr(torch, name)
     sizes = [(row, col, offset) for row in (0, 1, 4) for col in (0, 1, 3, 6) for offset in range(-6, 8, 2)]
     sizes += (

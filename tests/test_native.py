@@ -519,7 +519,7 @@ def test_what_launches_may_need(device, dispatcher, host):
 
 @pytest.fixture
 def altered_launches(monkeypatch):
-    """What to change of the launches that are recorded: a function from one to another."""
+    """Return a list of functions that alter recorded launches."""
     changes = []
     plan_of = plan.Recorder.plan
 
@@ -670,7 +670,7 @@ print(query._version - version)
 
 
 def test_an_operator_outside_aten_counts_versions():
-    """Of what it writes. Its call path is chosen when it is registered, once in a process."""
+    """Calls bump the version of arguments that they write. The call path is chosen at registration, once a process."""
     environment = os.environ | {"TRITONITE_NATIVE": "1"}
     done = subprocess.run([sys.executable, "-c", _ROTATES], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"]

@@ -86,7 +86,7 @@ def test_importing_starts_no_thread():
 
 @pytest.mark.parametrize("setting", ["1", "true", "YES", None])
 def test_the_interpreter_is_on_as_triton_reads_it_and_where_triton_came_first(setting):
-    """In a process of its own, on a machine whose GPUs are hidden."""
+    """The test has a process of its own, as on a machine whose GPUs are hidden."""
     code = """
 import triton
 import triton.language as tl

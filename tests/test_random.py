@@ -30,7 +30,7 @@ TINY = 2.0**-32
 
 
 def philox(seed, counter, thread):
-    """Four words of 32 bits for each pair of a counter and a thread, as uint64."""
+    """Return four 32-bit numbers for each pair of a counter and a thread, as uint64."""
     counter, thread = (np.asarray(x, dtype=np.uint64) for x in np.broadcast_arrays(counter, thread))
     c = [counter & _MASK, counter >> np.uint64(32), thread & _MASK, thread >> np.uint64(32)]
     key = [np.uint64(seed % 2**64 % 2**32), np.uint64(seed % 2**64 >> 32)]
@@ -496,7 +496,7 @@ def test_leaky_slopes_are_uniform_numbers(dtype, state):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_noise_on_another_device_is_atens_to_refuse(training):
-    """That of a tensor without dimensions is no number."""
+    """A tensor of noise without dimensions is no scalar either."""
     x, noise = torch.ones((), device=tritonite.device), torch.ones((), device="meta")
     with pytest.raises(Decline, match="another device"):
         rrelu_with_noise(x, noise, 0.125, 0.25, training)
@@ -553,7 +553,7 @@ def test_permutations_are_atens(state):
 
 @on_cpu
 def test_long_permutations_are_atens(state):
-    """Of keys of 27 to 33 bits, those of 32 with a sign; numbers that one program sorts, and more."""
+    """Keys have 27 to 33 bits, those of 32 with a sign. One program sorts the numbers, or several do."""
     for n, bits in ((4097, 27), (9000, 29), (25_000, 32), (33_000, 33)) if FULL else ((4097, 27), (30_100, 33)):
         expected, _ = permutation(n, state(n, 8))
         assert bits == math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
@@ -576,7 +576,7 @@ def test_long_runs_of_equal_keys_cross_programs(state):
 
 
 def shuffled(lengths, seed, offset):
-    """Numbers in order, in runs of these lengths, each of which is shuffled by the words of its first one's thread."""
+    """Return numbers in runs of `lengths`, each shuffled by the random numbers of its first element's thread."""
     expected, begin = list(range(sum(lengths))), 0
     for count in lengths:
         for drawn, i in enumerate(range(count - 1, 0, -1)):
@@ -600,7 +600,7 @@ def test_equal_keys_are_shuffled_within_their_run(state):
 
 @on_cpu
 def test_halves_that_32_bits_reach_are_drawn_one_after_the_other(monkeypatch, state):
-    """As ATen draws tensors of 2 GiB and more, for the whole of which it moves the generator on before."""
+    """ATen splits tensors of 2 GiB and more, after it has advanced the generator for the whole tensor."""
     monkeypatch.setattr(engine, "_within_32_bits", lambda numel, itemsize: iter([(0, 500), (500, 501)]))
     given = state(1, 0)
     x = torch.empty(1001)
@@ -969,7 +969,7 @@ def test_numbers_are_atens_in_every_layout(name):
 @on_gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_masks_are_atens(dtype):
-    """Of every width of vectors, of more elements than a grid has threads and of fewer."""
+    """Vectors have every width, with more elements than a grid has threads and with fewer."""
     for numel in (2, 4, 6, 8, 9, 1_000_000, 1_000_002, 1_000_004, 1_000_008, 1_000_001, 8 * 2**20):
         _check_atens("native_dropout", dtype, _operand((numel,), dtype), 3, 16)
     for first in (1, 2, 4, 8):

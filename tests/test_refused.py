@@ -241,7 +241,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("layout", OUTPUTS)
 def test_outputs_of_any_layout_dtype_and_memory(layout, device):
-    """Values, bytes beside the elements, and exceptions."""
+    """Values, bytes around the elements, and exceptions are ATen's."""
     for name, given in OUTS.items():
         op = overloads()[name]
         moved = [value.to(device).clone() if isinstance(value, torch.Tensor) else value for value in given]

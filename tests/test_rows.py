@@ -44,7 +44,7 @@ def with_cuts(*values):
 
 @pytest.fixture(params=CUTS)
 def cut(request, monkeypatch):
-    """What a space is cut into; tiny blocks split rows over programs, too, of several blocks each or of one."""
+    """Run a test with several cuts of rows into blocks; tiny blocks also split rows over programs."""
     if request.param in ("tiny blocks", "a block a program"):
         programs = 4 if request.param == "tiny blocks" else 4096
         tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
@@ -103,7 +103,7 @@ def test_rows_that_are_transformed(shape, device, cut):
 
 @pytest.mark.parametrize(("shape", "cut"), with_cuts(*SHAPES), indirect=["cut"])
 def test_rows_that_are_transformed_in_place(shape, device, cut):
-    """As the fast path of nn.MultiheadAttention asks for softmax."""
+    """The fast path of nn.MultiheadAttention calls softmax so."""
     aten = torch.ops.aten
     for dim in range(len(shape)):
         x, grad = values(shape, device), values(shape, device)
@@ -149,7 +149,7 @@ def test_rows_of_whole_and_partial_blocks(n, dtype, more, device, monkeypatch):
 
 @pytest.fixture
 def cooperative_launches(monkeypatch):
-    """The scratch of every launch whose programs share rows; few rows are enough for them to do so."""
+    """Collect the scratch of every launch of cooperative rows, with a device that makes few rows cooperative."""
     record = dataclasses.replace(devices.current, row_elements=4096, programs=1, forward_progress=True)
     monkeypatch.setattr(devices, "current", record)
     found, scratch = [], cooperative.scratch
@@ -379,7 +379,7 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
 
 @pytest.mark.parametrize("n", [600, 1024])
 def test_places_in_many_rows(n, device, monkeypatch):
-    """Of which programs take a block after the other, so that the first of equal elements may be in any."""
+    """Programs go through blocks, so that the first of equal elements may be in any block."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=4))
     x = torch.randint(9, (9, n), device=device).float()
     x[3, 500:510], x[4], x[5, 255:257] = math.nan, -math.inf, 9
@@ -507,7 +507,7 @@ def test_weights_of_parts_leave_elements_in_vectors():
 
 @pytest.mark.parametrize("width", [16, 17, 40])
 def test_columns_of_many_blocks(width, device, monkeypatch):
-    """By loads of 16 bytes or of an element, which come a block ahead; with a last block that is whole, and one not."""
+    """Loads of 16 bytes or of an element are prefetched by a block, with a full or a partial last block."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=256, programs=1))
     for x in (torch.randn(128, width, device=device), torch.randint(9, (101, width), device=device).float()):
         expected = x.min(0), x.sum(0), x.logsumexp(0)
@@ -519,7 +519,7 @@ def test_columns_of_many_blocks(width, device, monkeypatch):
 @pytest.mark.parametrize("programs", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch):
-    """Several of a column's elements in a thread, the last of which there are not; groups of infinities, and of nan."""
+    """A thread has several elements of a column, and the last are masked; groups may hold infinities or nan."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=programs))
     for shape in ((200, 40), (201, 33), (4101, 64)):
         x = torch.randn(shape, device=device).to(dtype)
@@ -586,7 +586,7 @@ def test_quotients_by_a_product(divisor, device):
 
 @pytest.mark.parametrize("long", [False, True], ids=["32 bits", "64 bits"])
 def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
-    """What the place in a row times its stride is, of an operand that lies across the other."""
+    """The product of index and stride needs 64 bits, for an operand that is transposed."""
     if long:
         monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x, y = torch.randn(2, 1301, 1303, device=device)
@@ -624,7 +624,7 @@ if not FULL:
 
 @pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
 def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monkeypatch):
-    """Of whole words, but for what is before the first and behind the last; also where a word is all that is left."""
+    """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     # One row more than there are places in a word where one may begin.
@@ -644,7 +644,7 @@ def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monk
 
 
 def test_rows_are_shifted_in_place(device, monkeypatch):
-    """The last block, which has no whole word, is not what the one before it has been made of already."""
+    """The last block, which has no whole vector, must not read results of the block before it."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
     # Of up to 263 elements behind the first whole word the ninth block of 32 has none.
     for n in range(256, 275) if FULL else (257, 259, 262, 274):
@@ -671,7 +671,7 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     ("length_and_word", "cut"), with_cuts((100, 4), (102, 2), (104, 8), (101, 8)), indirect=["cut"]
 )
 def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, device, cut):
-    """Where one element does, they are read by whole words as far as there are any."""
+    """If only 1 divides the length, rows are read by whole vectors except for the end."""
     length, word = length_and_word
     x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
     assert Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
@@ -689,7 +689,7 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     ids=str,
 )
 def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
-    """By themselves, beside a gradient that lies upright, and with weights, on a device that such rows are long for."""
+    """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
     gradient = torch.randn(shape[::-1], device=device).to(dtype).mT
@@ -726,7 +726,7 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, dev
     ids=str,
 )
 def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
-    """By several blocks of a program, of which the next is on its way, and all whole or the last in part."""
+    """16-bit columns are loaded by elements, in several prefetched blocks, the last of which is full or partial."""
     tiny = dataclasses.replace(devices.current, row_elements=64, row_columns=16, programs=4)
     monkeypatch.setattr(devices, "current", tiny)
     x = torch.randn(shape, device=device).to(dtype)
@@ -756,7 +756,7 @@ def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
     else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
 )
 def test_upright_rows_of_few_neighbours(count, length, beside, programs, device, monkeypatch):
-    """By programs that have all neighbours, in blocks, or of a small space some of them, or one, held as a whole."""
+    """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     grad, x = torch.randn(2, count, length, beside, device=device)
@@ -772,7 +772,7 @@ def test_upright_rows_of_few_neighbours(count, length, beside, programs, device,
 
 @pytest.mark.parametrize("programs", [1, 8, 512])
 def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
-    """Those in the same sector of memory are for the same program."""
+    """Columns in the same memory sector belong to the same program."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
     x = torch.randn(*((3, 100) if FULL else (2, 60)), 6, 2, device=device)[:, :, ::2]
@@ -827,7 +827,7 @@ def test_columns_of_one_element_in_memory(shape, device):
 
 
 def test_pairs_of_odd_rows_are_beside_each_other():
-    """What the compiler is told of pairs holds, and where rows are not next to each other it is told of none."""
+    """The contiguity hint for pairs holds, and there is none where rows are not contiguous."""
     odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
     found = [Space.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
     assert [space.odd for space in found] == [True, False, False]

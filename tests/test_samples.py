@@ -32,7 +32,7 @@ from tritonite.testing.samples import (
 
 
 def _exceptions():
-    """Those of the device in use; where none is named, the CPU is where they are looked for."""
+    """Yield exceptions for the device in use; those for every device are checked on the CPU."""
     for exception in MAY_DECLINE:
         if (exception.device or "cpu") == tritonite.device:
             yield pytest.param(exception, id=f"{exception.names[0]}-{exception.labels[0]}")
@@ -75,7 +75,7 @@ def test_an_exception_is_needed(exception, monkeypatch):
 
 @pytest.mark.parametrize("exception", MAY_DECLINE, ids=lambda exception: exception.names[0])
 def test_an_exception_names_what_exists(exception):
-    """That of another device too."""
+    """Exceptions for another device are checked as well."""
     assert all(fnmatch.filter(_named(exception), glob) for glob in exception.names)
 
 
@@ -85,7 +85,7 @@ def test_exceptions_are_few():
 
 @pytest.fixture
 def declining(monkeypatch):
-    """Makes an operator's kernels decline what a condition on its arguments asks for, not replay what others ran."""
+    """Make an operator decline calls whose arguments meet a condition, and forget its plans."""
     forgotten = set()
 
     def forget(name):
@@ -157,7 +157,7 @@ def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
 
 
 def test_what_is_made_on_another_device_tells_nothing(monkeypatch):
-    """As what a factory makes on the CPU that no device is given, where kernels are for a GPU."""
+    """A factory without a device makes tensors on the CPU, while kernels are for a GPU."""
     made = [types.SimpleNamespace(input=1, args=(3, 4), kwargs={"device": "meta"}, transform=lambda _: made[0])]
     monkeypatch.setattr(opinfo, "sample_inputs", lambda *_, **__: iter(made))
     info = types.SimpleNamespace(
@@ -216,7 +216,7 @@ def test_batch_norm_has_a_reference_in_every_layout(name):
     "name", ["native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"]
 )
 def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
-    """Into those of half types ATen's kernels for GPUs write what they have of float32, and read it back wrongly."""
+    """ATen's kernels for GPUs write float32 statistics into 16-bit outputs, and read them back wrongly."""
     op = tritonite.overloads()[name]
     packet, _, form = name.partition(".")
     functional = getattr(getattr(torch.ops.aten, packet), "no_stats" if "no_stats" in form else "default")
@@ -228,7 +228,7 @@ def test_statistics_to_write_have_the_dtype_that_aten_makes(name):
 
 
 def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
-    """Which knows of no destinations."""
+    """The reference has no outputs."""
     asked = []
 
     def reference(self):
@@ -245,7 +245,7 @@ def test_what_is_written_is_judged_by_the_familys_reference(monkeypatch):
 
 
 def test_no_sign_is_asked_of_a_product_that_is_0():
-    """Nor of any product that ATen has a library for; an outer product is ATen's own."""
+    """Signs of zeros are not compared for products by libraries; an outer product is ATen's own."""
     products = {op.packet for op in tritonite.overloads().values() if op.family == "matmul"}
     assert {packet for packet in products if compares_zero_sign(packet)} == {"addr", "_int_mm"}
 

@@ -82,7 +82,7 @@ def test_samples_without_replacement_win_a_race(dtype, state):
 
 
 def _total(row, lanes):
-    """A row's sum as ATen's threads add it up: each its own, then warps by halves, then those."""
+    """Sum a row in the order of ATen's threads: each thread, then warps by halving, then the warps' sums."""
     padded = np.zeros(-(-len(row) // lanes) * lanes, row.dtype)
     padded[: len(row)] = row
     total = np.zeros(lanes, row.dtype)
@@ -213,7 +213,7 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
 
 
 class Stream:
-    """What cuRAND gives a thread, one number after the other."""
+    """The numbers that cuRAND gives a thread, one by one."""
 
     def __init__(self, seed, offset, thread):
         self.place = (seed, offset // 4, thread)
@@ -230,7 +230,7 @@ class Stream:
         return np.float32(self.word() * 2.0**-32 + 2.0**-33)
 
     def bits(self):
-        """In [0, 1), as ATen asks for binomial samples."""
+        """Return a number in [0, 1), as ATen draws for binomial samples."""
         return np.float32((self.word() & 0xFFFFFF) * 2.0**-24)
 
     def normal(self):
@@ -316,7 +316,7 @@ def _by_gaps(stream, count, p, kind):
 
 
 def _tail(k):
-    """What Stirling's approximation of log(k!) lacks."""
+    """Return the error of Stirling's approximation of log(k!)."""
     return math.lgamma(k + 1) - (0.5 * math.log(2 * math.pi) + (k + 0.5) * math.log(k + 1) - (k + 1))
 
 
@@ -403,7 +403,7 @@ def test_gamma_samples_of_half_types_are_rounded_ones(state, monkeypatch):
 @on_cpu
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_binomial_samples_are_atens(kind, state):
-    """Eight elements of a thread, 128 apart, take its numbers one after the other."""
+    """A thread draws for eight elements with a stride of 128, one after the other."""
     counts = torch.tensor([0.0, 1.0, 7.0, 30.0, 100.0, 1000.0, 1e5, 3.0]).repeat(136)[:1086].to(_TORCH[kind])
     torch.manual_seed(2)
     p = torch.rand(1086).to(_TORCH[kind])
@@ -523,7 +523,7 @@ SAMPLED = {
 @on_gpu
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_are_atens(name):
-    """But where rounding decides: a few in ten thousand, and values in the last bits."""
+    """Rounding may decide a few of ten thousand samples, and last bits."""
     dtypes, make, call = SAMPLED[name]
     for dtype in dtypes:
         for i, shape in enumerate(GPU_SHAPES):
@@ -553,7 +553,7 @@ def _agree(name, dtype, a, b):
 
 
 def test_zeros_of_gradients_have_atens_sign(device):
-    """Where ATen's series gives nan it has 0, and the other sign of it by the second concentration."""
+    """Where ATen's series is nan the gradient is 0, with a sign that the second concentration decides."""
     x = torch.tensor([0.5277, 0.75, 0.0, -0.0, 0.9], dtype=torch.float64, device=device)
     alpha = torch.tensor([float("inf"), float("inf"), 2.0, 2.0, 1.0], dtype=torch.float64, device=device)
     total = torch.tensor([0.5648, 1.0, 3.0, 3.0, 1.0], dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""What is asked of kernels beside which operators run: speed, and bits that do not depend on the rows beside them."""
+"""Settings of kernels besides the choice of operators: faster_only and invariant."""
 
 import dataclasses
 import threading

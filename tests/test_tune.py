@@ -1,4 +1,4 @@
-"""Tuned tiles: the store that processes share, what is chosen from it, and the candidates."""
+"""Tuned tiles: the store that processes share, the choice from it, and the candidates."""
 
 import dataclasses
 import itertools
@@ -173,7 +173,7 @@ def _products(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, monkeypatch):
-    """Of a product that takes 10 as it is, and 1 of operands that lie as fast kernels want them."""
+    """A product takes 10 as it is, and 1 with operands in a layout for fast kernels."""
 
     def time(problem, device, descriptors):
         fast = descriptors if dtype.itemsize == 2 else min(problem.a_vector, problem.b_vector) == 16
@@ -327,7 +327,7 @@ cli.app(["tune", "--model", "--seconds", "1", "--jobs", "3"])
 
 @pytest.mark.skipif(tritonite.device == "cpu", reason="there is no GPU to fit the model to")
 def test_the_model_is_fitted_to_this_gpu(tmp_path):
-    """By a process that has not called cuBLAS before."""
+    """The fit runs in a process that has not called cuBLAS before."""
     own = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _FIT], env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -348,7 +348,7 @@ def test_what_is_timed_through_pointers_has_no_descriptors():
 
 
 def test_rows_that_begin_within_lines_count_for_more():
-    """By how far they are apart: 4,096 halves are whole lines, 4,112 whole sectors, and 4,104 neither."""
+    """A pitch of 4,096 16-bit elements is whole lines, 4,112 whole sectors, and 4,104 neither."""
     lengthy = Problem(1, 1024, 1024, 4096, torch.float16, torch.float16, True, True)
     tiles = gemm_cost.records([Config(64, 128, 128, descriptors=True), Config(64, 128, 128)])
     pitches = (0, 4096, 4112, 4104)

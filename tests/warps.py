@@ -76,7 +76,7 @@ class Pointer:
 
     @staticmethod
     def checked(offset):
-        """Return offsets as indices, none of which is negative: Python would count those from the end."""
+        """Return offsets as indices, and assert that they are not negative: Python would count from the end."""
         assert (offset >= 0).all()
         return offset.long()
 
