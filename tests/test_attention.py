@@ -87,7 +87,7 @@ def test_several_tiles(small_tiles, dtype, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_parts_of_float32(small_tiles, monkeypatch, causal):
+def test_bfloat16_terms_of_float32(small_tiles, monkeypatch, causal):
     """As tensor cores need it, only the first bfloat16 term of infinity is infinite, and that of nan is nan."""
     monkeypatch.setattr(problem, "products", lambda precision, query: "bf16x6")
     query, key, value = _operands(S=70, T=70)
@@ -117,7 +117,7 @@ def test_sizes_of_heads(D, V):
 
 @pytest.mark.skipif(not tritonite.backend.interpreted, reason="sizes so far apart are declined on GPUs")
 @pytest.mark.parametrize(("D", "V", "blocks"), [(16, 16, (16, 16)), (80, 16, (128, 32)), (8, 256, (32, 256))])
-def test_narrow_heads_beside_wide_ones_are_padded(D, V, blocks):
+def test_narrow_heads_with_wide_ones_are_padded(D, V, blocks):
     """Products on Hopper want 16 columns for each of two warp groups that share them."""
     query, key, value = _operands(D=D, V=V)
     work = Problem(query, key, value, None, None, False, 0, "ieee")
@@ -439,7 +439,7 @@ def test_results_lie_as_atens(name):
 
 
 @pytest.mark.parametrize("name", ["flash_attention_forward", "efficient_attention_forward"])
-def test_rows_decline_what_aten_has_beside_them(name):
+def test_packed_attention_declines_options_that_aten_has(name):
     op = tritonite.overloads()[f"_{name}"]
     sample = next(iter(samples(op, torch.float16, tritonite.device)))
     given = dict(zip(op.names, sample.args, strict=False)) | sample.kwargs

@@ -269,13 +269,13 @@ def test_values(sizes):
 @on_sm_90
 @pytest.mark.parametrize("broadcast", [*BROADCASTS, "mask"])
 @pytest.mark.parametrize("sizes", [*CASES[1:4], {"S": 300, "T": 301, "causal": False}])
-def test_values_beside_a_bias(sizes, broadcast):
+def test_values_with_a_bias(sizes, broadcast):
     work = with_bias(wide(**sizes), "full" if broadcast == "mask" else broadcast)
     run(work._replace(bias=~work.bias.isneginf()) if broadcast == "mask" else work)
 
 
 @on_sm_90
-def test_values_beside_biases_of_the_least_and_largest_numbers():
+def test_values_with_biases_of_the_least_and_largest_numbers():
     run(with_extremes(wide(S=300, T=301, causal=False), 120, 130))
 
 
@@ -288,7 +288,7 @@ def test_more_programs_than_two_rounds_have():
 
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 40])
-def test_layouts_and_places_in_the_middle_of_words(D):
+def test_layouts_and_misaligned_rows(D):
     for work in (
         wide(S=130, D=D)._replace(query=drawn(2, 130, 3, 4, D, dtype=torch.float32).permute(2, 0, 3, 1, 4)[1]),
         wide(S=130, D=D)._replace(query=drawn(2, 4, 130, D + 3, dtype=torch.float32)[..., 1 : D + 1]),

@@ -97,7 +97,7 @@ def of_hopper(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
-def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
     assert hopper.takes(work, result(work))
     rows_first = work._replace(**{name: getattr(work, name).mT.contiguous().mT for name in ("query",)})
@@ -135,7 +135,7 @@ def test_leaves_other_calls_to_the_kernel_for_all_devices(of_hopper, monkeypatch
 
 
 @pytest.mark.parametrize("broadcast", BROADCASTS)
-def test_takes_a_bias_of_which_a_descriptor_can_tell(of_hopper, broadcast):
+def test_serves_a_bias_that_a_descriptor_can_address(of_hopper, broadcast):
     work = with_bias(problem(), broadcast)
     assert hopper.takes(work, result(work))
     described = bias_descriptor(work.bias, 64, 128)
@@ -263,7 +263,7 @@ def _has_room_for_a_bias(tile, D=64, V=64):
         [False, True],
     ),
 )
-def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
+def test_warp_groups_agree(sizes, tile, at_once, own_staging):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80 if own_staging else 64, causal=causal, diagonal=diagonal, scale=scale)
@@ -288,7 +288,7 @@ def test_groups_of_warps_agree(sizes, tile, at_once, own_staging):
         TILES,
     ),
 )
-def test_groups_of_warps_add_a_bias(sizes, broadcast, tile):
+def test_warp_groups_add_a_bias(sizes, broadcast, tile):
     """The bias is copied with the keys, has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale, own_staging, empty = sizes
     work = with_bias(problem(S=S, T=T, causal=causal, diagonal=diagonal, scale=scale), broadcast)

@@ -58,7 +58,7 @@ def taken(work, grad=None, grads=None):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
-def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
     assert taken(work)
     assert not taken(work._replace(query=work.query.mT.contiguous().mT))
@@ -180,7 +180,7 @@ TILES = [
         [False, True],
     ),
 )
-def test_groups_of_warps_agree(sizes, tiles, at_once):
+def test_warp_groups_agree(sizes, tiles, at_once):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
@@ -220,7 +220,7 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     ("sizes", "broadcast", "tiles"),
     covering(3, [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)], BROADCASTS, TILES[:-1]),
 )
-def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
+def test_warp_groups_add_a_bias(sizes, broadcast, tiles):
     """The bias has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale = sizes
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
@@ -238,7 +238,7 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiles", TILES[:2])
-def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
+def test_warp_groups_add_the_least_and_largest_numbers(tiles, dtype):
     """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(problem(S=80, T=90, causal=False, dtype=dtype), 61, 5)
     grad = drawn(2, 4, 80, 64, dtype=dtype)
@@ -336,7 +336,7 @@ def test_layouts(D):
 
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 128, 256])
-def test_values_that_are_not_finite_beside_the_last(D):
+def test_masked_values_that_are_not_finite(D):
     """Keys and values that no row sees do not reach the gradients of others.
 
     The result is computed before they change: 0 times a value that is not finite is nan, as in ATen.

@@ -303,7 +303,7 @@ def test_results_of_any_mixture(device, replays):
         assert len(runs) == replays(2)
 
 
-def test_ints_beside_tensors_as_flash_attention_returns_them(device, replays):
+def test_ints_among_results_as_flash_attention_returns_them(device, replays):
     def host(query, key, value, *rest):
         result = _plus(query, 2.0)
         return result, result[..., 0], None, None, query.shape[2], key.shape[2], None, None, None

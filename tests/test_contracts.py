@@ -326,7 +326,7 @@ def test_wrapped_numbers_decline_as_numbers(device):
 
 @pytest.mark.declines("ATen refuses the call")
 @pytest.mark.parametrize("number", [0.5, 2, True], ids=str)
-def test_a_number_beside_one_of_float8_is_one(number, device, path):
+def test_a_number_with_a_float8_scalar_is_refused(number, device, path):
     x = torch.ones((), device=device).to(torch.float8_e4m3fn)
     with tritonite.use_gems():
         for call in (torch.add, torch.mul, torch.div):
@@ -504,7 +504,7 @@ def test_more_elements_than_32_bits_count(device):
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 10, 25, 641, 2**16 - 1, 2**16 + 1, 2**30, 2**30 + 1, 2**31 - 1])
-def test_places_are_divided_by_multiplication(divisor):
+def test_indices_are_divided_by_multiplication(divisor):
     """Kernels divide 32-bit indices so; the divisors use every bit."""
     multiplier, shift = inverse(divisor)
     assert -(2**31) <= multiplier < 2**31
@@ -536,7 +536,7 @@ def test_explain_computes_nothing(device):
     assert "sizes that data decides" in tritonite.explain("equal", x, x)
 
 
-def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monkeypatch):
+def test_a_fused_product_does_not_overflow_before_the_addition(device, monkeypatch):
     """With a factor of 1, ATen on a GPU fuses product and addition; with another factor it rounds the product."""
     if devices.current.interpreted:
         monkeypatch.setattr(arithmetic, "_ON_CPU", tl.constexpr(False))

@@ -304,7 +304,7 @@ def test_opcheck(device):
     torch.library.opcheck(packet.out1, (x, x), {"out1": out})
 
 
-def test_functions_of_one_name_are_operators_apart(device):
+def test_functions_of_one_name_are_separate_operators(device):
     def make(step):
         @pointwise_dynamic
         def named(x):

@@ -365,7 +365,7 @@ def test_opcheck(i):
 
 
 @pytest.mark.parametrize("i", range(19))
-def test_explain_tells_what_a_call_launches(i):
+def test_explain_shows_what_a_call_launches(i):
     packet, args = list(_calls())[i]
     text = tritonite.explain(packet._qualified_op_name, *args)
     assert "outside ATen" in text
@@ -494,7 +494,7 @@ def test_halves_of_a_gradient_are_written_by_tritonite():
     assert counts.launched and not counts.declined
 
 
-def test_a_gradient_of_halves_written_over_them_is_atens():
+def test_a_gradient_written_over_its_halves_is_atens():
     x, grad = normal(5, 16), normal(5, 8)
     expected, own = x.clone(), x.clone()
     torch.ops.aten.glu_backward.grad_input(grad, expected, -1, grad_input=expected)

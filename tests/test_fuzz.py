@@ -64,7 +64,7 @@ def test_an_answer_where_aten_raises_is_seen_and_another_error():
     assert expected.raised is False
 
 
-def test_a_byte_beside_the_elements_is_seen():
+def test_a_stray_write_is_found():
     room = torch.zeros(9, device=tritonite.device)
 
     def spill(call):

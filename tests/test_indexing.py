@@ -45,7 +45,7 @@ def test_gradients_of_an_embedding_are_added_up_in_order(different, n, device, s
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float64], ids=str)
-def test_elements_of_few_places_are_added_up(dtype, device, small_sorts):
+def test_elements_of_few_indices_are_added_up(dtype, device, small_sorts):
     x = torch.zeros(5, 6, dtype=dtype, device=device)
     first, second = (
         torch.randint(-5, 5, (300 // LESS,), device=device),
@@ -91,7 +91,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
 @pytest.mark.parametrize(
     "dtype, width", [(torch.float16, 2048), (torch.float32, 1500), (torch.uint8, 3000), (torch.int64, 400)], ids=str
 )
-def test_columns_come_from_parts_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
+def test_columns_come_from_slices_of_rows_in_shared_memory(dtype, width, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
     monkeypatch.setattr(read, "_HELD_BYTES", 2048)
     monkeypatch.setattr(read, "_read_from_parts", noting := _Noting(read._read_from_parts))
@@ -407,7 +407,7 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_beside_others(device, dtype, monkeypatch):
+def test_16_bit_additions_leave_neighbours(device, dtype, monkeypatch):
     """16-bit additions by 32-bit atomics leave the neighbouring 16 bits unchanged, at both ends of a tensor."""
     monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
     # As a half no number, whose bits an addition would change.
@@ -445,7 +445,7 @@ def test_segments_of_nothing_and_of_zeros_keep_the_sign_of_what_they_begin_with(
 @pytest.mark.parametrize("shape", [(), (1,), (3, 4)], ids=str)
 @pytest.mark.parametrize("name", ["index_fill", "index_fill_"])
 @pytest.mark.parametrize("number", [True, False], ids=["number", "tensor"])
-def test_places_to_fill_count_from_the_end_where_they_are_negative(shape, name, number, device):
+def test_negative_indices_to_fill_count_from_the_end(shape, name, number, device):
     """Tensors have every number of dimensions down to none."""
     x, index = torch.zeros(shape, device=device), torch.tensor([-1], device=device)
     value = 2.5 if number else torch.tensor(2.5, device=device)
@@ -480,7 +480,7 @@ def test_sizes_of_1_order_a_result_as_in_aten(shape, strides, dim, length, devic
     assert _served("index.Tensor") == 2
 
 
-def test_places_of_no_elements_are_atens(device):
+def test_indices_of_no_elements_are_atens(device):
     """ATen raises for some of them, and looks at none of others."""
     x, index = torch.ones(6, 4, device=device).narrow(1, 0, 0), torch.zeros(5, dtype=torch.int64, device=device)
     source, wide = torch.ones(6, 5, device=device), torch.zeros(6, 5, dtype=torch.int64, device=device)
@@ -561,7 +561,7 @@ def test_a_shuffle_that_moves_nothing_is_what_aten_makes_of_it(groups, device):
     assert (actual.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
 
 
-def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
+def test_rows_with_gaps_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
     """ATen's kernel for GPUs reads wrong elements of rows with gaps; a contiguous copy has none."""
     weight, indices = torch.randn(13, 40, device=device)[::2, 1::2], torch.tensor([1, 3, 1], device=device)
     expected = torch.embedding_renorm_(weight.contiguous(), indices, 1.5, 2.0)

@@ -95,7 +95,7 @@ ROW_BY_ROW = {
 
 
 @pytest.mark.parametrize("name", [*OVER_ROWS, *ROW_BY_ROW])
-def test_rows_are_the_same_beside_any(name, device, small_blocks, invariant):
+def test_rows_do_not_depend_on_other_rows(name, device, small_blocks, invariant):
     function = {**OVER_ROWS, **ROW_BY_ROW}[name]
     for length, dtype in ((70, torch.float16), (300, torch.float32)):
         # Rows that lie one after the other, and those that stand upright, of which one lies as a row does.
@@ -131,7 +131,7 @@ def test_scans_by_halves(name, small_blocks, monkeypatch):
     assert scanned
 
 
-def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
+def test_norms_do_not_depend_on_other_rows(device, small_blocks, invariant):
     n = 300
     x, grad = (torch.randn(FEWER, n, device=device) for _ in range(2))
     weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
@@ -148,7 +148,7 @@ def test_norms_are_the_same_beside_any(device, small_blocks, invariant):
     check(lambda x: torch.native_group_norm(x, None, None, len(x), 4, n // 4, 2, 1e-5)[0], x.view(-1, 4, n // 4))
 
 
-def test_fused_norms_are_the_same_beside_any(device, invariant):
+def test_fused_norms_do_not_depend_on_other_rows(device, invariant):
     for n in (24, 1000):
         x, residual, grad = (torch.randn(FEWER, n, device=device) for _ in range(3))
         weight, bias = torch.randn(n, device=device), torch.randn(n, device=device)
@@ -191,7 +191,7 @@ def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
 
 
 @every_second(("shape", "dtype"), [(48, 64), (50, 33), (1, 70), (16, 40), (24, 520)], [torch.float32, torch.bfloat16])
-def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
+def test_products_do_not_depend_on_other_rows(shape, dtype, device, invariant):
     N, K = shape
     a, b, bias = (torch.randn(*size, device=device).to(dtype) for size in ((ROWS, K), (K, N), (N,)))
     columns = a.t().contiguous().t()
@@ -278,7 +278,7 @@ def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
 
 @pytest.mark.parametrize("queries", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_sequence_is_the_same_beside_any(dtype, queries, device, invariant):
+def test_a_sequence_does_not_depend_on_others(dtype, queries, device, invariant):
     query, key, value = (torch.randn(FEWER, 2, n, 64, device=device).to(dtype) for n in (queries, 300, 300))
     attention = torch.nn.functional.scaled_dot_product_attention
     check(attention, query, key, value)

@@ -168,7 +168,7 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
 
 
 @pytest.mark.parametrize("name", ["split", "four rows, split"])
-def test_columns_that_begin_alike_share_tiles_in_every_part_or_in_none(name, use, monkeypatch):
+def test_columns_that_begin_alike_share_tiles_in_every_slice_or_in_none(name, use, monkeypatch):
     """The product fits in the cache, and its partial products do not."""
     a, b = normal(5, 66, dtype=torch.float16), normal(299, 66, dtype=torch.float16).mT
     bytes_of_all = Problem.of(a[None], b[None], a.new_empty(1, 5, 299)).bytes
@@ -192,7 +192,7 @@ def test_short_sums_are_of_outer_products(K, dtype, layouts):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
+def test_slices_of_a_misaligned_row(transposed, use):
     use(Config(64, 16, 32, descriptors=True, transposed=transposed, splits=2))
     a, b = normal(1, 80, dtype=torch.bfloat16), normal(37, 80, dtype=torch.bfloat16).mT
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -202,7 +202,7 @@ def test_parts_of_a_row_that_do_not_begin_at_16_bytes(transposed, use):
 @pytest.mark.parametrize("split_store", [False, True])
 @pytest.mark.parametrize("batches", [(), (2,)])
 @pytest.mark.parametrize(("rows", "layout"), [(70, "plain"), (72, "plain"), (72, "transposed")])
-def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
+def test_slices_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
     """16-bit operands are copied for TMA. A program stores several split-K slices, whose rows are misaligned, too."""
@@ -296,7 +296,7 @@ def test_a_vector_is_a_column_or_a_row(name, use):
 @pytest.mark.parametrize("name", SPECIALIZED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layouts", list(itertools.product(["plain", "transposed"], repeat=2)))
-def test_warps_that_divide_the_work(name, dtype, layouts, use):
+def test_warp_specialised_products(name, dtype, layouts, use):
     use(SPECIALIZED[name])
     a, b = laid_out(1504, 136, layouts[0], dtype, (3,)), laid_out(136, 1032, layouts[1], dtype, (3,))
     check(matmul.bmm(a, b)[0], torch.bmm, a, b)
@@ -315,7 +315,7 @@ def test_warps_that_divide_the_work(name, dtype, layouts, use):
 
 
 @pytest.mark.parametrize("result", [torch.float16, torch.float32])
-def test_warps_that_divide_the_work_have_two_stages(result, use, monkeypatch):
+def test_warp_specialised_products_have_two_stages(result, use, monkeypatch):
     """A block is done with when the next is being multiplied: with one stage a product would never end."""
     stages = []
 
@@ -667,7 +667,7 @@ def test_groups_lie_as_atens():
 @on_sm_90
 @pytest.mark.parametrize("name", ["wide", "halves", "three groups"])
 @pytest.mark.parametrize("use_fast_accum", [False, True])
-def test_warps_that_divide_scaled_products(name, use_fast_accum, use):
+def test_warp_specialised_scaled_products(name, use_fast_accum, use):
     use(SPECIALIZED[name]._replace(BLOCK_N=128, BLOCK_K=128, num_stages=3))
     test_scaled(1504, torch.float8_e4m3fn, use_fast_accum)
     test_scaled(100, torch.float8_e5m2, use_fast_accum)
@@ -783,7 +783,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
-def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
+def test_long_16_bit_operands_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)

@@ -57,7 +57,7 @@ def test_conversions_round_as_atens(source, to, device):
     assert identical(serves("copy_.default", lambda: y.copy_(x)), expected)
 
 
-def test_halves_are_made_of_wide_numbers_by_way_of_float32(device):
+def test_16_bit_floats_are_converted_through_float32(device):
     # Just above the middle between two halves, by less than float32 can tell.
     x = torch.tensor([1 + 2**-11 + 2**-40, 2**60 + 2**49 + 1], dtype=torch.float64, device=device)
     for dtype, to in itertools.product((torch.float64, torch.int64), (torch.float16, torch.bfloat16)):
@@ -138,7 +138,7 @@ def test_a_list_takes_several_tiles_and_programs(device, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
+def test_tensors_of_one_run_follow_one_another(count, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=64))
     xs = [torch.randn(5, 16, device=device) for _ in range(count)]
     assert identical(serves("cat.default", lambda: torch.cat(xs, 0)), torch.cat(xs, 0))
@@ -146,7 +146,7 @@ def test_parts_of_one_run_follow_one_another(count, device, monkeypatch):
 
 
 @pytest.mark.parametrize(("widths", "shape"), some([(7, 7, 7), (31, 33), (129, 3)], [(21,), (2, 9)]))
-def test_parts_begin_at_no_16_bytes(widths, shape, device, monkeypatch):
+def test_misaligned_tensors_in_a_list(widths, shape, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, tile_bytes=256))
     xs = [torch.randn(*shape, width, device=device).half() for width in widths]
     assert identical(serves("cat.default", lambda: torch.cat(xs, -1)), torch.cat(xs, -1))
@@ -278,7 +278,7 @@ def test_turns_of_a_permuted_image_lie_as_atens(k, device):
     assert torch.equal(actual, expected) and actual.stride() == expected.stride()
 
 
-def test_a_complex_number_beside_unsigned_integers(device):
+def test_a_complex_number_with_unsigned_integers(device):
     """Unsigned integers promote with no complex dtype, and a number must not make them."""
     x, out = torch.ones(2, dtype=torch.uint16, device=device)
     with tritonite.use_gems(include="copy*"):
@@ -394,7 +394,7 @@ def test_complex_numbers_between_two_parts_are_atens_to_refuse(device, path):
                 assert torch.equal(torch.view_as_complex_copy(x), torch.view_as_complex(x))
 
 
-def test_windows_of_any_step_are_folded(device):
+def test_windows_of_any_step_are_combined(device):
     grad = torch.randn(1, 3, 2, device=device)
     with tritonite.use_gems():
         found = torch.ops.aten.unfold_backward(grad, [2, 3], 0, 2, 2**31)

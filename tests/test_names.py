@@ -73,7 +73,7 @@ def test_asking_for_a_name_changes_nothing():
     assert torch.initial_seed() == seed
 
 
-def test_names_without_kernels_are_told_apart():
+def test_names_without_kernels_are_distinguished():
     with pytest.raises(UnknownOperator, match="has no kernel here"):
         select("geqrf")
     with pytest.raises(UnknownOperator, match="did you mean 'softmax'"):

@@ -209,7 +209,7 @@ def test_declines_are_remembered(device):
         assert torch.equal((sparse * 2).to_dense(), torch.eye(3, device=device) * 2)
 
 
-def test_explain_tells_what_is_kept(device):
+def test_explain_shows_what_is_kept(device):
     x = torch.randn(4, device=device)
     for call, arguments in ((lambda: x * 0.5, (x, 0.5)), (lambda: x + x, (x, x))):
         name = "mul.Tensor" if arguments[1] is not x else "add.Tensor"
@@ -424,7 +424,7 @@ def test_constants_have_their_parameters_types(device):
         (lambda x: torch.ones(2, device=x.device), "it calls"),
     ],
 )
-def test_what_no_plan_repeats_is_told(device, run, reason):
+def test_what_no_plan_repeats_is_counted(device, run, reason):
     x = torch.randn(3, 4, device=device)
     results, made, told = _recorded(lambda: run(x), x)
     assert made is None and reason in told and len(results) == 1

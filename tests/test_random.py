@@ -276,7 +276,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torc
 
 @on_cpu
 @pytest.mark.parametrize("dtype", (torch.bool, *INTEGERS, *FLOATS), ids=str)
-def test_integers_are_the_words_modulo_the_range(dtype, state):
+def test_integers_are_the_random_bits_modulo_the_range(dtype, state):
     ends = [(0, 2), (0, 100)] if dtype is not torch.bool else [(0, 2)]
     if dtype in (torch.int32, torch.int64, torch.float64):
         ends += [(-5, 2**28 - 5), (-5, 2**28 - 6), (-(2**31), 2**31 - 1)]
@@ -599,7 +599,7 @@ def test_equal_keys_are_shuffled_within_their_run(state):
 
 
 @on_cpu
-def test_halves_that_32_bits_reach_are_drawn_one_after_the_other(monkeypatch, state):
+def test_tensors_beyond_32_bits_are_drawn_in_halves(monkeypatch, state):
     """ATen splits tensors of 2 GiB and more, after it has advanced the generator for the whole tensor."""
     monkeypatch.setattr(engine, "_within_32_bits", lambda numel, itemsize: iter([(0, 500), (500, 501)]))
     given = state(1, 0)

@@ -362,7 +362,7 @@ def test_split_rows_whose_order_is_not_memorys(device, monkeypatch):
         torch.testing.assert_close((x.softmax(-1), x.sum(-1), x.var(-1)), expected)
 
 
-def test_places_are_of_the_first_and_of_nan(device, cut):
+def test_indices_are_of_the_first_and_of_nan(device, cut):
     ties = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 2.0], [-math.inf] * 4], device=device).repeat(1, 17)
     holes = ties.clone()
     holes[:, 5], holes[:, 60] = math.nan, math.nan
@@ -378,7 +378,7 @@ def test_places_are_of_the_first_and_of_nan(device, cut):
 
 
 @pytest.mark.parametrize("n", [600, 1024])
-def test_places_in_many_rows(n, device, monkeypatch):
+def test_indices_in_many_rows(n, device, monkeypatch):
     """Programs go through blocks, so that the first of equal elements may be in any block."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=4096, programs=4))
     x = torch.randint(9, (9, n), device=device).float()
@@ -390,7 +390,7 @@ def test_places_in_many_rows(n, device, monkeypatch):
     assert served("max.dim") and served("min.dim") and served("argmax") and served("argmin")
 
 
-def test_a_wide_row_has_64_bit_places(device, monkeypatch):
+def test_a_wide_row_has_64_bit_indices(device, monkeypatch):
     monkeypatch.setattr(spaces, "INT32_LIMIT", 4)
     x = torch.arange(40.0, device=device).flip(0)
     with tritonite.use_gems():
@@ -499,7 +499,7 @@ def test_one_stride_serves_what_several_dimensions_share():
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
-def test_weights_of_parts_leave_elements_in_vectors():
+def test_weights_of_channel_groups_leave_elements_in_vectors():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
     space = Space.of((x, weight), (2, 3), (x,), (), False)
     assert space.aligned == 8 and space.word == 8 and space.part == 1 and space.full_operands == 2
@@ -607,7 +607,7 @@ def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
         (35, torch.float16, 0),
     ],
 )
-def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
+def test_rows_in_several_slices_are_aligned_if_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
     assert Space.of((x,), (0, 2), (), (), False).aligned == aligned
 
@@ -623,7 +623,7 @@ if not FULL:
 
 
 @pytest.mark.parametrize(("n", "dtype", "programs"), BEGINNINGS, ids=str)
-def test_rows_that_begin_in_the_middle_of_words(n, dtype, programs, device, monkeypatch):
+def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
     """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
@@ -688,7 +688,7 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     + ([((250, 33), torch.float32), ((250, 33), torch.bfloat16)] if FULL else [((168, 49), torch.float32)]),
     ids=str,
 )
-def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
+def test_many_misaligned_rows(shape, dtype, device, monkeypatch):
     """Misaligned rows are alone, with a column-major gradient, or with weights, on a device for which they are long."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=128, programs=1))
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device).to(dtype)
@@ -708,7 +708,7 @@ UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), 
 
 
 @pytest.mark.parametrize(("shape_and_beside", "cut"), with_cuts(*UPRIGHT), indirect=["cut"])
-def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, device, cut):
+def test_columns_are_read_by_the_width_that_divides_all_strides(shape_and_beside, device, cut):
     shape, beside = shape_and_beside
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
@@ -725,7 +725,7 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, dev
     + ([((96, 33), torch.float16), ((97, 33), torch.bfloat16), ((3, 64, 15), torch.bfloat16)] if FULL else []),
     ids=str,
 )
-def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
+def test_16_bit_columns_loaded_one_by_one(shape, dtype, device, monkeypatch):
     """16-bit columns are loaded by elements, in several prefetched blocks, the last of which is full or partial."""
     tiny = dataclasses.replace(devices.current, row_elements=64, row_columns=16, programs=4)
     monkeypatch.setattr(devices, "current", tiny)
@@ -755,7 +755,7 @@ def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
     if FULL
     else [(9, 33, 8, 1), (9, 33, 8, 512), (3, 100, 2, 8), (3, 100, 2, 512), (3, 100, 7, 1)],
 )
-def test_upright_rows_of_few_neighbours(count, length, beside, programs, device, monkeypatch):
+def test_columns_of_few_kept_elements(count, length, beside, programs, device, monkeypatch):
     """A program has all kept elements in blocks, or in a small space some of them with whole columns."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
@@ -771,7 +771,7 @@ def test_upright_rows_of_few_neighbours(count, length, beside, programs, device,
 
 
 @pytest.mark.parametrize("programs", [1, 8, 512])
-def test_upright_rows_with_gaps_between_them(programs, device, monkeypatch):
+def test_columns_with_gaps(programs, device, monkeypatch):
     """Columns in the same memory sector belong to the same program."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=64, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
@@ -826,7 +826,7 @@ def test_columns_of_one_element_in_memory(shape, device):
     assert served("_softmax") and served("_softmax_backward_data")
 
 
-def test_pairs_of_odd_rows_are_beside_each_other():
+def test_pairs_of_odd_rows_are_contiguous():
     """The contiguity hint for pairs holds, and there is none where rows are not contiguous."""
     odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
     found = [Space.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]

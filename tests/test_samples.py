@@ -156,7 +156,7 @@ def test_what_never_reaches_a_kernel_is_declined(monkeypatch):
     assert report.failures == [f"zero_dim: declined: exp: {NOT_REACHED}"]
 
 
-def test_what_is_made_on_another_device_tells_nothing(monkeypatch):
+def test_results_on_another_device_are_ignored(monkeypatch):
     """A factory without a device makes tensors on the CPU, while kernels are for a GPU."""
     made = [types.SimpleNamespace(input=1, args=(3, 4), kwargs={"device": "meta"}, transform=lambda _: made[0])]
     monkeypatch.setattr(opinfo, "sample_inputs", lambda *_, **__: iter(made))

@@ -635,7 +635,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
 @pytest.mark.parametrize(
     ("special", "dtype"), some([1.0, -0.0, float("nan"), float("inf")], [torch.float16, torch.bfloat16]), ids=str
 )
-def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
+def test_16_bit_floats_as_bits(dtype, special, by_bits, device):
     # A CPU may give nan a sign, which ATen's kernels for GPUs sort by.
     x = torch.cat([torch.randn(300), torch.tensor([0.0, special, special, -1.0])]).to(device).to(dtype).repeat(2)
     expected = torch.unique(x, return_inverse=True, return_counts=True)
@@ -649,7 +649,7 @@ def test_halves_that_their_bits_tell(dtype, special, by_bits, device):
 
 
 @pytest.mark.parametrize("faster_only", [False, True])
-def test_integers_that_are_far_apart(faster_only, path, by_bits, monkeypatch, device):
+def test_integers_of_a_wide_range(faster_only, path, by_bits, monkeypatch, device):
     """They are sorted, or ATen's if that is faster, and so are later calls with such sizes."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, aten_measured=True))
     monkeypatch.setattr(contract, "_comparing", True)
@@ -775,7 +775,7 @@ def test_a_few_tests_that_are_no_vector_are_atens_to_refuse(device):
             torch.isin(x, tests[:4])
 
 
-def test_sets_of_nothing_have_places_on_gpus(monkeypatch, device):
+def test_empty_sets_have_indices_on_gpus(monkeypatch, device):
     """ATen's kernels for GPUs return indices whether they are asked for or not."""
     monkeypatch.setattr(sets, "_ON_CPU", False)
     for dtype in (torch.float32, torch.bool):

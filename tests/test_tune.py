@@ -203,7 +203,7 @@ def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
         assert len(set(table.configs)) == len(table.configs)
 
 
-def test_a_table_without_tiles_in_parts_has_none_alike_for_float32(of_hopper, monkeypatch):
+def test_a_table_without_bf16x3_tiles_has_none_alike_for_float32(of_hopper, monkeypatch):
     assert all(select.has_tiles_alike(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
     assert not select.has_tiles_alike(torch.float64, DEVICE)
     monkeypatch.setattr(select, "_tables", lambda device: {4: gemm_cost.without_wgmma(_table()[4])})
