@@ -510,6 +510,7 @@ def test_a_slope_that_is_none_is_atens_to_refuse_where_the_result_is_kept(device
                 _ATEN.rrelu_with_noise_backward(x, x, x, lower, 1.0, False, True)
 
 
+@pytest.mark.declines("ATen refuses the range")
 def test_unsigned_integers_of_64_bits_without_an_end_are_atens_to_refuse(device):
     x = torch.zeros(3, dtype=torch.uint64, device=device)
     with tritonite.use_gems(include="random_.from", faster_only=False):
@@ -615,6 +616,7 @@ def test_a_tensor_is_halved_until_32_bits_reach_all_of_it():
     assert list(engine._within_32_bits(2**31, 1)) == [(0, 2**30), (2**30, 2**30)]
 
 
+@pytest.mark.declines("ATen refuses the arguments")
 def test_what_aten_refuses_is_declined(device):
     x, whole = torch.empty(4, device=device), torch.empty(4, dtype=torch.int32, device=device)
     refused = [
