@@ -179,7 +179,7 @@ def test_zeta_far_left_of_0_takes_no_more_steps_than_near_it(device):
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1 / 4096)
 
 
-# An overload for each of the places where engines convert to the result's dtype.
+# An overload for each conversion to the result's dtype in an engine.
 _ROUNDED = ("mul.Tensor", "exp.out", "mean.dim", "sum.IntList_out", "_softmax", "native_layer_norm", "cumsum", "mm")
 
 

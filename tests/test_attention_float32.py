@@ -141,7 +141,7 @@ def in_python(request, monkeypatch):
     class Launcher:
         def __init__(self, kernel, module):
             self.names = list(kernel.jit.signature.parameters)
-            # Its own last, whose functions have names that others' have, too.
+            # The kernel's own module comes last: its functions replace others of the same name.
             modules = hopper_fp32, scores, place, backward_dq, backward_dkdv, float32_tiles, module
             helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5, "LOG2E": scores.LOG2E.value}
             self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)

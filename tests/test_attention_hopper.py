@@ -146,7 +146,7 @@ def test_serves_a_bias_that_a_descriptor_can_address(of_hopper, broadcast):
     assert described.base.data_ptr() == work.bias.data_ptr()
 
 
-# What a user gives `scaled_dot_product_attention`, of (batch, heads, queries, keys).
+# Masks that users give `scaled_dot_product_attention`, made from (batch, heads, queries, keys).
 MASKS = {
     "of keys": lambda shape: drawn(shape[0], 1, 1, shape[3]),
     "of keys, expanded": lambda shape: drawn(shape[0], 1, 1, shape[3]).expand(shape),
@@ -201,7 +201,7 @@ def run(work, tile, at_once, own_staging, programs=3, empty="inf", slots=2):
         hopper.attend_warp_specialized.jit.fn,
         warps.device_functions(scores, descriptors, hopper),
         at_once,
-        # Which halves are a register's is the compiler's matter.
+        # How 16-bit numbers are packed in registers is up to the compiler.
         _anew=lambda number: number,
         _packed=lambda x, dtype: x.to(dtype),
         _unpacked=lambda pairs, dtype, total: pairs,

@@ -132,7 +132,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
                 kernel.jit.fn,
                 warps.device_functions(scores, descriptors, backward_dq, backward_dkdv, place),
                 at_once,
-                # Which registers hold an operand is the compiler's matter.
+                # The registers of an operand are up to the compiler.
                 in_halves=lambda tile, dtype, total: tile.to(dtype),
                 ROWS=hopper_backward.ROWS.value,
                 GROUPS=hopper_backward.GROUPS.value,

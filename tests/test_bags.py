@@ -11,8 +11,8 @@ from tritonite.engine import segmented
 from tritonite.engine.indexing import bags
 from tritonite.ops import jagged
 
-# By name: offsets of four indices, and whether they end with the end of the last bag. ATen accesses no memory beyond
-# its tensors for any of these on a CPU.
+# By name: offsets of bags in four indices, and whether the last offset ends the last bag. On a CPU ATen accesses no
+# memory beyond its tensors for any of them.
 OFFSETS = {
     "falling": ([0, 3, 1], False),
     "falling to an end": ([0, 3, 1, 4], True),
@@ -24,8 +24,8 @@ OFFSETS = {
     "in order": ([0, 0, 3], False),
     "in order to an end": ([0, 3, 4], True),
 }
-# By whether ATen's kernel is that for aligned rows of fp16, and by offsets: the places in two sequences of three rows
-# that six rows come from on a GPU.
+# By whether ATen uses its kernel for aligned fp16 rows, and by offsets: the source (sequence, row) of six result rows on
+# a GPU, from two padded sequences of three rows.
 ROWS = {
     False: {
         (0, 3, 1): [(0, 0), None, None, None, None, None],

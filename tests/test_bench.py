@@ -336,7 +336,7 @@ def test_a_part_is_one_of_so_many(part):
 def test_every_gpu_measures_a_part(tmp_path, monkeypatch):
     tool, file = load("bench_on_gpus"), tmp_path / "results.json"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    # Where there is a GPU both parts have the first.
+    # Both processes use the first GPU.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     options = ["--op", "neg", "--op", "relu", "--dtype", "float16", "--measure", "device", "--rounds", "1", *SMALL]
     monkeypatch.setattr(sys, "argv", ["bench_on_gpus.py", *options, "--json", str(file)])

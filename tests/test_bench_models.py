@@ -139,7 +139,7 @@ def test_providers_take_turns_and_passes_are_undone(monkeypatch):
     providers = (Provider("aten", lambda _: named("aten")), Provider("other", lambda _: named("other"), noted))
     (result,) = measured("toy", providers, rounds=3)
     assert list(result.times) == ["aten", "other"] and result.operators == []
-    # What a provider makes of the pass runs in its place.
+    # A provider's version of the pass replaces it.
     assert set(made) == {"other"}
     assert set(log[1::2]) == {"undone"}
     turns = [name for i, name in enumerate(log[::2]) if i == 0 or name != log[::2][i - 1]]

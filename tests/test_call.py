@@ -181,7 +181,7 @@ def test_sizes_that_data_decides(device, replays):
         counts = contract.zeros((1,), torch.int64, x.device)
         _count[(triton.cdiv(x.numel(), BLOCK),)](x, counts, x.numel(), BLOCK=BLOCK)
         (count,) = contract.read(counts)
-        # As ATen's on a GPU: the indices of a dimension are next to each other.
+        # As on a GPU in ATen, the indices of a dimension are contiguous.
         result = contract.empty_strided((count, 1), (1, count), torch.int64, x.device)
         _places[(1,)](x, result, x.numel(), BLOCK=128)
         return result
@@ -384,7 +384,7 @@ def test_dtypes_may_be_ints(number, path, device):
             found = [_answer(make) for _ in range(2)]
         for each in found:
             if isinstance(expected, str):
-                # Its text is that of the operator that ATen's kernel calls first.
+                # The text names the operator that ATen's kernel calls first.
                 assert isinstance(each, str) and (path == "python" or each[:13] == expected[:13] == "RuntimeError:")
             else:
                 assert each.dtype is expected.dtype and torch.equal(each, expected)
@@ -430,7 +430,7 @@ def test_kernels_of_host_functions_are_not_compiled_while_a_graph_is_captured(de
         return result
 
     if device == "cpu":
-        # As on a GPU: no kernel is known yet, and the first launch goes through the decorators.
+        # As on a GPU, no kernel is compiled yet, and the first launch passes the decorators.
         monkeypatch.setattr(type(add_one), "_compiles", True)
         monkeypatch.setattr(type(add_one), "_resolve", lambda *_: None)
     x, pad = torch.arange(6.0, device=device), (0, 1)

@@ -553,7 +553,7 @@ def test_incomplete_gamma_functions_near_0(device):
     """For a small order Q is small, and 1 - P would cancel."""
     a = torch.tensor([1e-6, 1e-3, 0.02, 0.16], dtype=torch.float64, device=device)
     x = torch.tensor([1.02, 0.9, 1.08, 1.16], dtype=torch.float64, device=device)
-    # By mpmath.
+    # Values by mpmath.
     exact = torch.tensor(
         [2.1217130367269328e-07, 0.0002604296998218178, 0.003926017669801399, 0.031809301624878605], dtype=torch.float64
     )

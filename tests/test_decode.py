@@ -19,7 +19,7 @@ from tritonite.runtime import contract
 from tritonite.runtime.launch import LibEntry
 
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
-# Programs of 16 keys take the interpreter long: so many, of which there are several splits, where 300 are 19 of them.
+# Keys for several splits. The interpreter takes long for a program of 16 keys, and 300 keys have 19 of them.
 KEYS = 300 if FULL else 130
 only_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="ATen has this overload on CPUs alone")
 

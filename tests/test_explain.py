@@ -17,7 +17,7 @@ from tritonite.testing.samples import samples
 NAMES = [name for name, op in tritonite.overloads().items() if op.has_place and name not in MISSING]
 
 
-# What ATen and the meta functions of PyTorch raise.
+# Exceptions of ATen and of PyTorch's meta functions.
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError)
 
 
@@ -98,7 +98,7 @@ def test_explain_allocates_nothing(path):
     assert described > 0.4 * len(every), described
 
 
-# Random numbers are drawn by launches of 2 ** 32 elements or fewer, of which there should be few.
+# A launch draws at most 2**32 random numbers; there should be few launches.
 FACTORIES = {
     "zeros": ((2**45,),),
     "ones": ((2**45,),),

@@ -107,7 +107,7 @@ def agree(ours, theirs, operands, used=None, terms=1, grad_terms=1):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("ours", "theirs"), NORMS)
 def test_norms(ours, theirs, width, dtype):
-    # A row of one element has no variance, and what is left of it says nothing in half types.
+    # A row of one element has no variance, and its roundoff in 16 bits means nothing.
     rows = (2, 3)
     x, residual = (normal(*rows, width, dtype=dtype, grad=True) for _ in range(2))
     parameters = [normal(width, dtype=dtype, grad=True) for _ in range(2 if ours is fused.skip_layer_norm else 1)]
@@ -178,7 +178,7 @@ ROTARY = [
     ((2, 3), 4, (1, 5), 7, 3, (3,)),
     ((2,), 4, (6, 6), 8, 4, (2,)),
     ((2, 3), 4, (2, 1), 6, 3, (2, 1)),
-    # Of half types a program takes 16 heads of so many pairs.
+    # In 16 bits a program has 16 heads of this many pairs.
     ((2,), 3, (40, 40) if FULL else (20, 20), 256, 96, ()),
 ]
 

@@ -16,7 +16,7 @@ from tritonite.errors import Decline
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
 )
-# By how much there is less to add up for the interpreter, which takes seconds; of blocks that have as much less.
+# Divides sizes and blocks for the interpreter, which takes seconds otherwise.
 LESS = 1 if FULL else 4
 
 
@@ -77,7 +77,7 @@ def test_columns_come_from_rows_in_shared_memory(dtype, width, dim, device, monk
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, ptx=True, programs=2))
     monkeypatch.setattr(read, "_read_from_shared", noting := _Noting(read._read_from_shared))
     shape = (37, width) if dim == 1 else (7, 5, width)
-    # Rows apart from each other, and of several programs.
+    # Rows have gaps and belong to several programs.
     x = torch.randint(0, 100, (*shape[:-1], width + 24), device=device).to(dtype)[..., :width]
     for index_dtype, count in itertools.product((torch.int64, torch.int32), (width // 2, 2 * width + 3)):
         index = torch.randint(0, width, (count,), dtype=index_dtype, device=device)
@@ -410,7 +410,7 @@ def test_no_rows_of_sequences_that_have_some_are_atens_to_refuse():
 def test_16_bit_additions_leave_neighbours(device, dtype, monkeypatch):
     """16-bit additions by 32-bit atomics leave the neighbouring 16 bits unchanged, at both ends of a tensor."""
     monkeypatch.setattr(write, "_accumulates_wide", lambda *_: False)
-    # As a half no number, whose bits an addition would change.
+    # A nan in 16 bits, whose payload an addition would change.
     memory = torch.full((70,), 0x7FA5, dtype=torch.int16, device=device)
     for begin, end in ((1, 8), (2, 9), (3, 4), (5, 70)):
         x = memory.clone()[begin:end].view(dtype).zero_()

@@ -24,7 +24,7 @@ from tritonite.testing.verify import check_overload
 PRODUCT = sys.modules["tritonite.engine.gemm.product"]
 # Few, because the interpreter takes milliseconds for a block; how blocks are chosen is asked for every number.
 ROWS = 20
-# Where no tile has 16 rows or more, as those of products have.
+# For operators without tiles of 16 rows or more, as products have.
 FEWER = ROWS if FULL else 6
 EVERY = (*range(1, 70), *(2**i + more for i in range(7, 13) for more in (-1, 0, 1)))
 if not FULL:
@@ -73,7 +73,7 @@ def check(function, *operands, kept=0, result=None):
         for own, all_rows in zip(found, every, strict=True):
             assert torch.equal(*(bits(x)[0] for x in (own, all_rows.narrow(place, first, count)))), (first, count)
     reasons = [reason for each in tritonite.stats().values() for reason in each.declined]
-    # What is compared goes to the CPU.
+    # Results are compared on the CPU.
     assert tritonite.stats() and all(reason.endswith("on another device") for reason in reasons)
 
 
@@ -98,7 +98,7 @@ ROW_BY_ROW = {
 def test_rows_do_not_depend_on_other_rows(name, device, small_blocks, invariant):
     function = {**OVER_ROWS, **ROW_BY_ROW}[name]
     for length, dtype in ((70, torch.float16), (300, torch.float32)):
-        # Rows that lie one after the other, and those that stand upright, of which one lies as a row does.
+        # Contiguous rows, and columns, a single one of which is contiguous.
         x = torch.randn(FEWER, length, device=device).to(dtype)
         upright = torch.randn(length, FEWER, device=device).to(dtype)
         check(lambda x: function(x, -1), x)
@@ -144,7 +144,7 @@ def test_norms_do_not_depend_on_other_rows(device, small_blocks, invariant):
         return function(grad, x, (n,), mean, rstd, weight, bias, wanted)[0]
 
     check(gradient, grad, x, mean, rstd)
-    # Images, of which a row is a group.
+    # Images, where a row is a group.
     check(lambda x: torch.native_group_norm(x, None, None, len(x), 4, n // 4, 2, 1e-5)[0], x.view(-1, 4, n // 4))
 
 
@@ -183,7 +183,7 @@ def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
             states = space._replace(n_reduced=of_reduction.splits, reduced=(((space.n_kept,),), ()))
             found.add(("states", blocks.for_states(states)[1]))
         assert len(found) == 2
-    # As they are cut by default, how many there are decides.
+    # By default blocks depend on the number of rows.
     assert len({blocks.for_reduction(space, 1)[1:] for space in spaces(length, EVERY)}) > 1
 
 
@@ -232,7 +232,7 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
                 multiply(count, transposed)
                 multiply(count, transposed, full=False)
     if dtype is torch.bfloat16:
-        # Its sums have the same bits by all tiles for tensor cores.
+        # bfloat16 sums have the same bits in all tiles for tensor cores.
         assert all(config.splits == 1 and config.BLOCK_M >= FEW for config in found)
     elif dtype is torch.float32:
         assert len({(config.splits, config.BLOCK_K, config.transposed, config.bf16x6) for config in found}) == 1
@@ -317,7 +317,7 @@ def test_scopes_switch_it(device, path, small_blocks):
                 assert ("invariant" in tritonite.explain("sum.dim_IntList", x, [1])) == asked
     if path == "native":
         counts = tritonite.stats()["sum.dim_IntList"]
-        # Of float32 and of float64.
+        # float32 and float64.
         assert (counts.launched, counts.replayed) == (4, 4)
     tritonite.enable(invariant=True)
     assert contract.settings() == (False, True)

@@ -42,7 +42,7 @@ CONFIGS = {
     "three parts": Config(64, 64, 32, bf16x6=True),
 }
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
-# Of products whose warps divide the work.
+# Warp-specialised tiles.
 _SPECIALIZED = Config(128, 128, 64, 8, 4, descriptors=True, warp_specialize=True)
 SPECIALIZED = {
     "wide": _SPECIALIZED._replace(BLOCK_N=256, num_stages=3),
@@ -107,10 +107,10 @@ def check(actual, function, *operands, **keywords):
 )
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
-    # Nothing is copied, so that elements apart from each other come to the kernel as they are.
+    # Nothing is copied, so that the kernel reads strided elements itself.
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes: math.inf if sizes else 0.0)
     descriptors = use(config)
-    # Of four rows, a group of tiles and a part of one.
+    # A group of tiles and a partial one of tiles with four rows.
     rows = {1: 1, 4: 40}.get(config.BLOCK_M, 72)
     columns = 104 if FULL or config.BLOCK_M != 4 else 40
     a, b = laid_out(rows, 80, layouts[0], dtype), laid_out(80, columns, layouts[1], dtype)
@@ -232,7 +232,7 @@ def _laid_anyhow(draw, batches, rows, columns, dtype):
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [(config, dtype) for config in CONFIGS.values() for dtype in (torch.bfloat16, torch.float32, torch.int8)]
-    # Those are for halves.
+    # Warp-specialised tiles are for 16-bit operands.
     + [(config, torch.bfloat16) for config in SPECIALIZED.values()],
 )
 def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
@@ -690,7 +690,7 @@ def test_scaled(rows, dtype, use_fast_accum):
             on_gpu, aten = tritonite.device == "cuda", exact.bfloat16()
             if on_gpu:
                 with contextlib.suppress(RuntimeError, ValueError):
-                    # Its library has no products of two of float8_e5m2, nor of every size.
+                    # cuBLAS has no products of two float8_e5m2 operands, nor of every size.
                     aten = torch._scaled_mm(*args)
             # Hopper's tensor cores add these products in 14 bits (DeepSeek-V3's report, 3.3.2), not in 24.
             assert_close(actual, aten, exact, terms=256 * 100 * (2**20 if on_gpu else 1))
@@ -822,7 +822,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, s
     monkeypatch.setattr(product, "_copied", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows))
     monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
     use(CONFIGS[name])
-    # Of four rows at a time the interpreter takes a while for as many.
+    # The interpreter is slow for tiles of four rows.
     rows = 66 if FULL or name != "four rows" else 10
     a, b = laid_out(rows, 77, first, torch.float32), laid_out(77, 51, second, torch.float32)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -874,7 +874,7 @@ def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch)
         run(work, config)
 
     monkeypatch.setattr(product, "_run", refusing)
-    # Of other sizes each time: plans outlive a scope, and one that is replayed tries nothing.
+    # Sizes differ each time: plans outlive a scope, and a replayed plan tries nothing.
     a, b = torch.randn(70 + stages, 40, device=device), torch.randn(40, 90, device=device)
     with tritonite.use_gems():
         found = a @ b

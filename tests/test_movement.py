@@ -58,7 +58,7 @@ def test_conversions_round_as_atens(source, to, device):
 
 
 def test_16_bit_floats_are_converted_through_float32(device):
-    # Just above the middle between two halves, by less than float32 can tell.
+    # Just above the middle between two 16-bit floats, by less than float32 resolves.
     x = torch.tensor([1 + 2**-11 + 2**-40, 2**60 + 2**49 + 1], dtype=torch.float64, device=device)
     for dtype, to in itertools.product((torch.float64, torch.int64), (torch.float16, torch.bfloat16)):
         wide = x.to(dtype)
@@ -256,7 +256,7 @@ def test_bounds_of_a_strided_copy_are_the_tensors_own(device):
     assert identical(
         serves("as_strided_copy.default", lambda: run(x, [2, 3], [4, 1])), x.as_strided([2, 3], [4, 1]).clone()
     )
-    # Its storage has more, of which nothing is known.
+    # The storage has further elements, whose values are unknown.
     assert serves("as_strided_copy.default", lambda: run(x, [12], [1]), declined=True).tolist() == list(range(12))
 
 

@@ -50,7 +50,7 @@ def test_what_is_not_verified_takes_a_name(monkeypatch):
     override._selected.cache_clear()
     try:
         assert "silu" not in select() and "add.Tensor" in select()
-        # Nor is it reached by what calls it.
+        # Functions that call it do not select it either.
         assert "silu" not in select(torch.nn.functional.cross_entropy)
         assert {"silu", "add.Tensor"} <= select("*")
         assert "silu" in select("silu") and "silu.out" in select(["add", "silu*"])

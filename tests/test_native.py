@@ -509,7 +509,7 @@ def _doubled_by(**options):
 )
 def test_what_launches_may_need(device, dispatcher, host):
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
-    # Of several sizes, so that later tensors lie elsewhere.
+    # Several sizes, so that later tensors have other addresses.
     xs = [torch.randn(16 + n, 16, device=device)[n:] for n in range(4)]
     with standing_in("tril", lambda x, diagonal: host(x)) as calls:
         for x in xs:

@@ -225,7 +225,7 @@ def test_batch_norm_gives_gradients_that_nobody_asked_for(shape, train, mask, we
     monkeypatch.setattr(batch_norm, "_gives_unasked", lambda *_: True)
     grad, x = normal(*shape), normal(*shape)
     weight, mean, rstd = normal(5) if weighted else None, normal(5), normal(5).abs() + 0.5
-    # Of the same statistics: a CPU's kernel takes the running ones, and a GPU's those that were handed on.
+    # Statistics are equal: ATen's kernel for CPUs reads the running ones, and that for GPUs the saved ones.
     args = grad, x, weight, mean, rstd.pow(-2) - 1e-5, mean, rstd, train, 1e-5
     # A GPU's refuses to give gradients by a weight that there is not.
     own = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args]

@@ -126,7 +126,7 @@ def test_tiles_of_the_table():
 def test_parts_of_prompts_and_decoding_together(small_tiles, page, heads):
     """Queries times heads that share keys fill a tile partly, wholly, or several tiles; a sequence may lack tokens."""
     H, shared = heads
-    # Of many heads few tokens are several tiles, of which each takes the interpreter long.
+    # With many heads few tokens fill several tiles, each of which takes the interpreter long.
     part, whole = (20, 9) if FULL or H < 12 else (5, 3)
     Sequences(
         [70, 40, whole, 130 if FULL else 70, 5], tokens=[part, 1, whole, 0, 3], H=H, shared=shared, page=page
@@ -241,7 +241,7 @@ def test_drawn(monkeypatch, seed):
     sequences.check(window=draw.choice((None, None, 1, 30)), softcap=draw.choice((None, None, 5.0)))
 
 
-# By a message's words: the operands that stop the program, among which are where sequences start.
+# Words of a message, and a change of operands that stops the program with it.
 _OUT_OF_RANGE = [
     ("caches do not have", "table[0, 1] = 1000"),
     ("caches do not have", "table[1, 0] = -1"),

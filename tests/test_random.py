@@ -283,7 +283,7 @@ def test_integers_are_the_random_bits_modulo_the_range(dtype, state):
     if dtype is torch.int64:
         ends += [(-(2**63), 2**63 - 1), (-7, 2**62), (-(2**63), None), (5, None)]
     for low, high in ends:
-        # Of a second turn of ATen's grid at least.
+        # Long enough for a second round of ATen's grid.
         for numel in (7, 20_001 if FULL else 8193):
             given = state(*SEEDS[1])
             x = torch.empty(numel, dtype=dtype)
@@ -417,7 +417,7 @@ def test_no_program_of_dropout_is_without_elements(numel, programs, state, monke
     given = state(11, 4 * 5)
     _, mask = _run("native_dropout", torch.ones(numel, dtype=torch.float16), 0.5, True)
     assert np.array_equal(mask.numpy(), side_by_side(numel, 8, given, grid_of(numel)) < 0.5)
-    # A program has 1,024 of ATen's threads, of which a turn has 2,048, and each a vector of 8.
+    # A program simulates 1,024 of ATen's 2,048 threads in a round, each with a vector of 8.
     assert grids == [(programs,)]
 
 
@@ -891,7 +891,7 @@ DRAWN = {
     "_fused_dropout": (FLOATS, lambda x, g: _ATEN._fused_dropout(x, 0.7, g)),
     "rrelu": (FLOATS, lambda x, g: _ATEN.rrelu_with_noise_functional(x, torch.zeros_like(x), *_SLOPES, g)),
 }
-# Where a logarithm or a circular function comes in.
+# Operators with a logarithm or a trigonometric function.
 ROUNDED = ("normal", "randn", "log_normal", "exponential", "cauchy", "geometric")
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -918,7 +918,7 @@ def _agree(name, dtype, ours, atens):
     for a, b in zip(ours, atens, strict=True):
         assert a.shape == b.shape and a.dtype is b.dtype and a.stride() == b.stride()
         if name.split()[0].rstrip("_").removesuffix("_like") not in ROUNDED:
-            # Of unsigned integers torch compares few.
+            # torch compares few dtypes of unsigned integers.
             signed = _SIGNED.get(a.dtype, a.dtype)
             assert torch.equal(a.view(signed), b.view(signed))
             continue
@@ -929,7 +929,7 @@ def _agree(name, dtype, ours, atens):
         # A sum that cancels has the error of its terms.
         terms = 4 * ("around" in name or "deviations" in name) + 0.5 * (name == "cauchy_")
         bound = 2 * torch.finfo(a.dtype).eps * (b.double().abs() + terms) + 1e-12
-        # Of infinities there is no difference.
+        # The difference of infinities is nan.
         assert bool(((a == b) | ((a.double() - b.double()).abs() <= bound)).all())
 
 

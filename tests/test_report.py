@@ -61,7 +61,7 @@ def test_stats_print_as_a_table(device):
 
 @pytest.mark.declines("no kernel accepts the dtype")
 def test_declines_are_logged_once_for_each_reason(device, caplog):
-    # Of a size of its own, because the native dispatcher remembers what was declined.
+    # A size of its own, because the native dispatcher remembers declined calls.
     x = torch.randn(4, 37, device=device).to(torch.complex64)
     with caplog.at_level(logging.DEBUG, logger="tritonite"), tritonite.use_gems(include="cosh"):
         x.cosh(), x[1:].cosh(), x[2:].cosh()

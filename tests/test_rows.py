@@ -215,7 +215,7 @@ def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launc
         (lambda x: _SOFTMAX._softmax_(x, 1, False), lambda x: x.softmax(1), (x,)),
         (lambda x: _SOFTMAX._log_softmax_(x, 1, False), lambda x: x.log_softmax(1), (x,)),
     ]
-    # Of half types, rows of several operands that are folded are no cooperative ones.
+    # Reductions of several 16-bit operands have no cooperative rows.
     for name in ("_log_softmax_backward_data", "_softmax_backward_data")[: dtype.itemsize // 2]:
         ours, aten = getattr(_SOFTMAX, name), getattr(torch, name)
         operands = grad, x.log_softmax(1) if "log" in name else x.softmax(1)
@@ -627,7 +627,7 @@ def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
     """Misaligned rows are read by vectors, except before the first vector boundary and behind the last."""
     tiny = dataclasses.replace(devices.current, row_elements=32, row_columns=16, programs=programs)
     monkeypatch.setattr(devices, "current", tiny)
-    # One row more than there are places in a word where one may begin.
+    # One row more than there are misalignments.
     rows = 16 // dtype.itemsize + 1
     storage = torch.randn(rows, n + 1, device=device).to(dtype)
     for x in (storage.view(-1)[: rows * n].view(rows, n), storage[:, :n], storage[:, 1:]):
@@ -646,7 +646,7 @@ def test_misaligned_rows(n, dtype, programs, device, monkeypatch):
 def test_rows_are_shifted_in_place(device, monkeypatch):
     """The last block, which has no whole vector, must not read results of the block before it."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32, programs=1))
-    # Of up to 263 elements behind the first whole word the ninth block of 32 has none.
+    # Up to 263 elements behind the first vector boundary leave the ninth block of 32 empty.
     for n in range(256, 275) if FULL else (257, 259, 262, 274):
         x = torch.randn(7, n, device=device)
         expected = x.softmax(1)
@@ -702,7 +702,7 @@ def test_many_misaligned_rows(shape, dtype, device, monkeypatch):
     assert served("_softmax") and served("native_layer_norm") and served("_log_softmax_backward_data")
 
 
-# Of 17 elements or 18 a row has nine tiny blocks, enough for several programs.
+# A row of 17 or 18 elements has nine tiny blocks, enough for several programs.
 UPRIGHT = [((30, 40), 8), ((3, 30, 12), 4), ((30, 64), 1), ((30, 33), 1)]
 UPRIGHT = UPRIGHT if FULL else [((18, 24), 8), ((2, 17, 12), 4), ((17, 16), 1), ((18, 17), 1)]
 

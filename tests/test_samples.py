@@ -49,7 +49,7 @@ def _named(exception):
 
 def _check(name, exception, dtype):
     if name in tritonite.overloads() and not WAYS.issuperset(exception.labels):
-        # Of an exception for every label two layouts are enough without the full set.
+        # For an exception with every label two layouts are enough without the full set.
         labels = exception.labels if FULL or exception.labels != ("*",) else ("contiguous*", "channels_last*")
         return verify.check_overload(tritonite.overloads()[name], dtype, labels=labels)
     return verify.check_opinfo(name, opinfo.infos()[name], dtype, limit=6)

@@ -27,7 +27,7 @@ from tritonite.ops import sampling
 from tritonite.testing.samples import DRAWN
 
 WIDE = (torch.float32, torch.float64)
-# How many samples there are of what is bounded by their number: by a multiple of this, and in classes of a few each.
+# Sample counts: a factor of sizes, and the samples of tests that count classes.
 MANY, COUNTED = (4, 4000) if FULL else (1, 2000)
 
 
@@ -73,7 +73,7 @@ def test_samples_without_replacement_win_a_race(dtype, state):
         times = _times(weights.numel(), given, dtype).view(shape)
         ratios = (weights.double() / times.double()).to(dtype).double()
         assert drawn.dtype is torch.int64 and drawn.shape == (*shape[:-1], count)
-        # Which of two that are equal comes first ATen does not say; a logarithm may be rounded to another number.
+        # ATen leaves the order of equal ratios open, and logarithms may round differently.
         best = ratios.sort(descending=True, dim=-1).values[..., :count]
         assert ((ratios.gather(-1, drawn) - best).abs() <= 2 * torch.finfo(dtype).eps * best).all()
         assert all(len(set(row.tolist())) == count for row in drawn.view(-1, count))
@@ -113,7 +113,7 @@ def test_weights_are_added_up_in_atens_order(dtype):
 @on_cpu
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_samples_with_replacement_are_where_uniform_numbers_fall(dtype, state, monkeypatch):
-    # Rows of ATen's grid, of which a device has more: each takes every third row of weights.
+    # ATen's grid has three rows here, each with every third row of weights.
     monkeypatch.setattr(rows_engine, "_ATEN_ROWS", 3)
     for n_rows, n, count in ((1, 1, 5), (2, 10, 300), (8, 1000, 130)):
         weights = torch.rand(n_rows, n, dtype=dtype)
@@ -209,7 +209,7 @@ def test_categories_come_as_often_as_their_weights_say(dtype, device):
     assert _chi_square(values, [x / sum(left) for x in left]) < 4 + 5 * math.sqrt(8)
 
 
-# By elements.
+# Element by element.
 
 
 class Stream:
@@ -390,7 +390,7 @@ def test_gamma_samples_are_atens(kind, state):
 @on_cpu
 def test_gamma_samples_of_half_types_are_rounded_ones(state, monkeypatch):
     alphas = _concentrations(60, torch.bfloat16)
-    # Which on a CPU ATen does not take.
+    # ATen refuses these dtypes on a CPU.
     monkeypatch.setattr(sampling, "_check", lambda *_, **__: None)
     state(3, 4 * 7)
     wide = torch.where(alphas.float() < 1, 0, alphas.float())
@@ -422,7 +422,7 @@ def test_binomial_samples_are_atens(kind, state):
             stream = streams.setdefault(thread, Stream(seed, offset, thread))
             with np.errstate(divide="ignore"):
                 expected = binomial_of(stream, (kind(counts[place]), kind(p[place])), kind)
-            # What differs by rounding leaves the thread's later elements other numbers.
+            # A sample that differs by rounding shifts the numbers of the thread's later elements.
             exact += abs(found[place] - expected) <= 1
     assert exact > 0.95 * 1086
     assert (found >= 0).all() and (found <= counts.numpy()).all()
@@ -548,7 +548,7 @@ def _agree(name, dtype, a, b):
     elif dtype in WIDE or name == "poisson":
         assert (a != b).double().mean() <= 3e-4
     else:
-        # Of half types many ratios are equal, of which ATen says not which it takes.
+        # Many ratios are equal in 16 bits, and ATen chooses any of them.
         assert (a != b).double().mean() <= 0.5
 
 

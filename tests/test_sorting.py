@@ -55,7 +55,7 @@ def values(dtype, *shape, device):
     elif not dtype.is_signed:
         x = x.abs()
     x = x.to(device, dtype)
-    # Of bfloat16 with a sign ATen's kernels for GPUs have nan first, and on CPUs conversions give it one.
+    # Conversions to bfloat16 on CPUs make negative nans, which ATen's kernels for GPUs put first.
     return x.masked_fill_(x.isnan(), float("nan")) if dtype.is_floating_point else x
 
 
@@ -121,7 +121,7 @@ _KINDS = {
     "in order": lambda n: torch.arange(n).float().repeat(2, 1),
     "in reverse": lambda n: -torch.arange(n).float().repeat(2, 1),
     "nan": lambda n: torch.full((2, n), float("nan")),
-    # What is small is all in one group.
+    # All small elements are in one group.
     "in one group": lambda n: (torch.arange(n) % 16 != 5).float().repeat(2, 1),
 }
 
@@ -135,7 +135,7 @@ _KINDS = {
 def test_the_first_of_equals_are_taken(kind, dtype, way, device):
     for n, order in ((129, (False, True, False)), (700, (True, False, True))):
         x = _KINDS[kind](n).nan_to_num(float("nan") if dtype.is_floating_point else 1).to(device, dtype)
-        # By turns: the order is in the keys alone.
+        # Orders alternate, because only keys depend on them.
         for k, largest in zip((1, 7, 30), order, strict=True):
             expected = torch.sort(x, dim=1, descending=largest, stable=True)
             with tritonite.use_gems(include="topk"):
@@ -621,7 +621,7 @@ def test_integers_of_a_range(dtype, counts, by_bits, device):
         low, high = min(max(low, info.min), info.max - 50), max(min(high - 1, info.max), info.min + 50)
         x = torch.randint(low, high, (301,)).to(device, dtype)
         x[6], x[300] = high, low
-        # Of bools kernels give all that is asked for together, as ATen's do on a GPU.
+        # For bools inverse and counts come together, as in ATen on a GPU.
         together = dtype is torch.bool and tritonite.device == "cuda"
         for given, inverse in ((x, together), (x[::2], True)) if high - low < 2000 else ((x, True),):
             expected = torch.unique(given, return_inverse=inverse, return_counts=counts)
@@ -717,7 +717,7 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
     with tritonite.use_gems(include="unique_consecutive"):
         result = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
         alone = torch.unique_consecutive(x)
-    # Of equal zeros ATen's kernels for GPUs keep the last, and not the first.
+    # ATen's kernels for GPUs keep the last of equal zeros, not the first.
     same = identical if device == "cpu" else functools.partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
     assert same(result[0], expected[0]) and same(alone, expected[0])
     assert torch.equal(result[1], expected[1]) and torch.equal(result[2], expected[2])

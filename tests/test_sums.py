@@ -10,7 +10,7 @@ import tritonite
 from tritonite.engine.indexing import write
 
 SIXTEEN_BITS = [torch.float16, torch.bfloat16]
-# What is added 298 times, so that a sum of the dtype stops growing, or is rounded at every step.
+# A term that is added 298 times: a sum in the dtype would stop growing or round at every step.
 TERM = {torch.float16: 9.0, torch.bfloat16: 1.0}
 
 

@@ -37,7 +37,7 @@ def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
         exacts = exacts if isinstance(exacts, tuple) else (exacts,)
         results = results if isinstance(results, tuple) else (results,)
         tolerance = TOLERANCES[dtype]
-        # Running statistics are written in place.
+        # Running statistics are updated in place.
         for own, exact in zip((*results, *written.args), (*exacts, *wide.args), strict=True):
             if isinstance(own, torch.Tensor):
                 torch.testing.assert_close(own.double(), exact.double(), atol=tolerance, rtol=tolerance, equal_nan=True)
@@ -102,7 +102,7 @@ def test_what_is_not_asked_for_is_not_there():
                 torch.testing.assert_close(own, other)
     images = torch.randn(3, 4, 5, 2, device=tritonite.device).to(memory_format=torch.channels_last)
     shapes = [tuple(part.shape) for part in reduce(images, images, rows, rows, None, True, False, False)]
-    # As ATen's kernel for channels next to each other has it.
+    # As in ATen's channels-last kernel.
     assert shapes == [(4,), (4,), (0,), (0,)]
 
 

@@ -241,7 +241,7 @@ def test_what_the_model_says_aten_is_faster_with_is_left_to_it(monkeypatch):
         assert all(select.aten_is_faster(problem, DEVICE) is left for problem in problems)
         if not left:
             continue
-        # Where nothing is known of ATen, where there is nothing to multiply, and what tuning has found tiles for, not.
+        # Calls without a model of ATen, without terms, or with tuned tiles are not declined.
         for other in ({"dtype": torch.float32, "result": torch.float32}, {"result": torch.float32}, {"K": 0}):
             assert not select.aten_is_faster(problems[0]._replace(**other), DEVICE)
         store.save(devices.name_of(DEVICE), problems[0].key, Config(64, 64, 64), 1.0)
@@ -257,7 +257,7 @@ def test_a_product_that_aten_is_faster_with_is_declined_unless_all_are_wanted(mo
         with pytest.raises(Decline, match=ATEN_IS_FASTER):
             mm(a, b)
         assert mm(a[:32], b).shape == (32, 48)
-        # What begins at no multiple of 16 bytes is multiplied in other ways, which no model has compared.
+        # Misaligned operands use other kernels, for which no model compares with ATen.
         assert mm(torch.randn(64, 33, device=DEVICE).bfloat16()[:, 1:], b).shape == (64, 48)
     with contract.under(contract.Settings(faster_only=False, invariant=False)):
         assert mm(a, b).shape == (64, 48)
