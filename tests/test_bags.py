@@ -24,8 +24,8 @@ OFFSETS = {
     "in order": ([0, 0, 3], False),
     "in order to an end": ([0, 3, 4], True),
 }
-# By whether ATen uses its kernel for aligned fp16 rows, and by offsets: the source (sequence, row) of six result rows on
-# a GPU, from two padded sequences of three rows.
+# By whether ATen uses its kernel for aligned fp16 rows, and by offsets: the source (sequence, row) of six result rows
+# on a GPU, from two padded sequences of three rows.
 ROWS = {
     False: {
         (0, 3, 1): [(0, 0), None, None, None, None, None],

@@ -1,4 +1,4 @@
-"""What compile cases are made of, and what engines register."""
+"""Compile cases, the registries that engines fill, and a recorder of launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Case(NamedTuple):
     label: str
     specialization: Specialization
     targets: tuple[str, ...]
-    # Whether using more shared memory than a program may have is a failure, too.
+    # Report more shared memory than a program may have as a failure, too.
     limits_shared_memory: bool = False
 
 

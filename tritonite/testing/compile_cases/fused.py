@@ -17,7 +17,7 @@ from tritonite.testing.compile_cases.cases import TARGETS, Case, compile_cases, 
 
 @compile_cases("fused")
 def fused_rows(full: bool) -> Iterator[Case]:
-    """Fused operators on rows of widths for one program with several rows, with one, and with a part of one."""
+    """Fused operators on rows of several widths: many rows in a program, one, and less than one."""
     for dtype, width in itertools.product(
         (torch.float16, torch.bfloat16, torch.float32, torch.float64) if full else (torch.bfloat16,),
         (64, 1000, 4096, 14_336, 2**16),

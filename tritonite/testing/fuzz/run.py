@@ -162,7 +162,7 @@ class _Worker:
 def _work(
     connection: Any, chosen: list[str], seed: int, index: int, step: int, turns: int | None, turn: int, alone: bool
 ) -> None:
-    """Check this process's share of the calls from `turn` on; run the first by ATen `alone` if asked to."""
+    """Check this process's calls from `turn` on; with `alone` only ATen runs the first."""
     torch.set_num_threads(1)
     # Every fourth process, or one of two or three, makes its calls through Python.
     os.environ["TRITONITE_NATIVE"] = str(int(index % min(step, 4) != 0 or step == 1))

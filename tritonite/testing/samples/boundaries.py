@@ -170,7 +170,7 @@ def _equals(chooser: random.Random, arguments: Arguments) -> Arguments:
 
 
 def _keys(chooser: random.Random, arguments: Arguments) -> Arguments:
-    """Search for bounds themselves, some of which are equal."""
+    """Search for the boundaries themselves, among equal ones."""
     name = "sorted_sequence" if "sorted_sequence" in arguments else "boundaries"
     bounds, x = arguments[name], arguments["self"]
     if not _tensor(bounds) or not bounds.numel() or not bounds.dim():

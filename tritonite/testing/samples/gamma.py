@@ -22,7 +22,7 @@ def _low_order(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _polygamma(*operands: Any, **named: Any) -> torch.Tensor:
     """Return polygamma, with the reflection formula for trigamma, where ATen's is inexact near poles."""
-    # In place, and where the order is named, the tensor comes first.
+    # The tensor comes first if the call is in place or names the order.
     operands = (*operands, *named.values())
     n, self = operands if isinstance(operands[1], torch.Tensor) else operands[::-1]
     result = torch.polygamma(n, self)
