@@ -43,7 +43,7 @@ def _repeats(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.drawn("nonzero_static")
-def _of_few(arguments: dict[str, Any]) -> dict[str, Any]:
+def _limited(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit the size to what fits in memory."""
     return arguments | {"size": min(arguments["size"], 5000)}
 

@@ -74,7 +74,7 @@ def _points(tensors: facts.Tensors) -> dict[str, Any] | None:
 
 
 @facts.drawn("histogram", "_histogramdd_from_bin_cts")
-def _of_few_bins(arguments: dict[str, Any]) -> dict[str, Any]:
+def _sorted_edges(arguments: dict[str, Any]) -> dict[str, Any]:
     """Sort edges, and limit the number of bins to what fits in memory."""
     bins = arguments["bins"]
     if isinstance(bins, torch.Tensor):

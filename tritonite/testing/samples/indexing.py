@@ -57,7 +57,7 @@ def _index(tensors: facts.Tensors) -> dict[str, Any] | None:
     return {"indices": [spread((3,), x.shape[0], x), *[None] * (x.dim() - 2), last]}
 
 
-def _of_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
+def _within_dimension(x: Any, index: Any, dim: Any, wraps: bool) -> Any:
     """Limit an index tensor to the size of a dimension, if the dimension is valid."""
     rank = max(x.dim(), 1) if isinstance(x, torch.Tensor) else 0
     if not (facts.is_index(index) and isinstance(dim, int) and -rank <= dim < rank):
@@ -72,18 +72,18 @@ def within(arguments: dict[str, Any], wraps: bool = False) -> dict[str, Any]:
     if devices.current.type == "cpu" or not isinstance(x, torch.Tensor):
         return arguments
     if "dim" in arguments:
-        return arguments | {"index": _of_dimension(x, index, arguments["dim"], wraps)}
+        return arguments | {"index": _within_dimension(x, index, arguments["dim"], wraps)}
     if "indices" in arguments:
-        return of_each_dimension(arguments)
+        return within_each_dimension(arguments)
     return arguments | {"index": facts.within(index, -x.numel(), x.numel() - 1) if facts.is_index(index) else index}
 
 
-def of_each_dimension(arguments: dict[str, Any]) -> dict[str, Any]:
+def within_each_dimension(arguments: dict[str, Any]) -> dict[str, Any]:
     """Limit several index tensors to the sizes of their dimensions."""
     x, indices = arguments["self"], arguments["indices"]
     if not isinstance(x, torch.Tensor) or not all(index is None or facts.is_index(index) for index in indices):
         return arguments
-    return arguments | {"indices": [_of_dimension(x, index, d, True) for d, index in enumerate(indices)]}
+    return arguments | {"indices": [_within_dimension(x, index, d, True) for d, index in enumerate(indices)]}
 
 
 facts.drawn("index_select", "gather", "take", "index", "_unsafe_index")(within)

@@ -38,7 +38,7 @@ def shapes_of(packet: str, batches: int, M: int, N: int, K: int) -> dict[str, tu
     return shapes.get(packet, {})
 
 
-def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
+def _with_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """Return a view of 2 or 3 dimensions: a vector becomes pairs, a matrix a batch of two."""
     x = x[None, None] if x.dim() == 0 else x.unflatten(0, (-1, 2)) if x.dim() == 1 else x
     while x.dim() > rank:
@@ -48,7 +48,7 @@ def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
 
 def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
     """Return two matrices that multiply, vectors that multiply with each, and an addend."""
-    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    a, b = (_with_rank(tensor, 2) for tensor in tensors[:2])
     b = b.mT if b.shape[1] == a.shape[1] else a.mT
     row = b[0] if len(b) else b.flatten()
     given = {"mat1": a, "mat": a, "mat2": b, "vec2": row, "self": a[:, :1] + b[:1]}
@@ -57,7 +57,7 @@ def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
 
 def _batches(tensors: facts.Tensors) -> dict[str, Any]:
     """Return two batches of matrices that multiply, and addends of a product and of their sum."""
-    a, b = (_of_rank(tensor, 3) for tensor in tensors[:2])
+    a, b = (_with_rank(tensor, 3) for tensor in tensors[:2])
     b = b.mT if b.shape[::2] == a.shape[::2] else a.mT
     added = a[..., :1] + b[:, :1]
     return {"batch1": a, "batch2": b, "mat2": b, "self": added, "added": added[0]}
@@ -138,7 +138,7 @@ def _first(make: Any, name: str) -> Any:
 def _vectors(tensors: facts.Tensors) -> dict[str, Any]:
     if tensors[0].dim() == 1:
         return {"self": tensors[0], "tensor": tensors[1], "other": tensors[1]}
-    a, b = (_of_rank(tensor, 2) for tensor in tensors[:2])
+    a, b = (_with_rank(tensor, 2) for tensor in tensors[:2])
     other = b[:, 0] if b.shape == a.shape else a[:, -1:].flatten()
     return {"self": a[:, :1].flatten(), "tensor": other, "other": other}
 

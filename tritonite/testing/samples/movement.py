@@ -28,7 +28,7 @@ def _matrices(tensors: facts.Tensors) -> dict[str, Any]:
 
 
 @facts.arguments("expand_copy")
-def _more(tensors: facts.Tensors) -> dict[str, Any]:
+def _expanded(tensors: facts.Tensors) -> dict[str, Any]:
     return {"size": [2, *tensors[0].shape]}
 
 
@@ -202,7 +202,7 @@ def _within_the_tensor(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @facts.drawn("_chunk_cat")
-def _of_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return tensors with dimensions, and a limited number of chunks: ATen reads the first size of any tensor."""
     tensors, chunks = arguments["tensors"], arguments["num_chunks"]
     whole = [x.reshape(1) if facts.is_scalar(x) else x for x in tensors]

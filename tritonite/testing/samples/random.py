@@ -64,13 +64,13 @@ def _probabilities(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors
 
 
 @facts.operands("rrelu_with_noise")
-def _of_the_outputs_size(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+def _without_outputs_on_cpu(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     """Skip outputs on a CPU, where ATen writes beyond those that are too small."""
     return None if op.out_names and tensors[0].device.type == "cpu" else tensors
 
 
 @facts.operands("rrelu_with_noise_functional")
-def _noise_of_this_shape(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
+def _matching_noise(op: Op, tensors: facts.Tensors, choice: Any) -> facts.Tensors | None:
     """Skip noise of another shape, beyond which ATen's kernel for GPUs reads."""
     return tensors if tensors[0].shape == tensors[1].shape else None
 

@@ -15,12 +15,12 @@ from tritonite.testing.samples import facts
 @facts.arguments("roll")
 def _rolled(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return dimensions and shifts, with contiguous images: on a CPU ATen's layout depends on slices of others."""
-    given = _around(tensors)
+    given = _flipped(tensors)
     return given if given is None or not has_channels_last(tensors[0]) else given | {"self": tensors[0].contiguous()}
 
 
 @facts.arguments("flip", "rot90")
-def _around(tensors: facts.Tensors) -> dict[str, Any] | None:
+def _flipped(tensors: facts.Tensors) -> dict[str, Any] | None:
     """Return the dimensions to flip: the first and the last of contiguous tensors, otherwise the last."""
     x = tensors[0]
     if not x.dim():

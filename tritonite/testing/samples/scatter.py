@@ -9,7 +9,7 @@ import torch
 from tritonite import devices
 from tritonite.registry import Op
 from tritonite.testing.samples import facts
-from tritonite.testing.samples.indexing import of_each_dimension, spread, within
+from tritonite.testing.samples.indexing import spread, within, within_each_dimension
 
 facts.CHOICES["reduce"] = ("sum", "prod", "mean", "amax", "amin", "add", "multiply")
 # The order of reductions decides which of several zeros is the extremum.
@@ -103,7 +103,7 @@ def _equal_if_duplicate(arguments: dict[str, Any]) -> dict[str, Any]:
     """Make all values equal if an index occurs twice: which of several writes remains is undefined."""
     if arguments.get("unsafe"):
         # ATen does not check these indices.
-        arguments = of_each_dimension(arguments)
+        arguments = within_each_dimension(arguments)
     adds = arguments.get("accumulate") or "reduce" in arguments
     drawn = _same_sign(arguments) if adds and "indices" not in arguments else within(arguments)
     name = next((name for name in ("src", "source", "values") if name in drawn), None)

@@ -75,18 +75,18 @@ def _not_expanded(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @facts.chosen("kthvalue")
-def _of_kthvalue(
+def _kthvalue_results(
     self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
-    return _of_one(self, dim, keepdim, results=results)
+    return _selected_results(self, dim, keepdim, results=results)
 
 
 @facts.chosen("mode")
-def _of_mode(
+def _mode_results(
     self: torch.Tensor, dim: int = -1, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
     """Replace the value on GPUs, where ATen chooses among equally frequent ones, by how often it occurs."""
-    values, found, indices = _of_one(self, dim, keepdim, results=results)
+    values, found, indices = _selected_results(self, dim, keepdim, results=results)
     if self.device.type == "cpu" or not self.dim() or not self.numel():
         return [values, found, indices]
     whole = values if keepdim else values.unsqueeze(dim)
@@ -95,7 +95,7 @@ def _of_mode(
 
 
 @facts.chosen("median", "nanmedian")
-def _of_one(
+def _selected_results(
     self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, results: list[torch.Tensor], **_: Any
 ) -> list[torch.Tensor]:
     """Return values, the elements at indices, and zeros in the dtype and layout of the indices."""
@@ -106,7 +106,7 @@ def _of_one(
 
 
 @facts.chosen("topk")
-def _of_topk(
+def _topk_results(
     self: torch.Tensor,
     k: int,
     dim: int = -1,
@@ -125,7 +125,7 @@ def _of_topk(
 
 
 @facts.chosen("sort")
-def _of_sort(
+def _sort_results(
     self: torch.Tensor,
     dim: int = -1,
     descending: bool = False,
