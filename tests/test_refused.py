@@ -48,9 +48,15 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.declines("flip serves fewer dimensions") if name == "flip" else ())
+        for name in DEEP
+    ],
+)
 def test_many_dimensions(name, device, path):
-    """64 that become 65, or 65, are refused by ATen, and 63 answered as ever."""
+    """ATen refuses 65 dimensions, and 64 that become 65; it serves 63."""
     x = torch.rand(3, device=device)
     for rank in (65, 64 if name == "mvlgamma" else 65, 63):
         deep = x.view(*[1] * (rank - 1), 3)

@@ -428,6 +428,7 @@ def test_binomial_samples_are_atens(kind, state):
     assert (found >= 0).all() and (found <= counts.numpy()).all()
 
 
+@pytest.mark.declines("ATen refuses the rates")
 @on_cpu
 def test_rates_that_are_none_are_atens_to_refuse(device, path):
     with tritonite.use_gems(include="poisson"), pytest.raises(RuntimeError, match="invalid Poisson rate"):
