@@ -58,7 +58,7 @@ def taken(work, grad=None, grads=None):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256), (80, 80), (96, 128), (8, 8)])
-def test_takes_operands_of_which_descriptors_can_tell(of_hopper, dtype, sizes):
+def test_serves_operands_that_descriptors_can_address(of_hopper, dtype, sizes):
     work = problem(D=sizes[0], V=sizes[1], dtype=dtype)
     assert taken(work)
     assert not taken(work._replace(query=work.query.mT.contiguous().mT))
@@ -110,7 +110,7 @@ def test_the_host_function_asks(of_hopper, monkeypatch):
 
 
 def run(work, tiles, grad, out, logsumexp, grads, at_once):
-    """What the kernels' sources do as plain Python, launched by the host function."""
+    """Run the kernels' sources in plain Python, as the host function launches them."""
     as_is = {"heads", "batch_heads", "group", "blocks"}
 
     def given(name, value):
@@ -133,7 +133,7 @@ def run(work, tiles, grad, out, logsumexp, grads, at_once):
                 # Only its own module: both have functions of the same names.
                 warps.device_functions(scores, descriptors, prologue, module),
                 at_once,
-                # Which registers hold an operand is the compiler's matter.
+                # The registers of an operand are up to the compiler.
                 as_operand=lambda tile, dtype, total: tile.to(dtype),
                 ROWS=hopper_backward.ROWS.value,
                 GROUPS=hopper_backward.GROUPS.value,
@@ -182,7 +182,7 @@ TILES = [
         [False, True],
     ),
 )
-def test_groups_of_warps_agree(sizes, tiles, at_once):
+def test_warp_groups_agree(sizes, tiles, at_once):
     """Nothing waits forever, and nothing is read before it has come or overwritten before it was used."""
     S, T, causal, diagonal, scale = sizes
     work = problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale)
@@ -199,7 +199,7 @@ def test_groups_of_warps_agree(sizes, tiles, at_once):
     ("heads", "tiles"), covering(3, [(1, 80, False), (2, 64, False), (2, 80, True), (4, 80, False)], TILES)
 )
 def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
-    """Heads of keys that several heads of queries share are so many programs, whose sums are added up after them."""
+    """Query heads that share keys have a program each, whose sums are added afterwards."""
     (shared, V, biased), T = heads, 290 if FULL else 150
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 64)
     added, add = [], hopper_backward.add_heads.run
@@ -222,8 +222,8 @@ def test_few_programs_have_one_head_each(heads, tiles, monkeypatch):
     ("sizes", "broadcast", "tiles"),
     covering(3, [(200, 90, True, -110, -0.3), (65, 257, False, 0, None)], BROADCASTS, TILES[:-1]),
 )
-def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
-    """Which has blocks of -inf alone, and rows that see nothing."""
+def test_warp_groups_add_a_bias(sizes, broadcast, tiles):
+    """The bias has blocks of -inf, and rows that see no key."""
     S, T, causal, diagonal, scale = sizes
     work = with_bias(problem(S=S, T=T, V=80, causal=causal, diagonal=diagonal, scale=scale), broadcast)
     grad = drawn(2, 4, S, 80)
@@ -240,8 +240,8 @@ def test_groups_of_warps_add_a_bias(sizes, broadcast, tiles):
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiles", TILES[:2])
-def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
-    """Beside which the logarithm of a row does not hold that of the number of its keys."""
+def test_warp_groups_add_the_least_and_largest_numbers(tiles, dtype):
+    """Next to such numbers the logsumexp does not hold the logarithm of the number of keys."""
     work = with_extremes(problem(S=80, T=90, causal=False, dtype=dtype), 61, 5)
     grad = drawn(2, 4, 80, 64, dtype=dtype)
     out, logarithms, expected = by_definition(work, grad)
@@ -253,7 +253,7 @@ def test_groups_of_warps_add_the_least_and_largest_numbers(tiles, dtype):
 
 
 def check(work, far=None):
-    """The values by the warp-specialised kernels, beside memory that must stay as it was, twice."""
+    """Compare two runs of the warp-specialised kernels with the definition; memory around results must not change."""
     far = far or (4e-3 if work.query.dtype is torch.float16 else 3e-2)
     out, grad = result(work), drawn(*result(work).shape, dtype=work.query.dtype)
     logsumexp = torch.full(out.shape[:3], math.nan, device=out.device)
@@ -274,7 +274,7 @@ def check(work, far=None):
 
 @pytest.fixture(params=[False, True], ids=["heads together", "heads apart"])
 def heads_apart(request, monkeypatch):
-    """Both ways of programs for keys that heads of queries share, whatever their number."""
+    """Run a test with one program for all query heads of a key head, and with one program each."""
     monkeypatch.setattr(hopper_backward, "_splits_heads", lambda *_: request.param)
 
 
@@ -338,10 +338,10 @@ def test_layouts(D):
 
 @on_sm_90
 @pytest.mark.parametrize("D", [64, 128, 256])
-def test_values_that_are_not_finite_beside_the_last(D):
-    """Of keys and values that no row sees nothing reaches the gradients of others.
+def test_masked_values_that_are_not_finite(D):
+    """Keys and values that no row sees do not reach the gradients of others.
 
-    The result is of finite ones: a probability of 0 times what is not finite is nan, in ATen's as well.
+    The result is computed before they change: 0 times a value that is not finite is nan, as in ATen.
     """
     work = problem(S=70, T=300, D=D, causal=True)
     out, grad = result(work), drawn(2, 4, 70, D)
