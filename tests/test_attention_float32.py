@@ -92,9 +92,8 @@ def gradients(work, grad):
 @pytest.fixture
 def of_hopper(monkeypatch):
     monkeypatch.setattr(devices, "has_wgmma", lambda device: True)
-    monkeypatch.setattr(
-        fp32_tiles, "dot_precision", lambda precision, _: "bf16x6" if precision == "ieee" else precision
-    )
+    of_gpu = lambda precision, _: "bf16x6" if precision == "ieee" else precision
+    monkeypatch.setattr(fp32_tiles, "dot_precision", of_gpu)
 
 
 def test_takes_float32_of_any_layout(of_hopper, monkeypatch):

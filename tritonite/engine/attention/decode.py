@@ -376,9 +376,9 @@ def attend_to_splits(
 ):
     """Attend a block of rows to one split of the keys that they see.
 
-    A sequence's tokens are a row of the batch, or begin at `starts`. Keys are a row of the batch, begin at
-    `key_starts`, or lie in `pages`, where `lengths` counts them. `scales` are factors of keys and values.
-    `strides` are `DecodeStrides`. logsumexp is inf behind the last query, up to row `padded`.
+    Tokens of a sequence are a row of the batch, or begin at `starts`. Keys are a row of the batch, begin at
+    `key_starts`, or lie in the sequence's `pages`, where `lengths` counts them. `scales` are factors of keys and
+    values. `strides` are `DecodeStrides`. logsumexp is inf behind the last query, up to row `padded`.
     """
     BLOCK_M: tl.constexpr = META.block_m
     BLOCK_N: tl.constexpr = META.block_n
