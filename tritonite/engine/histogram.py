@@ -15,10 +15,10 @@ from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.indexing.places import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import fill_zero, move
+from tritonite.language.indices import strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import ROOM, add, get, put, room
+from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import Size, empty, zeros
 from tritonite.runtime.launch import libentry
 
@@ -139,17 +139,17 @@ def _count(
     step = tl.num_programs(0).to(COUNTING.index) * BLOCK
     begun = tl.program_id(0).to(COUNTING.index) * BLOCK + lane
     if bins < COUNTING.room:
-        own = room(COUNTING.room, DTYPE)
+        own = alloc_shared(COUNTING.room, DTYPE)
         few = bins.to(tl.int32)
         # The one after the last is for what is not counted.
         for begin in range(0, few, BLOCK):
-            put(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
+            store_shared(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
         tl.debug_barrier()
         for j in range(counted):
             place, weight, mask = _counted_at(
                 *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, DTYPE)
             )
-            add(own, tl.where(mask, place.to(tl.int32), few), weight)
+            add_shared(own, tl.where(mask, place.to(tl.int32), few), weight)
         tl.debug_barrier()
         # Each program begins elsewhere, so that not all add to the same places at a time.
         turned = tl.program_id(0) * _APART % few
@@ -157,7 +157,7 @@ def _count(
             bin = begin + lane
             mask = bin < few
             bin = (tl.minimum(bin, few - 1) + turned) % few
-            count = get(own, bin, tl.zeros((BLOCK,), DTYPE))
+            count = load_shared(own, bin, tl.zeros((BLOCK,), DTYPE))
             if COUNTING.alone:
                 tl.store(totals + bin, count.to(TOTAL), mask=mask)
             else:
@@ -258,7 +258,7 @@ def _programs(n: int, bins: int | None, device: torch.device) -> int:
 
 def _counts_alone(n: int, bins: int) -> bool:
     """Whether one program counts all elements in bins of its own."""
-    room = ROOM // 8 if devices.current.ptx else _OWN + 1
+    room = SHARED_BYTES // 8 if devices.current.ptx else _OWN + 1
     return 0 < n <= _BLOCK and bins < room
 
 
@@ -282,7 +282,7 @@ def _add_counts(
     known = bins if isinstance(bins, int) else None
     # A sum of integers in shared memory has 32 bits, and so has a count.
     total = TRITON_DTYPES[torch.int32 if weights is None else totals.dtype]
-    room = ROOM // (8 if total == tl.float64 else 4) if ptx else 0
+    room = SHARED_BYTES // (8 if total == tl.float64 else 4) if ptx else 0
     shape, strides, integer = in_row_major(x)
     for kernel in (_count, _count_outside):
         inside = kernel is _count

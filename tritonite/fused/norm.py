@@ -20,9 +20,9 @@ from tritonite.engine.rows.declare import Reduction
 from tritonite.engine.rows.kernels import inside
 from tritonite.fused.check import check_alike, check_parameters, check_shape
 from tritonite.fused.norm_ring import norm_backward_by_ring
-from tritonite.language.folds import fold_in_order
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.reduce import reduce_rows_in_order
 from tritonite.ops.normalization import BACKWARD, RMS_BACKWARD, gradient_of_normalized, mean_and_rstd, normalized_by
 from tritonite.ops.reduction import add_states, combine_moments, moment_leaf, over_count
 from tritonite.registry import library_operator
@@ -196,7 +196,7 @@ def _kept(value, PACKED: tl.constexpr):
 @triton.jit
 def _sum_of_rows(values, IN_ORDER: tl.constexpr):
     if IN_ORDER:
-        total = fold_in_order((values,), add_states)[0]
+        total = reduce_rows_in_order((values,), add_states)[0]
     else:
         total = tl.sum(values, 1)
     return total[:, None]

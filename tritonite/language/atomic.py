@@ -38,7 +38,7 @@ _SWAP_16 = tl.constexpr("""{
 
 
 @triton.jit
-def swap_where(pointers, old, wanted, mask):
+def compare_and_swap(pointers, old, wanted, mask):
     """Compare and swap words of 16, 32 or 64 bits where a mask is set, and return what was there.
 
     Lanes off the mask access no memory, and return `old`. Triton's own operation has no mask. A lane of the block must
@@ -59,7 +59,7 @@ def swap_where(pointers, old, wanted, mask):
 
 
 @triton.jit
-def add_halves(target, offset, value, mask, reach):
+def atomic_add_16bit(target, offset, value, mask, reach):
     """Add to elements of a half type, each with a -0.0 for its neighbour in the word, which that leaves as it is.
 
     An addition of one element is a loop of compare and swap there. It is left to those whose neighbour is not one of

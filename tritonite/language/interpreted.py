@@ -103,7 +103,7 @@ def scalar_constant(semantic: Any, constant: Callable[..., tl.tensor], value: An
     return constant(value, dtype)
 
 
-def reduce_by_halves(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
+def reduce_pairwise(own: Callable[..., Any], reduction: Any, states: tuple[tl.tensor, ...]) -> Any:
     """The interpreter's reduction by any function, of neighbours in whole blocks; its `own` goes element by element.
 
     That is left to functions which branch on the elements.

@@ -172,7 +172,7 @@ def chebyshev_series(x, coefficients: tl.constexpr):
 
 
 @triton.jit
-def logs_of_share(x):
+def log_and_log1m(x):
     """log(x) and log(1 - x) for x in [0, 1], nan outside; of float32 without a branch for every element.
 
     Of the smaller of x and 1 - x the logarithm is -0.69 or less, which NVIDIA's approximation has to three units of its
@@ -382,7 +382,7 @@ def inverse_hyperbolic_cosine(x):
 
 
 @triton.jit
-def side_by_side(low, high):
+def pack_complex(low, high):
     """The bits of two numbers of 16 or 32 bits as one integer, as a complex number lies in memory."""
     if low.dtype.primitive_bitwidth == 16:
         word = low.to(tl.uint16, bitcast=True).to(tl.int32) | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)

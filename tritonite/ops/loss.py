@@ -20,7 +20,7 @@ from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
-from tritonite.language.math import logs_of_share, maximum_nan, multiply_add, true_divide
+from tritonite.language.math import log_and_log1m, maximum_nan, multiply_add, true_divide
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty, empty_strided
@@ -181,7 +181,7 @@ def soft_margin_loss(self, target, reduction, outs=()):
 @triton.jit
 def _cross_entropy_inside(self, target):
     """For targets in [0, 1]; nan where the input is not in it."""
-    log, other_log = logs_of_share(self)
+    log, other_log = log_and_log1m(self)
     lowest = tl.full(log.shape, -100.0, log.dtype)
     return (target - 1.0) * maximum_nan(other_log, lowest) - target * maximum_nan(log, lowest)
 

@@ -16,7 +16,7 @@ from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
 from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
-from tritonite.language.places import read_at
+from tritonite.language.indices import read_at
 from tritonite.registry import operator as any_operator
 from tritonite.registry import scalar_kernel
 from tritonite.runtime.contract import is_negative_zero, zero_or_one

@@ -151,7 +151,7 @@ def _interpreting() -> Iterator[None]:
         vars(interpreter_builder).update(changes)
         semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
         interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
-        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_by_halves(reduce, *given)
+        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
         # Triton's own prepares all of its language anew for every function that a kernel calls, in milliseconds.
         InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
         try:

@@ -29,8 +29,8 @@ from tritonite.engine.attention.scores import (
     seen,
     store_scores,
 )
+from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import multiply, parts
 from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import libentry
 
@@ -69,7 +69,7 @@ def _excess(q, key, bias, strides, rows, span, factor, logarithms, end, FACTS: t
             exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
             added = load_bias(bias, strides[3], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
             k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, True)
-            scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
+            scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
             probability = _probabilities(
                 scores, logarithms[:, None], excess[:, None], exists, added, factor, True, FACTS
             )
@@ -116,9 +116,9 @@ def _take_keys(
     added = load_bias(bias, strides[3], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
-    scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
+    scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
     probability = _probabilities(scores, logarithms[:, None], excess, exists, added, factor, MASKED, FACTS)
-    of_shares = multiply(grad, parts(tl.trans(v), PRECISION), None, PRECISION)
+    of_shares = dot_terms(grad, split_terms(tl.trans(v), PRECISION), None, PRECISION)
     if drawn is not None:
         of_shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), of_shares * drawn[3], 0.0)
     grad_scores = probability * (of_shares - delta[:, None])
@@ -126,7 +126,7 @@ def _take_keys(
         grad_scores = tl.where(exists, grad_scores, 0.0)
     if grad_bias is not None:
         store_scores(grad_bias, grad_scores, strides[8], rows, columns, span)
-    return multiply(parts(grad_scores.to(k.dtype), PRECISION), parts(k, PRECISION), total, PRECISION)
+    return dot_terms(split_terms(grad_scores.to(k.dtype), PRECISION), split_terms(k, PRECISION), total, PRECISION)
 
 
 @libentry()
@@ -208,7 +208,7 @@ def attend_to_queries(
     result = load_rows(out, rows, strides[5][2], queries, VALUE, BLOCK_V, True)
     products = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + rows, products, mask=rows < queries)
-    q, grad = parts(q, PRECISION), parts(grad, PRECISION)
+    q, grad = split_terms(q, PRECISION), split_terms(grad, PRECISION)
     logarithms = load_logarithms(logsumexp, rows, strides[6][2], queries, FACTS.nats)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, FACTS.nats)
@@ -314,21 +314,23 @@ def _take_queries(
     excess = None
     if excesses is not None:
         excess = tl.load(excesses + rows, mask=rows < span[0], other=0.0)[None, :]
-    scores = multiply(k, parts(tl.trans(q), PRECISION), None, PRECISION)
+    scores = dot_terms(k, split_terms(tl.trans(q), PRECISION), None, PRECISION)
     probability = _probabilities(scores, logarithms[None, :], excess, exists, added, factor, MASKED, FACTS)
     weights = probability
     if drawn is not None:
         keeps = tl.trans(kept_tile(drawn, corner[0], corner[1], span[1], FACTS))
         weights = tl.where(keeps, weights, 0.0)
-    weights = parts(weights.to(grad.dtype), PRECISION)
-    of_value = multiply(weights, parts(grad, PRECISION), of_value, PRECISION)
-    of_shares = multiply(v, parts(tl.trans(grad), PRECISION), None, PRECISION)
+    weights = split_terms(weights.to(grad.dtype), PRECISION)
+    of_value = dot_terms(weights, split_terms(grad, PRECISION), of_value, PRECISION)
+    of_shares = dot_terms(v, split_terms(tl.trans(grad), PRECISION), None, PRECISION)
     if drawn is not None:
         of_shares = tl.where(keeps, of_shares * drawn[3], 0.0)
     grad_scores = probability * (of_shares - products[None, :])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
-    return multiply(parts(grad_scores.to(q.dtype), PRECISION), parts(q, PRECISION), of_key, PRECISION), of_value
+    return dot_terms(
+        split_terms(grad_scores.to(q.dtype), PRECISION), split_terms(q, PRECISION), of_key, PRECISION
+    ), of_value
 
 
 @libentry()
@@ -387,8 +389,8 @@ def attend_to_keys(
     if query_starts is not None:
         # A block beyond a sequence that is shorter than the longest.
         queries = tl.where(block * BLOCK_N < keys, queries, 0)
-    k = parts(load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True), PRECISION)
-    v = parts(load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True), PRECISION)
+    k = split_terms(load_rows(key, columns, strides[1][2], keys, HEAD, BLOCK_D, True), PRECISION)
+    v = split_terms(load_rows(value, columns, strides[2][2], keys, VALUE, BLOCK_V, True), PRECISION)
     number = tl.full((), scale, tl.float64)
     factor = score_factor(number, FACTS.nats)
     # Queries from `whole` on see all keys. Masked are blocks before that, and the last where it is not full.

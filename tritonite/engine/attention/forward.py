@@ -14,8 +14,8 @@ from tritonite.engine.attention.hopper import forward as hopper
 from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import base_of, biased, exponentials, load_bias, score_factor, seen
+from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import multiply, parts
 from tritonite.runtime.contract import random_state
 from tritonite.runtime.launch import libentry
 
@@ -92,7 +92,7 @@ def _take(
     exists = seen(rows[:, None], columns[None, :], span, FACTS.causal)
     added = load_bias(bias, strides[4], rows[:, None], columns[None, :], span, exists, FACTS.bias_of_keys)
     k = load_rows(key, columns, strides[1][2], span[1], HEAD, BLOCK_D, MASKED)
-    scores = multiply(q, parts(tl.trans(k), PRECISION), None, PRECISION)
+    scores = dot_terms(q, split_terms(tl.trans(k), PRECISION), None, PRECISION)
     if MASKED or bias is not None:
         scores *= factor
         if bias is not None:
@@ -111,8 +111,8 @@ def _take(
     v = load_rows(value, columns, strides[2][2], span[1], VALUE, BLOCK_V, MASKED)
     if drawn is not None:
         shares = tl.where(kept_tile(drawn, corner[0], corner[1], span[1], FACTS), shares, 0.0)
-    weights = parts(shares.to(v.dtype), PRECISION)
-    total = multiply(weights, parts(v, PRECISION), total * kept[:, None], PRECISION)
+    weights = split_terms(shares.to(v.dtype), PRECISION)
+    total = dot_terms(weights, split_terms(v, PRECISION), total * kept[:, None], PRECISION)
     return total, most, denominator
 
 
@@ -187,7 +187,7 @@ def attend(
     q = load_rows(query, rows, strides[0][2], queries, HEAD, BLOCK_D, True)
     # What is largest is so after scaling by a positive number.
     number = tl.full((), scale, tl.float64)
-    q = parts(tl.where(number < 0, -q, q), PRECISION)
+    q = split_terms(tl.where(number < 0, -q, q), PRECISION)
     factor = score_factor(tl.abs(number), FACTS.nats)
     whole, end = key_range(block, keys, diagonal, FACTS)
     total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)

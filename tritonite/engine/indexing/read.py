@@ -15,9 +15,9 @@ from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
+from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to, strided_offset
-from tritonite.language.shared import get, put, room
+from tritonite.language.shared import alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import Size
 from tritonite.runtime.launch import ASSERTING, libentry
 
@@ -118,14 +118,14 @@ def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
-    own = room(ROWS * FACTS.held, WORD)
+    own = alloc_shared(ROWS * FACTS.held, WORD)
     place = tl.arange(0, ROWS * FACTS.held)
     row = tl.program_id(0).to(FACTS.index) * ROWS + place // FACTS.held
     start = strided_offset(row, shape, strides[1]) // EACH
     inside = (place % FACTS.held < aligned_to(counted[0][0] // EACH, FACTS.aligned)) & (row < n_rows)
     within = aligned_to(start, FACTS.aligned) + place % FACTS.held
     whole = source.to(tl.pointer_type(WORD), bitcast=True)
-    put(own, place, tl.load(whole + within, mask=inside, other=0))
+    store_shared(own, place, tl.load(whole + within, mask=inside, other=0))
     tl.debug_barrier()
     for begin in range(0, n_columns, FACTS.block[1]):
         column = begin + tl.arange(0, FACTS.block[1])
@@ -134,7 +134,7 @@ def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_
         at = tl.where(exists, at, 0).to(tl.int32)
         for i in tl.static_range(ROWS):
             one = tl.program_id(0).to(FACTS.index) * ROWS + i
-            found = get(own, i * FACTS.held + at // EACH, at.to(WORD))
+            found = load_shared(own, i * FACTS.held + at // EACH, at.to(WORD))
             if EACH > 1:
                 found = found >> (at % EACH * (8 * ITEM))
             near = out + strided_offset(one, shape, strides[0]) + column
@@ -150,7 +150,7 @@ def _read_from_parts(out, source, indices, shape, strides, columns, counted, n_r
     WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
     COLUMNS: tl.constexpr = FACTS.block[1]
-    own = room(FACTS.held, WORD)
+    own = alloc_shared(FACTS.held, WORD)
     row = tl.program_id(0).to(FACTS.index)
     start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, FACTS.aligned)
     whole = source.to(tl.pointer_type(WORD), bitcast=True) + start
@@ -165,11 +165,11 @@ def _read_from_parts(out, source, indices, shape, strides, columns, counted, n_r
         part = tl.load(whole + place, mask=place < words_of_row, other=0)
         # All threads have looked up what they want of the part before.
         tl.debug_barrier()
-        put(own, tl.arange(0, FACTS.held), part)
+        store_shared(own, tl.arange(0, FACTS.held), part)
         tl.debug_barrier()
         here = at // EACH - begin
         inside = (here >= 0) & (here < FACTS.held)
-        found = get(own, tl.where(inside, here, 0), at.to(WORD))
+        found = load_shared(own, tl.where(inside, here, 0), at.to(WORD))
         if EACH > 1:
             found = found >> (at % EACH * (8 * ITEM))
         result = tl.where(inside, found.to(out.dtype.element_ty), result)

@@ -25,7 +25,7 @@ from tritonite.engine.indexing.places import IN_RANGE, Index, Space
 from tritonite.engine.indexing.read import places, rows_and_columns
 from tritonite.engine.iteration import span
 from tritonite.engine.movement import move, words
-from tritonite.language.atomic import add_halves, swap_where
+from tritonite.language.atomic import atomic_add_16bit, compare_and_swap
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import Number, empty_strided, number_type
@@ -98,7 +98,7 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
             # An element that a value leaves as it is will not change back, so that there is nothing to write.
             pending = pending & (wanted != old)
         if FACTS.masked:
-            found = swap_where(swapped, old, wanted, pending)
+            found = compare_and_swap(swapped, old, wanted, pending)
         else:
             found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
         pending = pending & (found != old)
@@ -169,7 +169,7 @@ def _write_at(
     if WRITING.operation == "":
         tl.store(target + far, value.to(target.dtype.element_ty), mask=mask)
     elif WRITING.paired:
-        add_halves(target, far, value.to(target.dtype.element_ty), mask, reach)
+        atomic_add_16bit(target, far, value.to(target.dtype.element_ty), mask, reach)
     elif WRITING.native:
         tl.atomic_add(target + far, value.to(target.dtype.element_ty), mask=mask, sem="relaxed")
     else:

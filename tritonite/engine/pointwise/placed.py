@@ -13,7 +13,7 @@ from tritonite.errors import Decline
 class Placed(NamedTuple):
     """An operand that the formula reads at places of its own along `dims`, and elsewhere at the result's.
 
-    In its other dimensions it has the result's size, or 1. The formula reads it by `language.places.read_at`.
+    In its other dimensions it has the result's size, or 1. The formula reads it by `language.indices.read_at`.
     """
 
     tensor: torch.Tensor

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite.language.folds import fold_all
+from tritonite.language.reduce import reduce_all
 from tritonite.runtime.contract import zeros
 
 # The words that the counter of tickets has for itself, so that it shares no cache line with states.
@@ -54,4 +54,4 @@ def states_of_row(states, scratch, row, share, FACTS: tl.constexpr):
             found = tl.load(pointers, mask=shares < SHARING, other=1, volatile=True)
         state = (found >> 1).to(tl.uint32).to(FACTS.states[i], bitcast=True)
         every = every + (tl.where(shares < SHARING, state, FACTS.init[i]),)
-    return fold_all(every, FACTS.combine)
+    return reduce_all(every, FACTS.combine)

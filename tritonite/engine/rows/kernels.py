@@ -15,9 +15,9 @@ import triton.language as tl
 
 from tritonite.engine.rows.cooperative import states_of_row, take_ticket
 from tritonite.engine.rows.facts import BOTH, KEPT, PARTS, REDUCED
-from tritonite.language.folds import fold, fold_all, fold_in_order
+from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import aligned_to, strided_offset
+from tritonite.language.reduce import reduce_all, reduce_rows, reduce_rows_in_order
 from tritonite.language.registers import from_registers, in_own_registers
 from tritonite.runtime.launch import libentry
 
@@ -175,7 +175,7 @@ def _by_stages(values, mask, count, column, FACTS: tl.constexpr, SOME: tl.conste
         else:
             elements = FACTS.stages[s].leaf(*(values + as_columns(results) + (column,)))
             elements = tl.where(mask, elements, FACTS.stages[s].init).to(FACTS.states[0])
-            folded = fold((elements,), FACTS.stages[s].combine)
+            folded = reduce_rows((elements,), FACTS.stages[s].combine)
             if FACTS.stages[s].finish is not None:
                 folded = (FACTS.stages[s].finish(*(folded + results)),)
         results = results + folded
@@ -253,9 +253,9 @@ def _of_rows(states, FACTS: tl.constexpr):
 def _folded(states, FACTS: tl.constexpr):
     """The states of rows, from those of their elements or of groups of them."""
     if FACTS.invariant:
-        states = fold_in_order(states, FACTS.combine)
+        states = reduce_rows_in_order(states, FACTS.combine)
     else:
-        states = fold(states, FACTS.combine)
+        states = reduce_rows(states, FACTS.combine)
     return states
 
 
@@ -296,7 +296,7 @@ def fold_block(values, rows, span, mask, numbers, FACTS: tl.constexpr):
         counts = tl.broadcast_to(count, (FACTS.block[0],))
         states = _by_stages(values, rows[1][:, None] & mask[None, :], counts, count, FACTS, True, False)
     elif FACTS.grow is not None:
-        states = fold(_grown_last(_ungrown(FACTS), values, mask, steps, FACTS), FACTS.combine)
+        states = reduce_rows(_grown_last(_ungrown(FACTS), values, mask, steps, FACTS), FACTS.combine)
     else:
         reduced = start + tl.arange(0, FACTS.block[1])
         states = _folded(leaves(values, rows, reduced, rows[1][:, None] & mask[None, :], numbers, FACTS), FACTS)
@@ -429,14 +429,14 @@ def _combine_upright_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EV
                 values = load(inputs, rows, begin + places, mask, FACTS, 0, FOLDED, EVICTION, "")
             more = _states_of_block(values, every, (begin, 1, n_reduced), numbers, FACTS, False)
             states = combine_states(states, more, FACTS.follow, FACTS)
-    return fold(_of_rows(states, FACTS), FACTS.combine)
+    return reduce_rows(_of_rows(states, FACTS), FACTS.combine)
 
 
 @triton.jit
 def fold_blocks(inputs, rows, span, numbers, FACTS: tl.constexpr, EVICTION: tl.constexpr):
     """The state of each row's span of blocks."""
     if FACTS.grow is not None:
-        states = fold(_grow_blocks(inputs, rows, span, FACTS, EVICTION), FACTS.combine)
+        states = reduce_rows(_grow_blocks(inputs, rows, span, FACTS, EVICTION), FACTS.combine)
     elif FACTS.upright:
         states = _combine_upright_blocks(inputs, rows, span, numbers, FACTS, EVICTION)
     else:
@@ -478,7 +478,7 @@ def _fold_edges(states, FACTS: tl.constexpr):
     flat = ()
     for i in tl.static_range(len(states)):
         flat = flat + (tl.reshape(states[i], (2 * FACTS.aligned,)),)
-    return fold_all(flat, FACTS.combine)
+    return reduce_all(flat, FACTS.combine)
 
 
 @triton.jit

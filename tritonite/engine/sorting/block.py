@@ -17,9 +17,9 @@ from triton.runtime.interpreter import TensorHandle
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
-from tritonite.language.folds import doublings
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
+from tritonite.language.reduce import exact_log2
 from tritonite.runtime.launch import libentry
 
 # The longest row that a program sorts, and how many elements of several it takes.
@@ -65,8 +65,8 @@ def _compared(key, place, index, DIMENSIONS: tl.constexpr, STAGE: tl.constexpr, 
 def sort_pairs_by_network(key, place):
     """Rows of (key, place), sorted by the keys and where they are equal by the places."""
     SHAPE: tl.constexpr = key.shape
-    DIMENSIONS: tl.constexpr = doublings(key.numel)
-    STAGES: tl.constexpr = doublings(key.shape[1])
+    DIMENSIONS: tl.constexpr = exact_log2(key.numel)
+    STAGES: tl.constexpr = exact_log2(key.shape[1])
     index = tl.broadcast_to(tl.arange(0, SHAPE[1])[None, :], SHAPE)
     key, place = tl.reshape(key, [2] * DIMENSIONS), tl.reshape(place, [2] * DIMENSIONS)
     index = tl.reshape(index, [2] * DIMENSIONS)

@@ -27,9 +27,9 @@ from tritonite.engine.sorting.block import sort_rows
 from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
 from tritonite.engine.sorting.table import SORTING
 from tritonite.errors import Decline
+from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.places import strided_offset
-from tritonite.language.shared import add, get, number, put, room
+from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared, warp_rank
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.launch import libentry
 
@@ -146,7 +146,7 @@ def _digits_of(words, shift, valid, KEYS: tl.constexpr):
 def _own_room(words):
     """Where a program's elements change places, and before that each warp has its counters."""
     THREADS: tl.constexpr = words[0].shape[0]
-    return room(max(len(words) * THREADS, (THREADS + 31) // 32 * 256), words[0].dtype)
+    return alloc_shared(max(len(words) * THREADS, (THREADS + 31) // 32 * 256), words[0].dtype)
 
 
 @triton.jit
@@ -163,28 +163,28 @@ def positions_by_digit(counters, digits):
     none = tl.zeros((_DIGITS,), tl.int32)
     tl.debug_barrier()
     for w in tl.static_range(WARPS):
-        put(counters, every + w * _DIGITS, none)
+        store_shared(counters, every + w * _DIGITS, none)
     tl.debug_barrier()
     own = tl.arange(0, THREADS) // LANES * _DIGITS
     numbers = ()
     for k in tl.static_range(EACH):
-        numbers = numbers + (number(counters, own + digits[k]),)
+        numbers = numbers + (warp_rank(counters, own + digits[k]),)
     tl.debug_barrier()
     counts = ()
     total = none
     for w in tl.static_range(WARPS):
-        counts = counts + (get(counters, every + w * _DIGITS, none),)
+        counts = counts + (load_shared(counters, every + w * _DIGITS, none),)
         total += counts[w]
     # Where each warp's elements of a digit begin.
     start = tl.cumsum(total, axis=0) - total
     tl.debug_barrier()
     for w in tl.static_range(WARPS):
-        put(counters, every + w * _DIGITS, start)
+        store_shared(counters, every + w * _DIGITS, start)
         start += counts[w]
     tl.debug_barrier()
     positions = ()
     for k in tl.static_range(EACH):
-        positions = positions + (numbers[k] + get(counters, own + digits[k], numbers[k]),)
+        positions = positions + (numbers[k] + load_shared(counters, own + digits[k], numbers[k]),)
     return positions, total
 
 
@@ -195,11 +195,11 @@ def _exchange(buffer, elements, positions):
     THREADS: tl.constexpr = positions[0].shape[0]
     tl.debug_barrier()
     for k in tl.static_range(EACH):
-        put(buffer, positions[k], elements[k])
+        store_shared(buffer, positions[k], elements[k])
     tl.debug_barrier()
     found = ()
     for k in tl.static_range(EACH):
-        found = found + (get(buffer, place_of(k, THREADS, EACH), elements[k]),)
+        found = found + (load_shared(buffer, place_of(k, THREADS, EACH), elements[k]),)
     return found
 
 
@@ -301,9 +301,9 @@ def _count_digits(
     source = words + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
     # The last is for elements that there are not.
-    own = room(COUNTERS + 1, tl.int32)
+    own = alloc_shared(COUNTERS + 1, tl.int32)
     for i in tl.static_range(PASSES * COPIES):
-        put(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
+        store_shared(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
     tl.debug_barrier()
     one = tl.full((THREADS,), 1, tl.int32)
     copy = tl.arange(0, THREADS) % COPIES
@@ -314,12 +314,12 @@ def _count_digits(
             inside = first + place_of(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
                 digit = digit_of(word[k], 8 * i, KEYS) + i * _DIGITS
-                add(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
+                add_shared(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
         found = tl.zeros((_DIGITS,), tl.int32)
         for j in tl.static_range(COPIES):
-            found += get(own, (digits + i * _DIGITS) * COPIES + j, found)
+            found += load_shared(own, (digits + i * _DIGITS) * COPIES + j, found)
         tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, found, mask=found > 0, sem="relaxed")
 
 
@@ -429,8 +429,8 @@ def _sort_by_digit(
         before = counted_before(counts, block, own)
         digits = tl.arange(0, _DIGITS)
         start = tl.load(starts + row.to(tl.int64) * _DIGITS + digits) + before - (tl.cumsum(own, axis=0) - own)
-        table = room(_DIGITS, tl.int32)
-        put(table, digits, start)
+        table = alloc_shared(_DIGITS, tl.int32)
+        store_shared(table, digits, start)
         tl.debug_barrier()
         target, inside, step = buffers + own_row + other, first | True, tl.full((), 1, INDEX)
         if len(values) > 0:
@@ -441,7 +441,7 @@ def _sort_by_digit(
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
             place = place_of(k, THREADS, EACH)
-            moved = place + get(table, digit_of(word[k], shift, KEYS), place)
+            moved = place + load_shared(table, digit_of(word[k], shift, KEYS), place)
             mask = (place < valid) & (moved < most)
             tl.store(target + moved.to(INDEX) * step, word[k].to(words.dtype.element_ty), mask=mask & inside)
             if len(indices) > 0:

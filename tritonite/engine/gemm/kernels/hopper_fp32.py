@@ -1,6 +1,6 @@
 """Products of float32 on Hopper, in Gluon: as three parts of bfloat16 each, whose products follow each other.
 
-`language.parts` has the method. In a kernel of Triton's each of the six products of two operands' parts is waited for
+`language.bf16x6` has the method. In a kernel of Triton's each of the six products of two operands' parts is waited for
 before the next begins; here they are under way at once.
 """
 
@@ -16,9 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tritonite.engine.gemm.kernels.epilogue import epilogue, place, store
+from tritonite.language.bf16x6 import split_terms
+from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.language.parts import parts
-from tritonite.language.places import aligned_to
 from tritonite.runtime.launch import libentry
 
 
@@ -38,7 +38,7 @@ def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
 @gluon.jit
 def store_parts(buffers, tile):
     """Write a tile's three parts to shared memory."""
-    first, second, third = parts(tile, "bf16x6")
+    first, second, third = split_terms(tile, "bf16x6")
     buffers[0].store(first)
     buffers[1].store(second)
     buffers[2].store(third)
@@ -53,7 +53,7 @@ def transposed(buffers):
 @gluon.jit
 def in_registers(tile, layout: gl.constexpr):
     """A tile's parts as first operands of products that are laid out so."""
-    first, second, third = parts(tile, "bf16x6")
+    first, second, third = split_terms(tile, "bf16x6")
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     first, second = gl.convert_layout(first, operand), gl.convert_layout(second, operand)
     return first, second, gl.convert_layout(third, operand)
