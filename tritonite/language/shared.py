@@ -136,19 +136,11 @@ def _load(buffer, index, like):
 @triton.jit
 def _warp_rank(counters, index):
     lane = tl.arange(0, index.shape[0]) & 31
+    below = (1 << lane) - 1
     return tl.inline_asm_elementwise(
         _WARP_RANK,
         "=&r,r,r,r,r,r,r,r,r",
-        [
-            index,
-            counters,
-            (1 << lane) - 1,
-            -(lane & 1),
-            -(lane >> 1 & 1),
-            -(lane >> 2 & 1),
-            -(lane >> 3 & 1),
-            -(lane >> 4),
-        ],
+        [index, counters, below, -(lane & 1), -(lane >> 1 & 1), -(lane >> 2 & 1), -(lane >> 3 & 1), -(lane >> 4)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
