@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the nearest of the `known` names, to end a sentence with; "" where none is near."""
+    """Return " (did you mean ...?)" with the `known` name nearest to `name`; "" if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -45,11 +45,11 @@ class NoDevice(TritoniteError):
 
 
 class InvalidDeclaration(TritoniteError):
-    template = "operator {name!r} cannot be declared so: {reason}"
+    template = "operator {name!r} cannot be declared: {reason}"
 
 
 class InvalidArgument(TritoniteError, TypeError):
-    """Raised by a call of an operator of `pointwise_dynamic` for an argument of another type than it declares."""
+    """Raised by an operator of `pointwise_dynamic` for an argument of another type than declared."""
 
     template = "{name} takes {expected} for {parameter}, not {given}"
 
@@ -59,23 +59,23 @@ class InvalidSetting(TritoniteError):
 
 
 class InvalidResults(TritoniteError):
-    """A file is not a benchmark's results."""
+    """Raised for a file without benchmark results."""
 
     template = "{path} does not hold benchmark results: {reason}"
 
 
 class WrongAnswer(TritoniteError):
-    """What was to be timed does not compute what ATen computes."""
+    """Raised when a provider to be timed does not compute what ATen computes."""
 
     template = "{provider} gives another answer than ATen for {case}: {reason}"
 
 
 class InvalidProvider(TritoniteError):
-    template = "{text!r} is no provider to measure: {reason}"
+    template = "{text!r} is not a provider to measure: {reason}"
 
 
 class UnusableFile(TritoniteError):
-    """A file or folder that is to be written cannot be."""
+    """Raised when a file or folder cannot be written."""
 
     template = "{path} cannot be written: {reason}"
 
@@ -85,13 +85,13 @@ class BuildFailed(TritoniteError):
 
 
 class Unsupported(TritoniteError):
-    """Raised by a direct call of an operator that has no ATen kernel to fall back to."""
+    """Raised by a call of an operator outside ATen for arguments that its kernel does not serve."""
 
     template = "{name} cannot take these arguments: {reason}"
 
 
 class NoGradient(TritoniteError):
-    """Raised by a backward through an operator of `pointwise_dynamic` that has not been given a gradient."""
+    """Raised by a backward pass through an operator of `pointwise_dynamic` without a gradient."""
 
     template = (
         "{name} has no gradient. Give it one with @{function}.gradient over a formula of the results' gradients and "
@@ -100,22 +100,24 @@ class NoGradient(TritoniteError):
 
 
 class CapturedInPart(TritoniteError):
-    """Raised while a CUDA graph is captured, by a call that writes into its arguments and can no longer decline."""
+    """Raised during CUDA graph capture by a call that has launched a part and needs a kernel compiled."""
 
     template = (
-        "the kernel {kernel} is not compiled, nothing is compiled while a CUDA graph is captured, and a part of the "
-        "call has been captured already. Make the call once before the capture."
+        "the kernel {kernel} is not compiled, and nothing is compiled while a CUDA graph is captured. The call cannot "
+        "fall back to ATen, because a part of it is captured already. Make the call once before the capture."
     )
 
 
-# Why a call is declined that a kernel could serve.
+# The reason of declines for speed.
 ATEN_IS_FASTER = "ATen is faster here"
 
 
 class Decline(Exception):
-    """Raised by a host function, before it launches anything, when ATen must serve the call.
+    """Raised by a host function, before its first launch, to leave a call to ATen.
 
-    `lasting` where every call of the same key would be declined too; not where a number's value or the moment decided.
+    Args:
+        reason: what was given and what is served, as `stats`, `explain` and `report` show it.
+        lasting: every call with the same key declines too. False if a number's value or a passing state decided.
     """
 
     def __init__(self, reason: str, lasting: bool = True) -> None:

@@ -50,7 +50,7 @@ cospi = _approximate("cospi", "cos", turns=True)
 
 
 def _instruction(name: str, exact: str) -> Callable[..., Any]:
-    """Return a device function of NVIDIA's approximate instruction `name`, which flushes subnormals; `exact` elsewhere."""
+    """Return a device function of NVIDIA's instruction `name`, which flushes subnormals; `exact` elsewhere."""
 
     def in_interpreter(x):
         return 1.0 / x if exact == "reciprocal" else getattr(interpreted, exact)(x)

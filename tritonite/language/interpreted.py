@@ -1,4 +1,4 @@
-"""Triton's interpreter as this project needs it: libdevice in NumPy, and corrections of the interpreter's own operations.
+"""Triton's interpreter as kernels need it: libdevice in NumPy, and corrections of the interpreter's operations.
 
 libdevice's functions are computed in float64 and rounded once. `runtime/launch.py` installs the corrections.
 """
@@ -134,7 +134,7 @@ def refuse_unless(condition: Any, message: str) -> None:
 def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
     """Patch `tl.tensor` by the interpreter's own `patch`, then replace its `__index__` and `__bool__`.
 
-    NumPy 2.4 does not accept Triton 3.6's scalars as indices. The interpreter takes every block for true, where Triton's
+    NumPy 2.4 does not accept Triton 3.6's scalars as indices. The interpreter takes every block for true; Triton's
     compiler refuses its truth value as ambiguous.
     """
     patch(tensor, scope)
@@ -143,7 +143,7 @@ def patch_tensor(patch: Callable[..., None], tensor: type, scope: Any) -> None:
 
 
 def _truth(value: tl.tensor) -> bool:
-    """Return whether a scalar is true. Raises InvalidDeclaration for a block, except to Triton's own `if tensor` checks."""
+    """Return whether a scalar is true. Raises InvalidDeclaration for a block, unless Triton itself asks."""
     if not value.type.is_block():
         return bool(value.handle.data)
     asking = sys._getframe(1)

@@ -260,7 +260,7 @@ def _power_of_normal(x, y, lift):
     """Return (x / 2**lift)**y for normal positive x and |y| <= 1e12, as exp2(y * log2(x)).
 
     The logarithm is a float32 head (`log`) plus a float32 `tail`. For the mantissa m and s = (m - 1) / (m + 1),
-    log2(m) = 2 / ln(2) * (s + s**3 / 3 + s**5 / 5 + ...) (Muller et al., Handbook of Floating-Point Arithmetic, ch. 10).
+    log2(m) = 2 / ln(2) * (s + s**3 / 3 + ...) (Muller et al., Handbook of Floating-Point Arithmetic, chapter 10).
     """
     bits = x.to(tl.int32, bitcast=True)
     # x = m * 2**exponent, with m between sqrt(1/2) and sqrt(2).
