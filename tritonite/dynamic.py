@@ -510,4 +510,4 @@ def _refuse_unsupported_tensors(name: str, values: Sequence[Any]) -> None:
         return
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise Unsupported(name=name, reason="it has no forward-mode gradient; use backward mode")
+        raise Unsupported(name=name, reason="it has no gradient in forward mode; use backward mode")
