@@ -36,7 +36,7 @@ def main() -> int:
             if process.wait():
                 print(file.with_suffix(".txt").read_text())
         runs = [Run.load(file) for file in files]
-    found = Run.of_parts(runs, shlex.join(["python", "tools/bench_on_gpus.py", *sys.argv[1:]]))
+    found = Run.of_shards(runs, shlex.join(["python", "tools/bench_on_gpus.py", *sys.argv[1:]]))
     found.save(known.json)
     if known.charts:
         from tritonite.bench.charts import save

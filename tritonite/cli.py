@@ -451,7 +451,7 @@ def bench(
     which = functools.partial(cases.chosen, quick, kinds, *named)
     if at_random:
         which = functools.partial(random_cases, drawn or 0, seed, case, measure, *named)
-    which = functools.partial(cases.of_part, which, *_part(part))
+    which = functools.partial(cases.shard, which, *_part(part))
     chosen = which()
     if not chosen and not model:
         raise typer.BadParameter("no case matches")
