@@ -177,7 +177,7 @@ class Run:
         )
 
     def roofline_share(self, result: Result, provider: str) -> float | None:
-        """Return the least time for a case's bytes and flops at the machine's rates, over the provider's device time."""
+        """Return the least time for a case at the machine's rates, over the provider's device time."""
         if result.measure == "host" or provider not in result.times or not self.machine.copy_bandwidth:
             return None
         floor = result.bytes / self.machine.copy_bandwidth
@@ -231,7 +231,7 @@ def _model(entry: dict[str, Any]) -> ModelResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """A provider's speedups over ATen, of a family's cases or of "all": the geometric mean, and the lowest's case."""
+    """A provider's speedups over ATen in a family's cases, or in "all": geometric mean, lowest, and the lowest's case."""
 
     family: str
     measure: str
