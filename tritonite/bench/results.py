@@ -202,14 +202,14 @@ class Run:
     def load(cls, path: Path) -> Run:
         """Read what `save` wrote. Raises InvalidResults for anything else."""
         try:
-            parts = json.loads(path.read_text())
-            if parts["schema"] != SCHEMA:
-                raise InvalidResults(path=path, reason=f"it has schema {parts['schema']}, this version reads {SCHEMA}")
+            fields = json.loads(path.read_text())
+            if fields["schema"] != SCHEMA:
+                raise InvalidResults(path=path, reason=f"it has schema {fields['schema']}, this version reads {SCHEMA}")
             return cls(
-                Machine(**parts["machine"]),
-                [Result(**{**entry, "times": _times(entry["times"])}) for entry in parts["results"]],
-                [_model(entry) for entry in parts["models"]],
-                parts["interrupted"],
+                Machine(**fields["machine"]),
+                [Result(**{**entry, "times": _times(entry["times"])}) for entry in fields["results"]],
+                [_model(entry) for entry in fields["models"]],
+                fields["interrupted"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidResults(path=path, reason=str(error)) from error
@@ -231,7 +231,7 @@ def _model(entry: dict[str, Any]) -> ModelResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """A provider's speedups over ATen in a family's cases, or in "all": geometric mean, lowest, and the lowest's case."""
+    """A provider's speedups over ATen in a family's cases, or in all ("all")."""
 
     family: str
     measure: str
