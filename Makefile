@@ -64,7 +64,7 @@ bench:
 		PYTHONPATH=. $(PYTHON) -m tritonite bench --model bert --model t5 --model vit --model whisper --dtype float32 \
 		--batch 8 --tokens 128 --json docs/benchmarks/models_float32.json && \
 		PYTHONPATH=. $(PYTHON) tools/bench_on_gpus.py --drawn 300 --seed 7 --rounds 5 --json docs/benchmarks/drawn.json && \
-		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && \
+		PYTHONPATH=. $(PYTHON) tools/benchmark_page.py && PYTHONPATH=. $(PYTHON) tools/readme_tables.py && \
 		PYTHONPATH=. $(PYTHON) tools/slower_operators.py
 
 # The native dispatcher's tests under a sanitizer, which has to be loaded before Python is.
@@ -111,6 +111,7 @@ check: $(VENV)/test
 	@$(BIN)/python tools/operator_stubs.py --check
 	@$(BIN)/python tools/mutate.py --check
 	@$(BIN)/python tools/benchmark_page.py --check
+	@$(BIN)/python tools/readme_tables.py --check
 	@$(BIN)/python tools/slower_operators.py --check
 
 # docs/ops.md and the stubs of tritonite.ops from the catalog, and a site of all pages in site/.

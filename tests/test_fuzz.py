@@ -9,9 +9,10 @@ from tritonite.dtypes import FLOATS, SINGLE_FLOATS
 from tritonite.install.override import select
 from tritonite.testing.fuzz import Call, Tally, draw, fuzz, fuzz_one, run
 from tritonite.testing.fuzz.check import Copies, Outcome, difference, outcome_in_float64
+from tritonite.testing.fuzz.draw import Drawer
 from tritonite.testing.fuzz.run import _Worker
 from tritonite.testing.samples import samples
-from tritonite.testing.samples.boundaries import RULES
+from tritonite.testing.samples.boundaries import RULES, _are_exact
 
 
 def outcomes(overload, arguments, ours, change=lambda call: None):
@@ -184,6 +185,17 @@ def test_an_operator_has_values_at_which_it_decides():
         assert hasattr(torch.ops.aten, packet)
         names = [op.overload for op in tritonite.overloads().values() if op.packet == packet and op.has_place]
         assert not names or any(map(boundaries_of, names)), packet
+
+
+def test_edges_of_a_histogram_are_drawn_where_all_processors_round_alike():
+    assert _are_exact([-2.0, -1.0, 0.0, 1.0], torch.float32) and _are_exact([0.0, 0.5, 1.0], torch.float16)
+    assert not _are_exact([-2 + 0.9 * i for i in range(6)], torch.float64)
+    assert not _are_exact([0.0, 4097.0, 8194.0], torch.float16)
+
+
+def test_complex_outputs_of_many_dimensions_are_drawn():
+    drawer = Drawer(tritonite.overloads()["relu.out"], 0, 0)
+    assert drawer._values((1,) * 64 + (3,), torch.complex64).shape == (1,) * 64 + (3,)
 
 
 def test_a_reference_leaves_float64_arguments_as_they_were():

@@ -78,6 +78,19 @@ def test_terms_at_one_place_are_added_up(name, columns, dtype, device):
     assert _served(name) == 1
 
 
+@pytest.mark.parametrize("first", [0.0, -0.0])
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "scatter.value_reduce"])
+def test_sums_of_negative_zeros_have_atens_sign(name, first, device):
+    x, rows, one = _updates(torch.float16, device, 2)
+    x, one = torch.full_like(x, first), torch.full_like(one, -0.0)
+    index = rows[:, None].expand(one.shape)
+    expected = CALLS[name](x, rows, index, one)
+    with tritonite.use_gems(include=[name], faster_only=False):
+        result = CALLS[name](x, rows, index, one)
+    assert torch.equal(result.signbit(), expected.signbit())
+    assert _served(name) == 1
+
+
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("name, own", list(itertools.product(MEANS, [True, False])))
 def test_a_mean_divides_a_sum_of_full_precision(name, own, dtype, device, path):

@@ -170,6 +170,9 @@ def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.
         total = total / (_first_from(order, (slot + 1) << 32, n) - begin).to(FACTS.compute)
     if FACTS.added:
         total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)
+    else:
+        # ATen adds to 0, which makes 0 of -0.
+        total = total + tl.zeros_like(total)
     if FACTS.flags:
         total = (total != 0).to(FACTS.compute)
     tl.store(target + offset, total.to(target.dtype.element_ty), mask=mask)
@@ -261,6 +264,12 @@ def _add_rows(
         _put(target, total, last, order, n, far, mask, counted, FACTS)
 
 
+@triton.jit
+def _added(a, b):
+    """Add two sums: the interpreter's `tl.sum` makes 0 of -0."""
+    return a + b
+
+
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _add_parts(
@@ -283,8 +292,9 @@ def _add_parts(
         for start in range(chunk + 1, stop, PARTS):
             part = start + tl.arange(0, PARTS)
             pointers = parts + part.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
-            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=0)
-            total += tl.sum(several, axis=0).to(FACTS.compute)
+            # The identity of sums of -0, too.
+            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=-0.0)
+            total += tl.reduce(several, 0, _added).to(FACTS.compute)
         far = strided_offset(column, column_shape, column_strides[1])
         _put(target, total, slot, order, n, far, mask, counted, FACTS)
 

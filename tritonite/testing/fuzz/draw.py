@@ -195,7 +195,8 @@ class Drawer:
                 for _ in range(self.random.randint(1, 4)):
                     wide.view(-1)[self.random.randrange(wide.numel())] = self._pick(extremes)
             if dtype.is_complex:
-                return torch.complex(wide, wide.flip(0) if wide.dim() else wide).to(dtype)
+                # PyTorch flips no tensor of more than 64 dimensions.
+                return torch.complex(wide, wide.flatten().flip(0).view(shape)).to(dtype)
             return wide.to(dtype)
         info = torch.iinfo(dtype)
         whole = wide.mul(3).round().clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(torch.int64)
@@ -216,7 +217,7 @@ class Drawer:
         """The same elements in another layout, or as they are."""
         way = self.random.random()
         rank = tensor.dim()
-        if way < 0.5:
+        if way < 0.5 or rank > 8:
             return tensor
         if way < 0.65 and rank > 1:
             order = self.random.sample(range(rank), rank)

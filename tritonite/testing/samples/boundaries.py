@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -182,6 +183,13 @@ def _keys(chooser: random.Random, arguments: Arguments) -> Arguments:
     return arguments | {name: bounds, "self": bounds.flatten()[0].item()}
 
 
+def _are_exact(edges: list[float], dtype: torch.dtype) -> bool:
+    """Return whether `dtype` holds the edges of bins of one width, and that width, without rounding."""
+    exact = [Fraction(edges[0]) + Fraction(edges[-1] - edges[0]) * i / (len(edges) - 1) for i in range(len(edges))]
+    held = torch.tensor([float(x) for x in (*exact, exact[1] - exact[0])], dtype=torch.float64).to(dtype).tolist()
+    return [Fraction(x) for x in held] == [*exact, exact[1] - exact[0]]
+
+
 def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
     """Set elements to edges of bins and their neighbours."""
     x, bins = arguments["self"], arguments["bins"]
@@ -193,6 +201,9 @@ def _edges(chooser: random.Random, arguments: Arguments) -> Arguments:
         ends = arguments.get("range") or [arguments.get("min"), arguments.get("max")]
         low, high = ends if len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1] else (-2, 3)
         edges = [low + (high - low) * i / bins for i in range(bins + 1)]
+        if "range" in arguments and not _are_exact(edges, x.dtype):
+            # ATen's edges of a histogram are rounded by the vector width of the processor.
+            edges = [low, high]
     else:
         return arguments
     return arguments | {"self": _picked(chooser, _with_neighbours(edges, x), x.shape)}

@@ -1,0 +1,88 @@
+"""Write the tables of README.md from docs/benchmarks/*.json; with --check, exit with 1 if one is stale.
+
+A table stands between two comments, `<!-- NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import generated
+
+from tritonite.bench.results import ModelResult, Result, Run, quantile
+
+PAGE = Path(__file__).parent.parent / "README.md"
+FOLDER = PAGE.parent / "docs" / "benchmarks"
+PROVIDER = "tritonite"
+# Families of drawn cases that share a row.
+ROWS = {
+    "Matrix products drawn at random, against cuBLAS": ("products",),
+    "Softmax, norms, reductions and gradients, drawn": ("softmax", "norms", "reductions", "gradients"),
+    "Pointwise operators, drawn": ("pointwise",),
+}
+
+
+def operators() -> Iterator[str]:
+    """A line a row: models, drawn cases by family, and host time."""
+    models, drawn, results = (Run.load(FOLDER / f"{name}.json") for name in ("models_float32", "drawn", "results"))
+    yield f"| {models.machine.device}, ATen's time over Tritonite's | cases | geometric mean | lowest tenth | lowest |"
+    yield "| --- | --- | --- | --- | --- |"
+    passes = [each.device_times["aten"] / each.device_times[PROVIDER] for each in models.models if each.device_times]
+    names = ", ".join(_title(each.model) for each in models.models)
+    yield _row(f"Forward passes in float32, device time: {names}", passes)
+    for title, families in ROWS.items():
+        yield _row(title, [_speedup(each) for each in drawn.results if each.family in families])
+    small = [_speedup(each) for each in results.results if each.measure == "host"]
+    yield _row("Host time of calls on 64x64 tensors", small)
+
+
+def compiled() -> Iterator[str]:
+    """A line a model: speedups over eager ATen by provider."""
+    run = Run.load(FOLDER / "models.json")
+    providers = {PROVIDER: "Tritonite", "compile": "torch.compile", "compile+tritonite": "torch.compile with Tritonite"}
+    yield f"| {run.machine.device}, speedup over eager ATen | {' | '.join(providers.values())} |"
+    yield "| --- | --- | --- | --- |"
+    for each in run.models:
+        speedups = (f"{each.times['aten'].median / each.times[name].median:.2f}" for name in providers)
+        yield f"| {_title(each.model)}, {_pass(each)} | {' | '.join(speedups)} |"
+
+
+TABLES = {"operators": operators, "torch.compile": compiled}
+
+
+def _title(model: str) -> str:
+    return {"bert": "BERT", "vit": "ViT", "t5": "T5"}.get(model, model.capitalize())
+
+
+def _pass(model: ModelResult) -> str:
+    after = f" after {model.context}" if model.context else ""
+    return f"{model.phase} of {model.batch} x {model.tokens} tokens{after}, {model.dtype}"
+
+
+def _speedup(result: Result) -> float:
+    """Return ATen's time over Tritonite's, nan for a case without a time and for one that a kernel declined."""
+    return math.nan if result.declined else result.speedup(PROVIDER) or math.nan
+
+
+def _row(title: str, speedups: list[float]) -> str:
+    known = sorted(each for each in speedups if not math.isnan(each))
+    numbers = statistics.geometric_mean(known), quantile(known, 0.1), known[0]
+    return f"| {title} | {len(known):,} | {' | '.join(f'{each:.2f}' for each in numbers)} |"
+
+
+def main() -> int:
+    text = PAGE.read_text()
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        inside = re.compile(f"({re.escape(begin)}).*?({re.escape(end)})", re.DOTALL)
+        text = inside.sub(lambda found, table=table: found[1] + "\n".join(table()) + "\n" + found[2], text)
+    return generated.write(PAGE, text, "README.md", "python tools/readme_tables.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
