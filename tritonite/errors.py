@@ -23,6 +23,8 @@ class TritoniteError(Exception):
 
 
 class UnknownOperator(TritoniteError):
+    """Raised for a name or glob that matches no operator."""
+
     template = (
         "no operator matches {name!r}{hint}. Give an operator name such as 'softmax', an overload such as "
         "'add.Tensor', or a glob such as 'bitwise_*'; tritonite.overloads() lists them all."
@@ -30,6 +32,8 @@ class UnknownOperator(TritoniteError):
 
 
 class TritonImportedTooEarly(TritoniteError):
+    """Raised at import if Triton was imported first and cannot be switched to its interpreter."""
+
     template = (
         "no GPU driver was found, so Tritonite runs its kernels in Triton's interpreter, but triton was imported "
         "before tritonite without TRITON_INTERPRET=1. Import tritonite first, or set TRITON_INTERPRET=1 in the "
@@ -38,6 +42,8 @@ class TritonImportedTooEarly(TritoniteError):
 
 
 class NoDevice(TritoniteError):
+    """Raised when kernels have to run without a GPU and without the interpreter."""
+
     template = (
         "Tritonite has no device to run on: no GPU driver was found and TRITON_INTERPRET=0 turns the interpreter "
         "off. Unset TRITON_INTERPRET to run in the interpreter."
@@ -45,6 +51,8 @@ class NoDevice(TritoniteError):
 
 
 class InvalidDeclaration(TritoniteError):
+    """Raised when an operator is declared in a way that contradicts its function or its schema."""
+
     template = "operator {name!r} cannot be declared: {reason}"
 
 
@@ -55,6 +63,8 @@ class InvalidArgument(TritoniteError, TypeError):
 
 
 class InvalidSetting(TritoniteError):
+    """Raised for an environment variable with an invalid value."""
+
     template = "environment variable {name}={value!r} is not valid: expected {expected}"
 
 
@@ -71,6 +81,8 @@ class WrongAnswer(TritoniteError):
 
 
 class InvalidProvider(TritoniteError):
+    """Raised by `tritonite bench` for a --provider that does not exist."""
+
     template = "{text!r} is not a provider to measure: {reason}"
 
 
@@ -81,6 +93,8 @@ class UnusableFile(TritoniteError):
 
 
 class BuildFailed(TritoniteError):
+    """Raised when the native dispatcher's compilation fails."""
+
     template = "the native dispatcher cannot be built: {reason}"
 
 
