@@ -68,8 +68,8 @@ def pointwise_dynamic(
         InvalidDeclaration: arguments contradict each other or the function, or the function reads an outer variable
             that Triton does not compile; outer numbers must be tl.constexpr.
 
-    A call of the operator raises Unsupported for tensors it cannot take, such as a DTensor, InvalidArgument for a
-    number of another type than declared, and NoGradient in a backward pass without a gradient.
+    A call of the operator raises Unsupported for a tensor it cannot take, such as a DTensor, and InvalidArgument for a
+    number of another type than declared. A backward pass without a gradient raises NoGradient.
     """
     settings: dict[str, Any] = {
         "num_inputs": num_inputs,
@@ -94,63 +94,81 @@ def _make(
     output_dtypes: Sequence[torch.dtype | None] | None,
     promotion_methods: Sequence[PromotionMethod] | None,
 ) -> PointwiseFunction:
+    """Check the settings of `pointwise_dynamic` against the function, and make the operator."""
     plain = _scalar_function(function)
-    formula = function if isinstance(function, KernelInterface) else triton.jit(function)
-    name = plain.__name__
-    parameters = tuple(inspect.signature(plain).parameters)
+    name, parameters = plain.__name__, tuple(inspect.signature(plain).parameters)
     _check_settings(name, locals())
     for setting, given in (("num_inputs", num_inputs), ("is_tensor", is_tensor), ("dtypes", number_types)):
         count = given if isinstance(given, int) else len(given) if given is not None else len(parameters)
         if count != len(parameters):
             reason = f"{setting} is for {count} parameters, but the function has {len(parameters)}"
             raise InvalidDeclaration(name=name, reason=reason)
-    counts = {len(given) for given in (output_dtypes, promotion_methods) if given is not None}
-    if num_outputs is not None:
-        counts.add(num_outputs)
-    if len(counts) > 1:
-        raise InvalidDeclaration(
-            name=name, reason=f"its arguments are for different numbers of outputs: {sorted(counts)}"
-        )
-    if devices.current.interpreted and enclosed(plain):
-        formula = triton.jit(without_enclosed(plain))
-    returned = result_counts(plain)
-    if len(returned | counts) > 1:
-        expected = f", but its arguments are for {counts.pop()}" if counts else ""
-        raise InvalidDeclaration(name=name, reason=f"its return statements give {sorted(returned)} results{expected}")
-    outputs = (counts or returned or {1}).pop()
-    for variable, value in refused_names(plain).items():
-        advice = "make it a parameter, or a tl.constexpr outside"
-        if isinstance(value, PointwiseFunction):
-            advice = f"give its formula a name outside, {variable}.formula, and call that"
-        reason = f"it reads the variable {variable} from outside, which Triton does not compile: {advice}"
-        raise InvalidDeclaration(name=name, reason=reason)
-    tensors = tuple(is_tensor) if is_tensor is not None else None
-    if tensors is None:
-        tensors = (
-            tuple(kind is None for kind in number_types) if number_types is not None else (True,) * len(parameters)
-        )
+    outputs = _output_count(plain, num_outputs, output_dtypes, promotion_methods)
+    _refuse_outer_variables(plain)
+    tensors = (True,) * len(parameters)
+    if is_tensor is not None:
+        tensors = tuple(is_tensor)
+    elif number_types is not None:
+        tensors = tuple(kind is None for kind in number_types)
     if not any(tensors):
         raise InvalidDeclaration(name=name, reason="it has no tensor parameter")
-    methods = []
-    for method in promotion_methods if promotion_methods is not None else [()] * outputs:
-        *positions, kind = method if method else ("DEFAULT",)
-        if isinstance(kind, str):
-            if kind.upper() not in Promotion.__members__:
-                raise InvalidDeclaration(name=name, reason=f"no promotion is called {kind!r}")
-            kind = Promotion[kind.upper()]
-        if any(not 0 <= position < len(parameters) for position in positions):
-            reason = f"promotion {method} names a position outside its {len(parameters)} parameters"
-            raise InvalidDeclaration(name=name, reason=reason)
-        methods.append((tuple(positions) or tuple(i for i, own in enumerate(tensors) if own), kind))
+    formula = function if isinstance(function, KernelInterface) else triton.jit(function)
+    if devices.current.interpreted and enclosed(plain):
+        formula = triton.jit(without_enclosed(plain))
+    methods = promotion_methods if promotion_methods is not None else [()] * outputs
     return PointwiseFunction(
         formula,
         name,
         parameters,
         tensors,
-        tuple(methods),
+        tuple([_promotion(name, method, tensors) for method in methods]),
         tuple(output_dtypes or [None] * outputs),
         tuple(number_types) if number_types is not None else (),
     )
+
+
+def _output_count(
+    plain: Callable[..., Any],
+    num_outputs: int | None,
+    output_dtypes: Sequence[torch.dtype | None] | None,
+    promotion_methods: Sequence[PromotionMethod] | None,
+) -> int:
+    """Return the number of outputs. Raises InvalidDeclaration if settings and return statements disagree."""
+    counts = {len(given) for given in (output_dtypes, promotion_methods) if given is not None}
+    if num_outputs is not None:
+        counts.add(num_outputs)
+    if len(counts) > 1:
+        reason = f"its arguments are for different numbers of outputs: {sorted(counts)}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+    returned = result_counts(plain)
+    if len(returned | counts) > 1:
+        expected = f", but its arguments are for {counts.pop()}" if counts else ""
+        reason = f"its return statements give {sorted(returned)} results{expected}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+    return (counts or returned or {1}).pop()
+
+
+def _refuse_outer_variables(plain: Callable[..., Any]) -> None:
+    """Raise InvalidDeclaration if the function reads an outer variable that Triton does not compile."""
+    for variable, value in refused_names(plain).items():
+        advice = "make it a parameter, or a tl.constexpr outside"
+        if isinstance(value, PointwiseFunction):
+            advice = f"give its formula a name outside, {variable}.formula, and call that"
+        reason = f"it reads the variable {variable} from outside, which Triton does not compile: {advice}"
+        raise InvalidDeclaration(name=plain.__name__, reason=reason)
+
+
+def _promotion(name: str, method: PromotionMethod, tensors: tuple[bool, ...]) -> tuple[tuple[int, ...], Promotion]:
+    """Return the positions and the rule of an item of `promotion_methods`; () stands for all tensors, "DEFAULT"."""
+    *positions, kind = method if method else ("DEFAULT",)
+    if isinstance(kind, str):
+        if kind.upper() not in Promotion.__members__:
+            raise InvalidDeclaration(name=name, reason=f"no promotion is called {kind!r}")
+        kind = Promotion[kind.upper()]
+    if any(not 0 <= position < len(tensors) for position in positions):
+        reason = f"promotion {method} names a position outside its {len(tensors)} parameters"
+        raise InvalidDeclaration(name=name, reason=reason)
+    return tuple(positions) or tuple(i for i, tensor in enumerate(tensors) if tensor), kind
 
 
 def _scalar_function(function: Any) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def _others(run: Run) -> list[str]:
 
 
 def _subject(run: Run) -> str:
-    """Return the provider that the page is about: the first besides ATen."""
+    """Return the provider that the page is about: the first other than ATen."""
     return next(iter(_others(run)), "tritonite")
 
 

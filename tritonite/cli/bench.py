@@ -23,6 +23,7 @@ from tritonite.runtime import cache
 
 if TYPE_CHECKING:
     from tritonite.bench import workers
+    from tritonite.bench.results import Run
     from tritonite.bench.run import Check
 
 
@@ -40,10 +41,10 @@ def report(
     for name in _models(model):
         for phase in models.phases(name, kind, batch, tokens or _prompt(), tiny):
             with torch.inference_mode():
-                found = tritonite.report(phase.forward)
+                calls = tritonite.report(phase.forward)
                 phase.restore()
             console.print(f"{name} {phase.name}, {phase.tokens} tokens, {str(kind).removeprefix('torch.')}")
-            console.print(found)
+            console.print(calls)
 
 
 def _operators(chosen: list[str]) -> list[str]:
@@ -167,26 +168,31 @@ def bench(
     )
     every: Iterator[results.Result | results.ModelResult]
     every = itertools.chain(run.run(chosen, providers, rounds, checks), itertools.chain.from_iterable(passes))
-    found = view.follow(console, machine, every, None if model else len(chosen), names, json)
+    measured = view.follow(console, machine, every, None if model else len(chosen), names, json)
     if 0 < len(chosen) <= 40:
-        console.print(view.table(found, found.results, names))
-    view.summarise(console, found)
-    view.show_models(console, found.models)
+        console.print(view.table(measured, measured.results, names))
+    view.summarise(console, measured)
+    view.show_models(console, measured.models)
+    _save(measured, json, html, charts)
+    slower = view.show_changes(console, results.compare(earlier, measured)) if earlier else 0
+    if measured.interrupted:
+        raise typer.Exit(130)
+    if slower or any(result.failure for result in measured.results):
+        raise typer.Exit(1)
+
+
+def _save(measured: Run, json: Path | None, html: Path | None, charts: Path | None) -> None:
+    """Write a run to the files that are asked for."""
     if json:
-        found.save(json)
+        measured.save(json)
     if charts:
         from tritonite.bench.charts import save
 
-        save(found, charts)
+        save(measured, charts)
     if html:
         from tritonite.bench.page import write
 
-        write(found, html)
-    slower = view.show_changes(console, results.compare(earlier, found)) if earlier else 0
-    if found.interrupted:
-        raise typer.Exit(130)
-    if slower or any(result.failure for result in found.results):
-        raise typer.Exit(1)
+        write(measured, html)
 
 
 def _check_destinations(json: Path | None, html: Path | None, charts: Path | None) -> None:
@@ -216,8 +222,8 @@ def _checks(cases: workers.Cases, count: int, providers: Sequence[str], jobs: in
     if jobs == 1 or count == 0:
         return []
     try:
-        with contextlib.closing(workers.checks(cases, count, providers, jobs)) as found:
-            return view.checking(console, found, count)
+        with contextlib.closing(workers.checks(cases, count, providers, jobs)) as checked:
+            return view.checking(console, checked, count)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted: nothing was measured[/]")
         raise typer.Exit(130) from None

@@ -14,8 +14,8 @@ console = Console()
 
 def dtypes_named(names: list[str]) -> list[torch.dtype]:
     """Return the torch dtypes of names such as "float16". Raises typer.BadParameter for another name."""
-    found = [getattr(torch, name, None) for name in names]
-    for name, dtype in zip(names, found, strict=True):
+    dtypes = [getattr(torch, name, None) for name in names]
+    for name, dtype in zip(names, dtypes, strict=True):
         if not isinstance(dtype, torch.dtype):
             raise typer.BadParameter(f"torch has no dtype {name!r}", param_hint="--dtype")
-    return found
+    return dtypes

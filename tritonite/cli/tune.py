@@ -59,15 +59,15 @@ def tune(
     ]
     configs = {problem: list(tuner.candidates(problem)) for problem in problems}
     with console.status(f"compiling the candidates of {len(problems)} problems"):
-        tuner.compile_all([(problem, config) for problem, found in configs.items() for config in found], jobs)
+        tuner.compile_all([(problem, config) for problem, own in configs.items() for config in own], jobs)
     table = Table("problem", *(Column(name, justify="right") for name in ("us", "rule", "ATen", "of ATen")), "tiles")
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
         for problem in progress.track(problems, description="tuning"):
-            found = tuner.tune_problem(problem, configs[problem])
-            times = [f"{time:.1f}" for time in (found.microseconds, found.rule, found.aten)]
-            table.add_row(problem.key, *times, f"{found.aten / found.microseconds:.2f}", str(tuple(found.config)))
+            tuned = tuner.tune_problem(problem, configs[problem])
+            times = [f"{time:.1f}" for time in (tuned.microseconds, tuned.rule, tuned.aten)]
+            table.add_row(problem.key, *times, f"{tuned.aten / tuned.microseconds:.2f}", str(tuple(tuned.config)))
     console.print(table)
-    console.print(f"kept in {store.path()}", highlight=False, soft_wrap=True)
+    console.print(f"stored in {store.path()}", highlight=False, soft_wrap=True)
 
 
 def _fit_model(seconds: float, seed: int, jobs: int) -> None:
@@ -112,7 +112,7 @@ def _fit_model(seconds: float, seed: int, jobs: int) -> None:
             pointers=fitted.get(sweep.Kind.POINTERS),
         )
     cost.save(cost.own(name), tables)
-    console.print(f"kept in {cost.own(name)}", highlight=False, soft_wrap=True)
+    console.print(f"stored in {cost.own(name)}", highlight=False, soft_wrap=True)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

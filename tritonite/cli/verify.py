@@ -85,9 +85,9 @@ def _fuzz(op: list[str] | None, seconds: float | None, seed: int, case: int | No
     from tritonite.testing.fuzz import Tally, fuzz
 
     tally, findings = Tally(), 0
-    found: Iterable[Finding | None]
-    found = fuzz(seconds or 0, op, seed, jobs, tally) if case is None else _repeated(op, seed, case, tally)
-    for finding in found:
+    outcomes: Iterable[Finding | None]
+    outcomes = fuzz(seconds or 0, op, seed, jobs, tally) if case is None else _repeated(op, seed, case, tally)
+    for finding in outcomes:
         if finding is not None:
             findings += 1
             console.print(str(finding), highlight=False, markup=False, soft_wrap=True)

@@ -34,10 +34,10 @@ def quotient(x, divisor):
     if x.dtype == tl.int32:
         shift = ((divisor - 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
         factor = (tl.full((), 1, tl.uint64) << (shift + 32).to(tl.uint64)) // divisor.to(tl.uint64) + 1
-        found = (tl.umulhi(x.to(tl.uint32), factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
+        result = (tl.umulhi(x.to(tl.uint32), factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
     else:
-        found = x // divisor
-    return found
+        result = x // divisor
+    return result
 
 
 @triton.jit

@@ -21,13 +21,13 @@ _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 def by_name(own: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
     """Return a cached version of the interpreter's dtype conversion `own`, which builds its whole table every call."""
-    found: dict[str, np.dtype] = {}
+    cached: dict[str, np.dtype] = {}
 
     def numpy_dtype(type_: tl.dtype) -> np.dtype:
         name = type_.scalar.name
-        if name not in found:
-            found[name] = own(type_)
-        return found[name]
+        if name not in cached:
+            cached[name] = own(type_)
+        return cached[name]
 
     return numpy_dtype
 

@@ -11,9 +11,9 @@ from triton.language import core
 def _wait(_semantic: Any = None) -> None:
     """Wait until earlier launches on this stream have ended and their writes are visible.
 
-    A kernel calls this function before its first read or write. On devices with programmatic dependent launch (CUDA
-    Programming Guide, "Programmatic Dependent Launch and Synchronization") its programs are then scheduled while the
-    last programs of the launch before it end. No kernel triggers dependents early, because a profiler would count the
+    A kernel calls this function before its first read or write. Devices with programmatic dependent launch schedule
+    the kernel's programs while the last programs of the launch before it end (CUDA Programming Guide, "Programmatic
+    Dependent Launch and Synchronization"). No kernel triggers dependents early, because a profiler would count the
     waiting as run time.
     """
     if getattr(_semantic.builder.options, "launch_pdl", False):

@@ -72,14 +72,14 @@ def _log_factorial(x):
     x = x.to(tl.float64)
     s = 1.0 / x
     t = s * s
-    total = -0.1633436431e-2 * t + 0.83645878922e-3
-    total = total * t - 0.5951896861197e-3
-    total = total * t + 0.793650576493454e-3
-    total = total * t - 0.277777777735865004e-2
-    total = total * t + 0.833333333333331018375e-1
-    total = total * s + 0.918938533204672
+    series = -0.1633436431e-2 * t + 0.83645878922e-3
+    series = series * t - 0.5951896861197e-3
+    series = series * t + 0.793650576493454e-3
+    series = series * t - 0.277777777735865004e-2
+    series = series * t + 0.833333333333331018375e-1
+    series = series * s + 0.918938533204672
     product = 0.5 * libdevice.log(x) * (x - 0.5)
-    large = (product - x) + (product + total)
+    large = (product - x) + (product + series)
     return tl.where(x > 8, large, libdevice.lgamma(tl.where(x > 8, 1.0, x)))
 
 
@@ -107,7 +107,7 @@ def _poisson_by_rejection(seed, counter, thread, rate, pending):
     rate = tl.where(pending, rate, 64.0)
     log_rate = _log(rate)
     alpha, beta = _slope(rate, _ALPHA), _slope(rate, _BETA)
-    found = tl.zeros(rate.shape, tl.float32)
+    samples = tl.zeros(rate.shape, tl.float32)
     while any_of(pending):
         drawn = uniform(seed, counter, thread)
         for i in tl.static_range(2):
@@ -117,10 +117,10 @@ def _poisson_by_rejection(seed, counter, thread, rate, pending):
             height = height * 1.2999999523162842
             density = multiply_add(x, log_rate, -rate) - _log_factorial(1.0 + x).to(tl.float32)
             accepted = pending & (drawn[2 * i + 1] * height < _exp(density)) & (height.to(tl.float64) >= 1e-20)
-            found = tl.where(accepted, x, found)
+            samples = tl.where(accepted, x, samples)
             pending = pending & (accepted == 0)
         counter += 1
-    return found.to(tl.float64)
+    return samples.to(tl.float64)
 
 
 @triton.jit
@@ -129,19 +129,19 @@ def poisson(seed, counter, thread, used, elements, mask, DTYPE: tl.constexpr):
     rate = elements[0].to(tl.float64)
     tl.device_assert((rate >= 0) | (mask == 0), "poisson: a rate is negative")
     narrow = rate.to(tl.float32)
-    found = _poisson_by_products(seed, counter, thread, narrow, mask & (rate < 64))
+    samples = _poisson_by_products(seed, counter, thread, narrow, mask & (rate < 64))
     between = mask & (rate >= 64) & (rate <= 4000)
     if any_of(between):
-        found = tl.where(between, _poisson_by_rejection(seed, counter, thread, narrow, between), found)
+        samples = tl.where(between, _poisson_by_rejection(seed, counter, thread, narrow, between), samples)
     large = mask & (rate > 4000)
     if any_of(large):
         deviate = multiply_add(square_root(rate), wide_normal(seed, counter, thread)[0], rate) + 0.5
         # Clamped to uint32, as in cuRAND.
         deviate = libdevice.floor(tl.minimum(tl.maximum(deviate, 0.0), 4294967295.0))
-        found = tl.where(large, deviate, found)
+        samples = tl.where(large, deviate, samples)
     if DTYPE.primitive_bitwidth == 16:
-        found = found.to(tl.float32)
-    return found.to(DTYPE), used
+        samples = samples.to(tl.float32)
+    return samples.to(DTYPE), used
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def gamma(seed, counter, thread, used, elements, mask, DTYPE: tl.constexpr):
     d = tl.where(d > 0, d, 1.0)
     one = tl.full(d.shape, 1.0, WIDE)
     c = true_divide(one, square_root(9.0 * d))
-    found = tl.where(zero, 0.0, tl.full(d.shape, float("nan"), WIDE))
+    samples = tl.where(zero, 0.0, tl.full(d.shape, float("nan"), WIDE))
     second = tl.zeros(d.shape, tl.float32)
     has_second = tl.zeros(d.shape, tl.int1)
     while any_of(pending):
@@ -187,10 +187,10 @@ def gamma(seed, counter, thread, used, elements, mask, DTYPE: tl.constexpr):
         quick = u < multiply_add(-(0.03310000151395798 * square), square, one)
         limit = multiply_add(d, 1.0 - v + libdevice.log(tl.where(inside, v, 1.0)), 0.5 * square)
         accepted = inside & (quick | (libdevice.log(u) < limit))
-        found = tl.where(accepted, scale * d * v, found)
+        samples = tl.where(accepted, scale * d * v, samples)
         pending = pending & (accepted == 0)
-    found = found.to(DTYPE).to(WIDE)
-    return tl.where(found < LEAST, LEAST, found).to(DTYPE), used
+    samples = samples.to(DTYPE).to(WIDE)
+    return tl.where(samples < LEAST, LEAST, samples).to(DTYPE), used
 
 
 @triton.jit
@@ -215,15 +215,15 @@ def _tail(k, DTYPE: tl.constexpr):
 @triton.jit
 def _binomial_by_gaps(seed, counter, thread, used, count, p, pending, DTYPE: tl.constexpr):
     """Count successes by drawing the geometric gaps between them until they exceed `count` trials."""
-    found, total = tl.zeros(p.shape, DTYPE), tl.zeros(p.shape, DTYPE)
+    samples, trials = tl.zeros(p.shape, DTYPE), tl.zeros(p.shape, DTYPE)
     log_failure = libdevice.log1p(-tl.where(pending, p, 0.5))
     while any_of(pending):
         u = _uniform_bits(next_word(seed, counter, thread, used), DTYPE)
         used += pending.to(tl.int32)
-        total += libdevice.ceil(true_divide(libdevice.log(u), log_failure))
-        pending = pending & ((total > count) == 0)
-        found = tl.where(pending, found + 1.0, found)
-    return found, used
+        trials += libdevice.ceil(true_divide(libdevice.log(u), log_failure))
+        pending = pending & ((trials > count) == 0)
+        samples = tl.where(pending, samples + 1.0, samples)
+    return samples, used
 
 
 @triton.jit
@@ -239,7 +239,7 @@ def _binomial_by_rejection(seed, counter, thread, used, count, p, pending, DTYPE
     r = true_divide(p, 1.0 - p)
     alpha = ((2.83 + 5.1 / b.to(tl.float64)) * deviation).to(DTYPE)
     m = libdevice.floor((count + 1.0) * p)
-    found = tl.zeros(p.shape, DTYPE)
+    samples = tl.zeros(p.shape, DTYPE)
     while any_of(pending):
         u = _uniform_bits(next_word(seed, counter, thread, used), DTYPE) - 0.5
         v = _uniform_bits(next_word(seed, counter, thread, used + 1), DTYPE)
@@ -257,9 +257,9 @@ def _binomial_by_rejection(seed, counter, thread, used, count, p, pending, DTYPE
         bound += _tail(m, DTYPE).to(tl.float64) + _tail(count - m, DTYPE).to(tl.float64)
         bound = bound - _tail(k, DTYPE).to(tl.float64) - _tail(count - k, DTYPE).to(tl.float64)
         accepted = possible & (quick | (height <= bound.to(DTYPE)))
-        found = tl.where(accepted, k, found)
+        samples = tl.where(accepted, k, samples)
         pending = pending & (accepted == 0)
-    return found, used
+    return samples, used
 
 
 @triton.jit
@@ -271,15 +271,15 @@ def binomial(seed, counter, thread, used, elements, mask, DTYPE: tl.constexpr):
     """
     count, p = elements[0], elements[1]
     # An infinite number of trials draws nothing, as in ATen's kernel.
-    some = mask & (count > 0) & (count < float("inf")) & (p > 0) & (p < 1)
+    drawn = mask & (count > 0) & (count < float("inf")) & (p > 0) & (p < 1)
     many = p > 0.5
     rare = tl.where(many, 1.0 - p, p)
-    rejects = some & (count * rare >= 10)
-    found, used = _binomial_by_gaps(seed, counter, thread, used, count, rare, some & (rejects == 0), DTYPE)
+    rejects = drawn & (count * rare >= 10)
+    samples, used = _binomial_by_gaps(seed, counter, thread, used, count, rare, drawn & (rejects == 0), DTYPE)
     if any_of(rejects):
-        others, used = _binomial_by_rejection(seed, counter, thread, used, count, rare, rejects, DTYPE)
-        found = tl.where(rejects, others, found)
-    found = tl.where(many, count - found, found)
+        rejected, used = _binomial_by_rejection(seed, counter, thread, used, count, rare, rejects, DTYPE)
+        samples = tl.where(rejects, rejected, samples)
+    samples = tl.where(many, count - samples, samples)
     # The special cases in ATen's order; a nan probability has no answer there, and gives nan here.
-    found = tl.where(p != p, float("nan"), tl.where(p >= 1, count, found))
-    return tl.where((count <= 0) | (p <= 0), 0.0, found), used
+    samples = tl.where(p != p, float("nan"), tl.where(p >= 1, count, samples))
+    return tl.where((count <= 0) | (p <= 0), 0.0, samples), used

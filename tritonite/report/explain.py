@@ -199,12 +199,12 @@ def declined_unasked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 def overload_named(name: str) -> Op:
     """Return the overload of a name ("tritonite::..." outside ATen). Raises UnknownOperator."""
-    found = registry.overloads()
+    known = registry.overloads()
     if "::" in name:
         importlib.import_module("tritonite.fused")
-        found = library.registered()
-    if name in found:
-        return found[name]
+        known = library.registered()
+    if name in known:
+        return known[name]
     reason = registry.excluded.get(name)
     raise UnknownOperator(name=name, hint=f" ({reason})" if reason else "")
 

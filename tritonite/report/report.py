@@ -64,34 +64,34 @@ class Report:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return `operators` as nested dicts of plain values."""
-        return {name: dataclasses.asdict(found) for name, found in self.operators.items()}
+        return {name: dataclasses.asdict(each) for name, each in self.operators.items()}
 
     def __rich__(self) -> Any:
         from rich.table import Column, Table
 
-        timed = any(found.microseconds is not None for found in self.operators.values())
+        timed = any(each.microseconds is not None for each in self.operators.values())
         numbers = ["calls", "Triton", "ATen", *(["device us", "share"] if timed else [])]
         columns = (Column(name, justify="right") for name in numbers)
         table = Table(
             Column("operator", overflow="fold"), *columns, "why ATen", title=self._title(), title_justify="left"
         )
-        for name, found in self.operators.items():
-            times = [f"{found.microseconds:.1f}", f"{found.share:.1%}"] if timed else []
-            counts = (str(count or "") for count in (found.calls, found.tritonite, found.aten))
-            table.add_row(name, *counts, *times, "; ".join(found.reasons))
+        for name, each in self.operators.items():
+            times = [f"{each.microseconds:.1f}", f"{each.share:.1%}"] if timed else []
+            counts = (str(count or "") for count in (each.calls, each.tritonite, each.aten))
+            table.add_row(name, *counts, *times, "; ".join(each.reasons))
         return table
 
     def __str__(self) -> str:
         return text_table.text_of(self)
 
     def _title(self) -> str:
-        every = self.operators.values()
-        ours, calls = sum(found.tritonite for found in every), sum(found.calls for found in every)
-        timed = [found for found in every if found.microseconds is not None]
-        spent = f", {sum(found.microseconds or 0 for found in timed):.0f} us on the device" if timed else ""
-        faster = sum(found.faster_in_aten for found in every)
+        reports = self.operators.values()
+        ours, calls = sum(each.tritonite for each in reports), sum(each.calls for each in reports)
+        timed = [each for each in reports if each.microseconds is not None]
+        spent = f", {sum(each.microseconds or 0 for each in timed):.0f} us on the device" if timed else ""
+        faster = sum(each.faster_in_aten for each in reports)
         left = f", {faster} where ATen is faster" if faster else ""
-        return f"{calls} calls of {len(every)} operators, {ours} in Triton kernels{left}{spent}"
+        return f"{calls} calls of {len(reports)} operators, {ours} in Triton kernels{left}{spent}"
 
 
 class _Watching(OpaqueMode):
@@ -151,7 +151,7 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
         if event.key.startswith(_RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
             times[event.key.removeprefix(_RANGE)] = float(event.device_time_total)
     total = sum(times.values())
-    found = {}
+    operators = {}
     for name in {*watching.calls, *after}:
         counts = _since(before.get(name, Counts()), after.get(name, Counts()))
         ours, declined = counts.launched + counts.replayed, sum(counts.declined.values())
@@ -164,9 +164,9 @@ def report(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Rep
             reasons[_why_not_asked(name, selected)] = calls - ours - declined
         microseconds = times.get(name, 0.0) if timed else None
         share = None if microseconds is None else microseconds / (total or 1.0)
-        found[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
-    dearest = sorted(found, key=lambda name: (-(found[name].microseconds or 0), -found[name].calls, name))
-    return Report({name: found[name] for name in dearest}, result)
+        operators[name] = OperatorReport(calls, ours, calls - ours, reasons, microseconds, share)
+    slowest = sorted(operators, key=lambda name: (-(operators[name].microseconds or 0), -operators[name].calls, name))
+    return Report({name: operators[name] for name in slowest}, result)
 
 
 def profiler() -> Any:
