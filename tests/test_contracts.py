@@ -523,7 +523,7 @@ def test_explain_computes_nothing(device):
 def test_a_product_that_is_added_as_it_is_does_not_overflow_before(device, monkeypatch):
     """As ATen on a GPU, where a factor of 1 leaves one operation; another factor comes to a product that is rounded."""
     if devices.current.interpreted:
-        monkeypatch.setattr(arithmetic, "_ON_CPU", tl.constexpr(False))
+        monkeypatch.setattr(arithmetic, "ON_CPU", tl.constexpr(False))
     addcmul = tritonite.overloads()["addcmul"]
     infinite, large = (torch.full((3,), number, device=device) for number in (math.inf, 3e38))
     assert addcmul(infinite, large, -7 * torch.ones_like(large)).isposinf().all()

@@ -12,6 +12,7 @@ import tritonite
 from tritonite import devices
 from tritonite.engine.indexing import compact, read, segments, write
 from tritonite.errors import Decline
+from tritonite.ops import aten
 
 conditional, embedding, indexing, scatter = (
     importlib.import_module(f"tritonite.ops.{name}") for name in ("conditional", "embedding", "indexing", "scatter")
@@ -576,7 +577,7 @@ def test_rows_that_are_apart_are_scaled_in_a_copy_on_gpus(monkeypatch, device):
 
 
 def test_a_bound_that_is_alone_and_nan_is_atens_on_gpus(monkeypatch, device):
-    monkeypatch.setattr(conditional, "_ON_CPU", False)
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
     x = torch.ones((), dtype=torch.bfloat16, device=device)
     for bounds in ((float("nan"), None), (None, float("nan"))):
         with pytest.raises(Decline):

@@ -16,6 +16,7 @@ from tritonite.engine.pointwise.blocks import choose_tile
 from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
+from tritonite.ops import aten
 from tritonite.registry import scalar_kernel
 
 
@@ -305,7 +306,7 @@ def test_indices_of_an_empty_triangle_have_any_dtype_on_gpus(name, monkeypatch):
     function, out = getattr(creation, name), torch.empty(2, 0, device=tritonite.device)
     with pytest.raises(Decline, match="float32"):
         function(3, 3, outs=(out,))
-    monkeypatch.setattr(creation, "_ON_CPU", False)
+    monkeypatch.setattr(aten, "on_cpu", lambda: False)
     (found,) = function(3, 0, outs=(out,))
     assert found is out and found.dtype is torch.float32
     with pytest.raises(Decline, match="float32"):

@@ -32,7 +32,7 @@ def test_references_of_what_cuda_alone_has(name, dtype, tiny_blocks):
         try:
             results = op(*written.args, **written.kwargs)
         except Decline as decline:
-            assert "half type" in str(decline) or "two layouts" in str(decline), sample.label
+            assert "16-bit" in str(decline) or "memory format" in str(decline), sample.label
             continue
         exacts = exacts if isinstance(exacts, tuple) else (exacts,)
         results = results if isinstance(results, tuple) else (results,)
@@ -141,13 +141,13 @@ def test_declines():
     ops, x = tritonite.overloads(), torch.randn(3, 4, 5, 2, device=tritonite.device)
     last, rows = x.to(memory_format=torch.channels_last), torch.rand(4, device=tritonite.device) + 1
     one = torch.ones(1, dtype=torch.int32, device=tritonite.device)
-    with pytest.raises(Decline, match="two layouts"):
+    with pytest.raises(Decline, match="memory format"):
         ops["batch_norm_backward_elemt"](last, x, rows, rows, rows, rows, rows, one)
-    with pytest.raises(Decline, match="counts of another dtype"):
+    with pytest.raises(Decline, match=r"counts of torch\.int64"):
         ops["batch_norm_backward_elemt"](x, x, rows, rows, rows, rows, rows, one.long())
-    with pytest.raises(Decline, match="another dtype than ATen keeps"):
+    with pytest.raises(Decline, match=r"statistics whose dtype is not torch\.float32"):
         ops["batch_norm_elemt"](x, rows, rows, rows.double(), rows, 1e-5)
-    with pytest.raises(Decline, match="one count for each process"):
+    with pytest.raises(Decline, match="for each process"):
         ops["batch_norm_gather_stats_with_counts"](x, rows[None], rows[None], None, None, 0.1, 1e-5, one)
-    with pytest.raises(Decline, match="parameters that there are not"):
+    with pytest.raises(Decline, match="without a weight"):
         ops["batch_norm_backward_reduce"](x, x, rows, rows, None, True, True, False)

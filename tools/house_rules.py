@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,14 @@ MAY_PRINT = {"tritonite/cli.py", "tritonite/demo.py", "tritonite/testing/targets
 UNFINISHED = ("TO" + "DO", "FIX" + "ME")
 LICENCE = ("Licensed" + " under", "SPDX-" + "License", "Copyright" + " (")
 BROAD = {"Exception", "BaseException"}
+# A docstring begins with a verb and its object, or names the thing: not with a word that wants another sentence.
+OPENERS = "Of|Those|That|The same|What|Which|Whether|As|Where|It|They|So|By|With|How|Beside|Because|If|When|Whose"
+OPENER = re.compile(rf"({OPENERS})\b")
+# Phrases for which the field has words: style's table of words.
+PHRASES = re.compile(
+    r"\b(so many|as many as there|(which|that) there (are|is)( not)?|of whose|tells? of|half types|upright|far apart|"
+    r"next to each other|goes its own way)\b"
+)
 REASON = "# noqa: BLE001 - "
 
 
@@ -26,6 +37,8 @@ def breaches(text: str, name: str) -> Iterator[str]:
             yield f"{name}:{number}: unfinished work belongs in an issue"
         if any(words in line for words in LICENCE):
             yield f"{name}:{number}: the licence stands in LICENSE alone"
+    if package:
+        yield from _unclear(text, name)
     for node in ast.walk(ast.parse(text)):
         where = f"{name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
@@ -41,6 +54,24 @@ def breaches(text: str, name: str) -> Iterator[str]:
             yield f"{where}: a kernel that does not wait for the launch before it"
         if package and name not in MAY_REGISTER and _is_registration(node):
             yield f"{where}: nothing registers with torch but install/override.py, install/library.py and stand_in.py"
+
+
+def _unclear(text: str, name: str) -> Iterator[str]:
+    """Yield a line for each docstring or comment in words that a reader has to solve."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    prose = {}
+    for node in ast.walk(ast.parse(text)):
+        docstring = ast.get_docstring(node) if isinstance(node, kinds) else None
+        if docstring is not None:
+            prose[node.body[0].lineno] = docstring  # type: ignore[attr-defined]
+            if OPENER.match(docstring):
+                yield f"{name}:{node.body[0].lineno}: a docstring that opens with {docstring.split()[0]!r}"  # type: ignore[attr-defined]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            prose[token.start[0]] = token.string
+    for line, words in sorted(prose.items()):
+        for found in PHRASES.finditer(" ".join(words.split())):
+            yield f"{name}:{line}: {found[0]!r}: say it in the field's words"
 
 
 def _is_launched(node: ast.AST) -> bool:

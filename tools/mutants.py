@@ -253,27 +253,28 @@ _MOVEMENT = [
         "roll goes the other way",
         "movement",
         "ops/rearrangement.py",
-        "        place = at[d] - shifts[d]\n        places = places + (tl.where(place < 0, place + sizes[d], place),)",
-        "        place = at[d] + shifts[d]\n"
-        "        places = places + (tl.where(place >= sizes[d], place - sizes[d], place),)",
+        "        index = at[d] - shifts[d]\n"
+        "        indices = indices + (tl.where(index < 0, index + sizes[d], index),)",
+        "        index = at[d] + shifts[d]\n"
+        "        indices = indices + (tl.where(index >= sizes[d], index - sizes[d], index),)",
         ("roll",),
     ),
     Mutant(
         "a mirror shows its edge twice",
         "movement",
         "ops/rearrangement.py",
-        "    return size - 1 - tl.abs(size - 1 - tl.abs(place))",
-        "    return size - 1 - tl.abs(size - 1 - tl.where(place < 0, -1 - place, place))",
+        "    return size - 1 - tl.abs(size - 1 - tl.abs(index))",
+        "    return size - 1 - tl.abs(size - 1 - tl.where(index < 0, -1 - index, index))",
         ("reflection_pad1d", "reflection_pad2d"),
     ),
     Mutant(
         "padding is one element short at the end",
         "movement",
         "ops/rearrangement.py",
-        "(place < sizes[d])\n        places = places + (place,)\n"
-        "    found = read_at(source, places, inside, 0)\n    return tl",
-        "(place < sizes[d] - 1)\n        places = places + (place,)\n"
-        "    found = read_at(source, places, inside, 0)\n    return tl",
+        "(index < sizes[d])\n        indices = indices + (index,)\n"
+        "    loaded = read_at(source, indices, inside, 0)\n    return tl",
+        "(index < sizes[d] - 1)\n        indices = indices + (index,)\n"
+        "    loaded = read_at(source, indices, inside, 0)\n    return tl",
         ("constant_pad_nd",),
     ),
     Mutant(
@@ -433,15 +434,15 @@ _SOFTMAX = [
         "softmax does not subtract the largest element",
         "softmax",
         "ops/softmax.py",
-        "    return libdevice.exp(x - largest) * inverse\n\n\n# Shares",
-        "    return libdevice.exp(x) * (inverse * libdevice.exp(-largest))\n\n\n# Shares",
+        "    return libdevice.exp(x - row_max) * inverse_sum\n\n\n# Exponentials",
+        "    return libdevice.exp(x) * (inverse_sum * libdevice.exp(-row_max))\n\n\n# Exponentials",
         ("_softmax",),
     ),
     Mutant(
         "the gradient of softmax forgets the sum",
         "softmax",
         "ops/softmax.py",
-        "    return (grad_output - total) * output",
+        "    return (grad_output - sum_of_products) * output",
         "    return grad_output * output",
         ("_softmax_backward_data",),
     ),
@@ -449,8 +450,8 @@ _SOFTMAX = [
         "log_softmax does not subtract the largest element",
         "softmax",
         "ops/softmax.py",
-        "    return x - largest - logarithm",
-        "    return x - logarithm",
+        "    return x - row_max - log_sum",
+        "    return x - log_sum",
         ("_log_softmax",),
     ),
 ]
@@ -504,7 +505,7 @@ _LOSSES = [
     Mutant(
         "the ignored class counts",
         "losses",
-        "ops/nll_loss.py",
+        "engine/nll.py",
         "    counts = mask & (target != ignore_index)\n",
         "    counts = mask & (target == target)\n",
         ("nll_loss_forward", "nll_loss2d_forward"),
@@ -512,7 +513,7 @@ _LOSSES = [
     Mutant(
         "the mean of a weighted loss is over rows",
         "losses",
-        "ops/nll_loss.py",
+        "engine/nll.py",
         "            result = true_divide(result, total)",
         "            result = true_divide(result, tl.sum(mask.to(tl.float64), axis=0))",
         ("nll_loss_forward",),

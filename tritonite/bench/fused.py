@@ -11,7 +11,7 @@ import torch
 
 from tritonite import fused
 from tritonite.bench import attention
-from tritonite.ops.normalization import kept_dtype
+from tritonite.ops.normalization import statistics_dtype
 
 Make = Callable[..., torch.Tensor]
 Shape = tuple[int, ...]
@@ -106,7 +106,7 @@ def _heads(make: Make, shape: Shape) -> list[torch.Tensor]:
 def _statistics(make: Make, rows: int, count: int) -> list[torch.Tensor]:
     """Return `count` tensors (rows, 1) in the dtype in which ATen's forward norms return statistics."""
     statistics = [make(rows, 1).abs_().add_(0.5) for _ in range(count)]
-    return [each.to(kept_dtype(each, each.dtype)) for each in statistics]
+    return [each.to(statistics_dtype(each, each.dtype)) for each in statistics]
 
 
 def _norm_gradients(parameters: int, make: Make, shape: Shape) -> list[torch.Tensor]:

@@ -72,3 +72,13 @@ def _same_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements in the same order."""
     same = a.data_ptr() == b.data_ptr() and a.dtype.itemsize == b.dtype.itemsize
     return same and a.shape == b.shape and a.stride() == b.stride()
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether a dimension has stride 0, as after `expand`."""
+    return 0 in tensor.stride()
+
+
+def share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors are views of one allocation, overlapping or not."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata

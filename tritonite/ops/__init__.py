@@ -1,7 +1,10 @@
-"""The operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
+"""ATen's operators, for direct calls: `tritonite.ops.add(x, y)` runs the kernel without PyTorch's dispatcher.
 
-Arguments are ATen's. A call that a kernel does not serve goes to ATen. Gradients are recorded as ATen records them, and
-transforms, autocast and torch.compile treat a call as one of ATen's: it passes through the dispatcher then.
+Arguments are ATen's. A call that no kernel serves goes to ATen. Autograd, transforms, autocast and torch.compile see an
+ATen call: it passes through the dispatcher when one of them is active.
+
+A module is a family: formulas and host functions of operators that belong together. `families` lists them, `aten` asks
+whether results follow ATen's CPU or GPU kernels.
 """
 
 from __future__ import annotations
@@ -17,52 +20,13 @@ import torch
 from tritonite import registry
 from tritonite.errors import Decline
 from tritonite.install import direct
+from tritonite.ops.families import FAMILIES
 from tritonite.registry import names, signature
 
 # A family declares its operators when it is imported.
-for _family in (
-    "activation",
-    "arithmetic",
-    "attention",
-    "batch_norm",
-    "bessel",
-    "bitwise",
-    "comparison",
-    "compaction",
-    "conditional",
-    "creation",
-    "cross",
-    "distance",
-    "elementary",
-    "embedding",
-    "embedding_bag",
-    "gamma",
-    "histograms",
-    "indexing",
-    "jagged",
-    "loss",
-    "matmul",
-    "movement",
-    "normalization",
-    "nll_loss",
-    "polynomial",
-    "probability",
-    "random",
-    "rearrangement",
-    "reduction",
-    "rounding",
-    "sampling",
-    "scan",
-    "scatter",
-    "searching",
-    "segment",
-    "sets",
-    "softmax",
-    "sorting",
-    "sync_batch_norm",
-):
+for _family in FAMILIES:
     importlib.import_module(f"tritonite.ops.{_family}")
-# Users who ask for a name want the operator, not the family of the same name.
+# An operator goes before a family of the same name.
 for _name in [each for each in vars() if f"{__name__}.{each}" in sys.modules and registry.schemas(each)]:
     delattr(sys.modules[__name__], _name)
 
@@ -81,13 +45,13 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _is_composite(name: str) -> bool:
-    """Whether ATen makes an operator of others that have kernels."""
+    """Return whether an operator is composite in ATen, of operators with kernels."""
     return bool(registry.schemas(name)) and bool(names.reached(getattr(torch.ops.aten, name)))
 
 
 @functools.cache
 def _function(name: str) -> Callable[..., Any]:
-    """One function for each operator, so that it can be pickled by name."""
+    """Return the one function of an operator; a second one could not be pickled by name."""
     packet = getattr(torch.ops.aten, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +63,7 @@ def _function(name: str) -> Callable[..., Any]:
         chosen = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
         op = registry.overloads().get(name if chosen in ("", "default") else f"{name}.{chosen}")
         if op is None:
-            # ATen makes it of others.
+            # Composite: ATen calls operators with kernels.
             with direct.Serving():
                 return packet(*args, **kwargs)
         try:

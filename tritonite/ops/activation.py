@@ -6,16 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dtypes import FLOATS, NUMBERS, SINGLE_FLOATS
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import is_expanded, outputs, share_storage
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import inverse, maximum_nan, minimum_nan, polynomial, sigmoid, true_divide
+from tritonite.ops import aten
+from tritonite.ops.aten import ON_CPU
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty
-
-_ON_CPU = devices.current.type == "cpu"
 
 
 @pointwise("relu", accepts=NUMBERS)
@@ -40,10 +39,10 @@ def threshold_backward(self, grad_output, threshold):
 
 @triton.jit
 def _normal(x):
-    """(the normal distribution's cumulative probability, exp(-x * x / 2)).
+    """Return the cumulative normal distribution at x, and exp(-x * x / 2).
 
-    float32 takes the tail as exp(-x * x / 2) times a polynomial in 1 / (1 + 0.34 |x|), the form of Abramowitz and
-    Stegun 7.1.26 with coefficients fitted for a relative error of 1.3e-7 up to |x| = 6.
+    In float32 the tail is exp(-x * x / 2) times a polynomial in 1 / (1 + 0.34 |x|): the form of Abramowitz and Stegun
+    7.1.26, with coefficients fitted to a relative error of 1.3e-7 for |x| <= 6.
     """
     if x.dtype == tl.float32:
         root = x * 0.8493218002880191
@@ -68,7 +67,7 @@ def _normal(x):
 
 @triton.jit
 def _logistic(x):
-    """(1 / (1 + exp(-x)), its derivative); neither cancels in float32."""
+    """Return 1 / (1 + exp(-x)) and its derivative, without cancellation in float32."""
     if x.dtype == tl.float32:
         small = tl.exp(-tl.abs(x))
         large = 1.0 / (1.0 + small)
@@ -84,15 +83,15 @@ def _gelu_inner(x):
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
-def _known_form(*values):
+def _check_approximate(*values):
     if values[-1] not in ("none", "tanh"):
-        raise Decline(f"approximate {values[-1]!r}")
+        raise Decline(f"approximate is {values[-1]!r}, not 'none' or 'tanh'")
     return values
 
 
-@pointwise("gelu", accepts=FLOATS, prepare=lambda self, approximate: _known_form(self, approximate))
+@pointwise("gelu", accepts=FLOATS, prepare=lambda self, approximate: _check_approximate(self, approximate))
 def gelu(self, approximate):
-    """Hendrycks and Gimpel, "Gaussian Error Linear Units"; the tanh form, theirs too, is x / (1 + exp(-inner))."""
+    """Hendrycks and Gimpel, "Gaussian Error Linear Units". Their tanh form equals x / (1 + exp(-inner))."""
     if approximate == "tanh":
         return self * _logistic(_gelu_inner(self))[0]
     return self * _normal(self)[0]
@@ -102,7 +101,7 @@ def gelu(self, approximate):
     "gelu_backward",
     accepts=FLOATS,
     one_dtype=True,
-    prepare=lambda grad_output, self, approximate: _known_form(grad_output, self, approximate),
+    prepare=lambda grad_output, self, approximate: _check_approximate(grad_output, self, approximate),
 )
 def gelu_backward(grad_output, self, approximate):
     if approximate == "tanh":
@@ -127,19 +126,17 @@ def silu_backward(grad_output, self):
 
 @pointwise("mish", accepts=FLOATS)
 def mish(self):
-    """x tanh(log(1 + e)), where e is exp(x): the hyperbolic tangent is n / (n + 2), n = e (e + 2)."""
+    """x * tanh(log(1 + e)) with e = exp(x). The tangent is n / (n + 2) with n = e * (e + 2)."""
     e = libdevice.exp(self)
     n = e * (e + 2.0)
     return tl.where(self > 20.0, self, self * (n * inverse(n + 2.0)))
 
 
-_ZERO_IS_POSITIVE = tl.constexpr(_ON_CPU)
-
-
 @triton.jit
 def _exponential_linear(self, alpha, scale, input_scale):
     positive = self > 0
-    if _ZERO_IS_POSITIVE:
+    # Zero takes the linear branch in ATen's CPU kernel and the exponential one in its GPU kernel.
+    if ON_CPU:
         positive = self >= 0
     return tl.where(positive, self * scale, libdevice.expm1(self * input_scale) * (alpha * scale))
 
@@ -149,20 +146,20 @@ def elu(self, alpha, scale, input_scale):
     return _exponential_linear(self, alpha, scale, input_scale)
 
 
-def _elu_of_celu(self, alpha):
+def _celu_as_elu(self, alpha):
     if isinstance(alpha, complex) or not alpha or not math.isfinite(alpha):
-        raise Decline("alpha that is 0 or not finite")
+        raise Decline(f"alpha is {alpha}; it has to be real, finite and not 0")
     return self, alpha, 1.0, 1.0 / alpha
 
 
-@pointwise("celu", accepts=FLOATS, prepare=_elu_of_celu, pin=("alpha",))
+@pointwise("celu", accepts=FLOATS, prepare=_celu_as_elu, pin=("alpha",))
 def celu(self, alpha, scale, input_scale):
     return _exponential_linear(self, alpha, scale, input_scale)
 
 
 def _elu_arguments(grad_output, alpha, scale, input_scale, is_result, self_or_result):
     if isinstance(alpha, complex) or (is_result and not alpha >= 0):
-        raise Decline("negative alpha with the result kept")
+        raise Decline(f"alpha is {alpha}; with is_result it has to be real and at least 0")
     return grad_output, alpha, scale, input_scale, is_result, self_or_result
 
 
@@ -182,7 +179,7 @@ def leaky_relu(self, negative_slope):
 
 def _leaky_relu_arguments(grad_output, self, negative_slope, self_is_result):
     if isinstance(negative_slope, complex) or (self_is_result and not negative_slope >= 0):
-        raise Decline("negative slope with the result kept")
+        raise Decline(f"negative_slope is {negative_slope}; with self_is_result it has to be real and at least 0")
     return self, grad_output, negative_slope
 
 
@@ -203,7 +200,7 @@ def hardtanh_backward(grad_output, self, min_val, max_val):
     return tl.where((self <= min_val) | (self >= max_val), tl.zeros_like(grad_output), grad_output)
 
 
-# float32's, by which ATen multiplies.
+# 1/6 rounded to float32.
 _SIXTH = tl.constexpr(0.1666666716337204)
 
 
@@ -214,19 +211,19 @@ def _relu6(x):
 
 @pointwise("hardsigmoid", accepts=SINGLE_FLOATS)
 def hardsigmoid(self):
-    """Not of float64, in which ATen's kernel for GPUs has float32's sixth."""
+    """Hard sigmoid. float64 is left out: ATen multiplies by the float32 value of 1/6 on GPUs only."""
     return _relu6(self + 3.0) * _SIXTH
 
 
 @pointwise("hardsigmoid_backward", accepts=FLOATS, one_dtype=True)
 def hardsigmoid_backward(grad_output, self):
-    # ATen's sixth is that of float32 in float64 too.
+    # ATen multiplies by the float32 value in float64 too, on every device.
     return tl.where((self > -3.0) & (self < 3.0), grad_output * _SIXTH, tl.zeros_like(grad_output))
 
 
 @pointwise("hardswish", accepts=SINGLE_FLOATS)
 def hardswish(self):
-    """Not of float64, as `hardsigmoid`."""
+    """Hard swish. float64 is left out for the reason in `hardsigmoid`."""
     return self * _relu6(self + 3.0) * _SIXTH
 
 
@@ -238,7 +235,7 @@ def hardswish_backward(grad_output, self):
 
 def _check_not_nan(*values):
     if isinstance(values[-1], complex) or math.isnan(values[-1]):
-        raise Decline("lambd that is complex or nan")
+        raise Decline(f"lambd is {values[-1]}; it has to be real and not nan")
     return values
 
 
@@ -259,9 +256,9 @@ def hardshrink_backward(grad_out, self, lambd):
 
 
 def _check_lambd(self, lambd):
-    largest = torch.finfo(self.dtype if self.is_floating_point() else torch.float32).max
-    if isinstance(lambd, complex) or not 0 <= lambd <= largest:
-        raise Decline("lambd out of the dtype's range")
+    highest = torch.finfo(self.dtype if self.is_floating_point() else torch.float32).max
+    if isinstance(lambd, complex) or not 0 <= lambd <= highest:
+        raise Decline(f"lambd is {lambd}; it has to be in [0, {highest}]")
     return self, lambd
 
 
@@ -295,23 +292,23 @@ def softplus_backward(grad_output, self, beta, threshold):
     return tl.where(scaled > threshold, grad_output, true_divide(grad_output * growth, growth + 1.0))
 
 
-@scalar_kernel(accepts=FLOATS, contiguous=_ON_CPU)
+# ATen's CPU results are contiguous; its GPU results have the input's strides.
+@scalar_kernel(accepts=FLOATS, contiguous=aten.on_cpu())
 def _log_sigmoid(self):
     return tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
 
 
-@scalar_kernel(accepts=FLOATS, contiguous=_ON_CPU)
+@scalar_kernel(accepts=FLOATS, contiguous=aten.on_cpu())
 def _log_sigmoid_buffer(self):
     return libdevice.exp(-tl.abs(self))
 
 
 @operator("log_sigmoid_forward", kernels=(_log_sigmoid, _log_sigmoid_buffer))
 def log_sigmoid_forward(self, outs=()):
-    """ATen keeps exp(-|x|) for the gradient on the CPU, and an empty buffer on a GPU."""
-    if _ON_CPU:
-        shared = self.untyped_storage()._cdata
-        if any(not out.is_contiguous() or out.untyped_storage()._cdata == shared for out in outs):
-            raise Decline("output with gaps, or that shares memory with the input")
+    """Log-sigmoid, and the buffer for its gradient: exp(-|x|) on a CPU, empty on a GPU."""
+    if aten.on_cpu():
+        if any(not out.is_contiguous() or share_storage(out, self) for out in outs):
+            raise Decline("an output that is not contiguous, or that shares memory with the input")
         (buffer,) = _log_sigmoid_buffer.run((self,), outs[1:])
     elif outs:
         buffer = outs[1]
@@ -321,21 +318,22 @@ def log_sigmoid_forward(self, outs=()):
     return output, buffer
 
 
-def _with_buffer(grad_output, self, buffer):
+def _log_sigmoid_arguments(grad_output, self, buffer):
     if grad_output.shape != self.shape:
-        raise Decline("gradient of another shape")
+        raise Decline(f"gradient of shape {tuple(grad_output.shape)} for an input of shape {tuple(self.shape)}")
     if buffer.device != self.device:
         raise Decline("tensors on several devices")
-    if 0 in grad_output.stride() and not self.is_contiguous():
-        raise Decline("a gradient that repeats, beside an input whose layout the result has not")
-    return grad_output, self, buffer if _ON_CPU else None
+    if is_expanded(grad_output) and not self.is_contiguous():
+        raise Decline("an expanded gradient with an input that is not contiguous")
+    # The buffer is empty on a GPU.
+    return grad_output, self, buffer if aten.on_cpu() else None
 
 
 @pointwise(
     "log_sigmoid_backward",
     accepts=FLOATS,
     one_dtype=True,
-    prepare=_with_buffer,
+    prepare=_log_sigmoid_arguments,
 )
 def log_sigmoid_backward(grad_output, self, buffer):
     if buffer is None:
@@ -346,13 +344,13 @@ def log_sigmoid_backward(grad_output, self, buffer):
     return grad_output * tl.where(self < 0, 1.0 - fraction, fraction)
 
 
-def _with_weight(self, weight):
-    if 0 in self.stride():
-        raise Decline("an input that repeats, whose layout the result has not")
+def _check_expanded(self, weight):
+    if is_expanded(self):
+        raise Decline("an expanded input")
     return self, weight
 
 
-@pointwise("_prelu_kernel", accepts=FLOATS, one_dtype=True, prepare=_with_weight)
+@pointwise("_prelu_kernel", accepts=FLOATS, one_dtype=True, prepare=_check_expanded)
 def _prelu_kernel(self, weight):
     return tl.where(self > 0, self, weight * self)
 
@@ -372,9 +370,9 @@ def _prelu_kernel_backward(self, weight, grad_output):
     )
 
 
-def _halves(self, dim):
+def _split_in_two(self, dim):
     if not self.dim() or not -self.dim() <= dim < self.dim() or self.shape[dim] % 2:
-        raise Decline("no two halves")
+        raise Decline(f"shape {tuple(self.shape)} does not split in two along dimension {dim}")
     half = self.shape[dim] // 2
     return self.narrow(dim, 0, half), self.narrow(dim, half, half)
 
@@ -386,24 +384,24 @@ def _gate(a, b):
 
 @operator("glu", kernels=(_gate,))
 def glu(self, dim, outs=()):
-    return _gate.run(_halves(self, dim), outs)
+    return _gate.run(_split_in_two(self, dim), outs)
 
 
 @scalar_kernel(accepts=FLOATS, output_dtypes=(None, None), one_dtype=True)
 def _glu_gradients(grad_output, a, b):
     gate = sigmoid(b)
-    # In this order, as ATen's: where the gate is wide open or shut, nothing large is left of the gradient.
+    # ATen multiplies in this order: a gate of 0 or 1 makes the product 0 before a large gradient can overflow it.
     return grad_output * gate, (1.0 - gate) * gate * a * grad_output
 
 
 @operator("glu_backward", kernels=(_glu_gradients,))
 def glu_backward(grad_output, self, dim, outs=()):
-    """The gradient of glu, written in two halves."""
-    halves = _halves(self, dim)
-    if grad_output.shape != halves[0].shape:
-        raise Decline("gradient of another shape")
+    """Write the gradients by the value and by the gate into the two parts of one tensor."""
+    value, gate = _split_in_two(self, dim)
+    if grad_output.shape != value.shape:
+        raise Decline(f"gradient of shape {tuple(grad_output.shape)}, not {tuple(value.shape)}")
     if grad_output.dtype is not self.dtype:
-        raise Decline("gradient of another dtype")
+        raise Decline(f"gradient of dtype {grad_output.dtype} for an input of dtype {self.dtype}")
     outs = outputs((grad_output, self), [self.shape], [self.dtype], outs)
-    _glu_gradients.run((grad_output, *halves), _halves(outs[0], dim))
+    _glu_gradients.run((grad_output, value, gate), _split_in_two(outs[0], dim))
     return outs

@@ -1,4 +1,4 @@
-"""Sums, products, quotients, powers and their like."""
+"""Sums, products, quotients, remainders, powers, extrema of two operands."""
 
 import math
 
@@ -6,11 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dtypes import ALL, FLOATS, INTS, NUMBERS, Promotion
+from tritonite.engine.outputs import is_expanded
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, multiply_add, real_power, true_divide
+from tritonite.ops import aten
+from tritonite.ops.aten import ON_CPU
 from tritonite.registry import pointwise
 from tritonite.runtime.contract import Limits, limit, number_type
 from tritonite.runtime.launch import looking
@@ -18,10 +20,10 @@ from tritonite.runtime.launch import looking
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
 
-def _refuse_bool(self, other, alpha):
+def _decline_bool(self, other, alpha):
     for value in (self, other):
         if number_type(value) is bool or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
-            raise Decline("bool is not subtracted")
+            raise Decline("subtraction with a bool operand")
     return self, other, alpha
 
 
@@ -34,16 +36,16 @@ def add(self, other, alpha):
 
 @triton.jit
 def _negated(alpha):
-    """Of 0 as well, whose sign decides that of a sum of zeros."""
+    """-alpha. The product negates 0.0 too, whose sign a sum of zeros depends on."""
     return -1.0 * alpha if alpha.dtype.is_floating() else 0 - alpha
 
 
-@pointwise("sub", accepts=NUMBERS, prepare=_refuse_bool, cpu_numbers=True, casts=True)
+@pointwise("sub", accepts=NUMBERS, prepare=_decline_bool, cpu_numbers=True, casts=True)
 def sub(self, other, alpha):
     return multiply_add(other, _negated(alpha), self)
 
 
-@pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _refuse_bool(other, self, alpha))
+@pointwise("rsub", accepts=NUMBERS, prepare=lambda self, other, alpha: _decline_bool(other, self, alpha))
 def rsub(other, self, alpha):
     return multiply_add(self, _negated(alpha), other)
 
@@ -51,16 +53,17 @@ def rsub(other, self, alpha):
 _ADD_RELU = (torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _of_cpu(self, other, alpha):
-    if self.device.type != "cpu" or self.dtype not in _ADD_RELU:
-        raise Decline("ATen has it on CPUs alone, for few dtypes")
+def _check_add_relu(self, other, alpha):
+    # ATen has no GPU kernel for it.
+    if aten.on_gpu() or self.dtype not in _ADD_RELU:
+        raise Decline(f"_add_relu of {self.dtype} on {self.device.type}, which ATen does not have")
     return self, other, alpha
 
 
-@pointwise("_add_relu", accepts=_ADD_RELU, prepare=_of_cpu, one_dtype=True)
+@pointwise("_add_relu", accepts=_ADD_RELU, prepare=_check_add_relu, one_dtype=True)
 def _add_relu(self, other, alpha):
     total = multiply_add(other, alpha, self)
-    # ATen bounds the result above too, by the largest finite number.
+    # ATen clamps the result to the largest finite number, too.
     if total.dtype == tl.float32:
         total = tl.where(total > 3.4028234663852886e38, 3.4028234663852886e38, total)
     elif total.dtype == tl.float64:
@@ -82,16 +85,15 @@ def div(self, other):
 
 @triton.jit
 def _floor_divide_floats(x, y):
-    """By way of fmod, as CPython does, so that x == y * (x // y) + x % y holds.
+    """Floor division by way of fmod, as in CPython, so that x == y * (x // y) + x % y holds.
 
-    fmod takes a step for each bit of a quotient. A block whose quotients are all small has their remainders from a
-    multiply-add, which is exact: that of a quotient that was rounded to an integer above has the divisor's other sign.
-    A quotient by 0 has no remainder to find.
+    fmod loops over the bits of the quotient. If all quotients of a block are below 2^22, their remainders come from one
+    multiply-add, which is exact. A remainder whose sign is not the divisor's shows a quotient that was rounded up.
     """
     plain = true_divide(x, y)
     floor = libdevice.floor(plain)
     rest = libdevice.fma(-floor, y, x)
-    # Of an infinite divisor the rest is nan.
+    # rest is nan for an infinite divisor.
     ordinary = (y == 0) | ((tl.abs(plain) < 4194304.0) & (rest == rest))
     if tl.min(ordinary.to(tl.int32), axis=None) != 0:
         result = tl.where((rest != 0) & ((rest < 0) != (y < 0)), floor - 1, floor)
@@ -117,15 +119,10 @@ def _floor_divide(x, y):
     return result
 
 
-def _divisible(self, other):
-    """On a CPU ATen raises where an integer is divided by 0, so that divisors are looked at; on a GPU it does not."""
+def _check_divisor(self, other):
+    """Decline an integer division by 0 on a CPU, where ATen raises; its GPU kernels do not look at divisors."""
     values = [value for value in (self, other) if isinstance(value, torch.Tensor)]
-    if (
-        not values
-        or values[0].device.type != "cpu"
-        or any(x.is_floating_point() for x in values)
-        or number_type(other) is float
-    ):
+    if aten.on_gpu() or not values or any(x.is_floating_point() for x in values) or number_type(other) is float:
         return self, other
     if isinstance(other, torch.Tensor):
         with looking():
@@ -147,7 +144,7 @@ def _rounding(self, other, rounding_mode):
     floating = any(kind is float or getattr(kind, "is_floating_point", False) for kind in kinds)
     if rounding_mode not in ("trunc", "floor") and not (rounding_mode is None and floating):
         raise Decline(f"rounding_mode {rounding_mode!r} for integers")
-    return *_divisible(self, other), rounding_mode
+    return *_check_divisor(self, other), rounding_mode
 
 
 @pointwise("div", accepts=NUMBERS, prepare=_rounding, cpu_numbers=True, casts=True)
@@ -164,15 +161,15 @@ def div_rounded(self, other, rounding_mode):
     return result
 
 
-@pointwise("floor_divide", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True)
+@pointwise("floor_divide", accepts=NUMBERS, prepare=_check_divisor, cpu_numbers=True)
 def floor_divide(self, other):
     x, y = _broadcast_pair(self, other)
     return _floor_divide(x, y)
 
 
-@pointwise("remainder", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True, casts=True)
+@pointwise("remainder", accepts=NUMBERS, prepare=_check_divisor, cpu_numbers=True, casts=True)
 def remainder(self, other):
-    """Python's %: the result has the sign of the divisor."""
+    """Python's %: the result has the divisor's sign."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
         rest = libdevice.fmod(x, y)
@@ -181,9 +178,9 @@ def remainder(self, other):
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-@pointwise("fmod", accepts=NUMBERS, prepare=_divisible, cpu_numbers=True, casts=True)
+@pointwise("fmod", accepts=NUMBERS, prepare=_check_divisor, cpu_numbers=True, casts=True)
 def fmod(self, other):
-    """C's %: the result has the sign of the dividend."""
+    """C's %: the result has the dividend's sign."""
     x, y = _broadcast_pair(self, other)
     if x.dtype.is_floating():
         rest = libdevice.fmod(x, y)
@@ -209,30 +206,27 @@ def abs(self):
     return tl.abs(self)
 
 
-def _of_floats(self, end, weight):
+def _check_float(self, end, weight):
     if not self.is_floating_point():
-        raise Decline(f"dtype {self.dtype}")
+        raise Decline(f"lerp of {self.dtype}")
     return self, end, weight
-
-
-_ON_CPU = tl.constexpr(devices.current.type == "cpu")
 
 
 @pointwise("addcmul", accepts=NUMBERS, casts=True)
 def addcmul(self, tensor1, tensor2, value):
-    """In the order of ATen's kernel for the device: a product of two may be infinite, and is then nan times 0.
+    """self + value * tensor1 * tensor2, multiplied in the order of ATen's kernel for the device.
 
-    On a GPU a value of 1 leaves the sum of a product that is not rounded.
+    The order decides where a product overflows. On a GPU a value of 1 leaves one multiply-add, which rounds once.
     """
-    if _ON_CPU:
+    if ON_CPU:
         return multiply_add(value * tensor1, tensor2, self)
     plain = value == 1
     return multiply_add(tl.where(plain, tensor1, value), tl.where(plain, tensor2, tensor1 * tensor2), self)
 
 
-def _not_of_integers(self, tensor1, tensor2, value):
+def _decline_integers(self, tensor1, tensor2, value):
     if not any(each.is_floating_point() or each.is_complex() for each in (tensor1, tensor2)):
-        raise Decline("a quotient of integers")
+        raise Decline(f"addcdiv of {tensor1.dtype} by {tensor2.dtype}; one of them has to be a float")
     return self, tensor1, tensor2, value
 
 
@@ -240,20 +234,23 @@ def _not_of_integers(self, tensor1, tensor2, value):
     "addcdiv",
     accepts=FLOATS,
     casts=True,
-    prepare=lambda self, tensor1, tensor2, value=1: _not_of_integers(self, tensor1, tensor2, value),
+    prepare=lambda self, tensor1, tensor2, value=1: _decline_integers(self, tensor1, tensor2, value),
 )
 def addcdiv(self, tensor1, tensor2, value):
-    """In the order of ATen's kernel for the device: a value of 0 next to an infinite quotient is nan, or is not."""
-    if _ON_CPU:
+    """self + value * tensor1 / tensor2, in the order of ATen's kernel for the device.
+
+    With a value of 0 and an infinite quotient the order decides whether the result is nan.
+    """
+    if ON_CPU:
         return self + true_divide(value * tensor1, tensor2)
     return multiply_add(value, true_divide(tensor1, tensor2), self)
 
 
-@pointwise("lerp", accepts=FLOATS, prepare=_of_floats, one_dtype=True)
+@pointwise("lerp", accepts=FLOATS, prepare=_check_float, one_dtype=True)
 def lerp(self, end, weight):
-    """Between self and end, from whichever is nearer, so that weights of 0 and 1 are exact."""
+    """self + weight * (end - self), computed from the nearer end, so that weights of 0 and 1 are exact."""
     distance = end - self
-    # Triton's own negation subtracts from 0, which makes 0.0 of 0.0 where ATen has -0.0.
+    # distance * -1.0: Triton's negation is 0 - x, which turns 0.0 into 0.0 where ATen has -0.0.
     from_self, from_end = multiply_add(weight, distance, self), multiply_add(distance * -1.0, 1.0 - weight, end)
     return tl.where(tl.abs(weight) < 0.5, from_self, from_end)
 
@@ -261,16 +258,16 @@ def lerp(self, end, weight):
 _POWERS = (2, 3, -1, -2, 0.5, -0.5)
 
 
-def _known_power(self, exponent, power=None):
+def _power_arguments(self, exponent, power=None):
     if isinstance(exponent, torch.Tensor):
         pair = (self, exponent) if isinstance(self, torch.Tensor) else ()
         if pair and exponent.device != self.device and not any(each.is_floating_point() for each in pair):
-            raise Decline("an integer on the CPU for a power, whose sign ATen looks at")
-        # ATen's result for a number to the power of a tensor is contiguous.
+            raise Decline("an integer exponent on the CPU, whose sign ATen reads")
+        # ATen's result is contiguous if the base is a number.
         return self, exponent if isinstance(self, torch.Tensor) else exponent.contiguous(), None
     integral = number_type(self) is int or (isinstance(self, torch.Tensor) and not self.is_floating_point())
     if integral and type(exponent) is int and exponent < 0:
-        raise Decline("negative power of integers")
+        raise Decline(f"integers to the power of {exponent}")
     if type(exponent) is bool or exponent not in _POWERS or (integral and type(exponent) is float):
         return self, exponent, None
     return self, exponent, str(exponent + 0 if exponent != int(exponent) else int(exponent))
@@ -278,7 +275,7 @@ def _known_power(self, exponent, power=None):
 
 @triton.jit
 def _integer_power(base, exponent):
-    """By squaring; a negative power of an integer is 0 but for bases 1 and -1."""
+    """Power by repeated squaring. A negative power is 0 unless the base is 1 or -1."""
     result = tl.full(base.shape, 1, base.dtype)
     square = base
     rest = exponent
@@ -294,10 +291,10 @@ def _integer_power(base, exponent):
 
 
 @pointwise(
-    "pow", accepts=NUMBERS, prepare=_known_power, static=("power",), pin=("exponent",), cpu_numbers=True, casts=True
+    "pow", accepts=NUMBERS, prepare=_power_arguments, static=("power",), pin=("exponent",), cpu_numbers=True, casts=True
 )
 def pow(self, exponent, power):
-    """Powers that ATen computes by multiplication or a root are computed so, which decides pow(-inf, 0.5)."""
+    """self ** exponent. `power` names the exponents for which ATen multiplies or takes roots: pow(-inf, 0.5) is nan."""
     x, y = _broadcast_pair(self, exponent)
     if power == "2":
         result = x * x
@@ -338,7 +335,7 @@ def copysign(self, other):
 
 @pointwise("nextafter", accepts=(torch.bfloat16, torch.float32, torch.float64), promote=Promotion.NO_OPMATH)
 def nextafter(self, other):
-    """Steps the bit pattern, which orders floats of one sign as their values do."""
+    """Add or subtract 1 in the bit pattern: floats of one sign are ordered as their patterns are."""
     x, y = _broadcast_pair(self, other)
     if x.dtype == tl.float64:
         integer: tl.constexpr = tl.int64
@@ -347,8 +344,8 @@ def nextafter(self, other):
     else:
         integer: tl.constexpr = tl.int16
     wide_y = y.to(tl.float32) if y.dtype == tl.bfloat16 else y
-    # What is nan in either is nan in x. Being of both, x is where y is: of operands that lie across each other's grain
-    # Triton would bring each value that x alone decides there by itself.
+    # A nan of either operand goes through x. Then x depends on both operands and shares y's layout; otherwise Triton
+    # would convert each value that depends on x alone, where one operand is transposed.
     x = tl.where(wide_y == wide_y, x, y)
     wide_x = x.to(tl.float32) if x.dtype == tl.bfloat16 else x
     bits = x.to(integer, bitcast=True)
@@ -360,24 +357,24 @@ def nextafter(self, other):
     return tl.where(wide_x != wide_x, x, result)
 
 
-def _exponent(self, other):
+def _check_exponent(self, other):
     if isinstance(other, torch.Tensor) and other.dtype is torch.bool and self.is_floating_point():
-        raise Decline("an exponent of bools for floats")
+        raise Decline(f"a bool exponent for {self.dtype}")
     if not isinstance(other, torch.Tensor) or other.is_contiguous():
         return self, other
-    if self.shape != other.shape or 0 in self.stride():
-        raise Decline("an exponent that decides the layout of ATen's power of 2, which it multiplies with")
+    if self.shape != other.shape or is_expanded(self):
+        raise Decline("a strided exponent whose shape is not self's: its layout decides the result's in ATen")
     return self, other.contiguous()
 
 
-@pointwise("ldexp", promote=INT_TO_FLOAT, prepare=_exponent)
+@pointwise("ldexp", promote=INT_TO_FLOAT, prepare=_check_exponent)
 def ldexp(self, other):
     return self * libdevice.exp2(other)
 
 
 @triton.jit
 def _gcd(x, y):
-    """Euclid's algorithm, until every lane has come to 0; the least integer, whose size is none, stays negative."""
+    """Euclid's algorithm, until y is 0 in every lane. The lowest integer has no absolute value and stays negative."""
     x, y = tl.abs(x), tl.abs(y)
     while tl.max((y != 0).to(tl.int32), axis=None) != 0:
         rest = tl.where(y != 0, x % tl.where(y != 0, y, tl.full(y.shape, 1, y.dtype)), x)
@@ -390,7 +387,7 @@ def _gcd(x, y):
 @pointwise("gcd", accepts=INTS)
 def gcd(self, other):
     x, y = _broadcast_pair(self, other)
-    # In ATen's order, on which the sign depends where one is the least integer.
+    # ATen's order of operands, which decides the sign if one of them is the lowest integer.
     return _gcd(y, x)
 
 
@@ -401,7 +398,7 @@ def lcm(self, other):
     safe = tl.where(divisor == 0, tl.full(divisor.shape, 1, divisor.dtype), divisor)
     quotient = x // safe
     if x.dtype.primitive_bitwidth < 32:
-        # C computes in int, and what does not fit loses its upper bits.
+        # C computes in int and then truncates.
         multiple = tl.abs(quotient.to(tl.int32) * y.to(tl.int32))
     else:
         multiple = tl.abs(quotient * y)
@@ -410,7 +407,7 @@ def lcm(self, other):
 
 @pointwise("xlogy", promote=INT_TO_FLOAT)
 def xlogy(self, other):
-    """self * log(other), 0 where self is 0, whatever the logarithm."""
+    """self * log(other); 0 where self is 0, even if the logarithm is infinite."""
     x, y = _broadcast_pair(self, other)
     product = tl.where(x == 0, tl.zeros_like(x), x * libdevice.log(y))
     return tl.where(y != y, y, product)
@@ -444,14 +441,14 @@ def minimum(self, other):
 
 @pointwise("fmax")
 def fmax(self, other):
-    """The larger, and the other one where one is nan."""
+    """The larger operand, or the other operand where one is nan."""
     x, y = _broadcast_pair(self, other)
     return tl.where(y != y, x, tl.where(x != x, y, maximum_nan(x, y)))
 
 
 @pointwise("fmin")
 def fmin(self, other):
-    """The smaller, and the other one where one is nan."""
+    """The smaller operand, or the other operand where one is nan."""
     x, y = _broadcast_pair(self, other)
     return tl.where(y != y, x, tl.where(x != x, y, minimum_nan(x, y)))
 

@@ -1,8 +1,8 @@
 """Bessel functions and the Airy function Ai.
 
-The rational approximations and Chebyshev series are those of Moshier's Cephes library (j0.c, j1.c, i0.c, i1.c, k0.c,
-k1.c, airy.c). Cephes evaluates the denominators of the Bessel and Airy functions with a leading coefficient of 1 that
-ATen leaves out, which costs ATen up to 3e-6; these formulas leave it out too, to give ATen's values.
+The rational approximations and Chebyshev series are from Moshier's Cephes library (j0.c, j1.c, i0.c, i1.c, k0.c, k1.c,
+airy.c). Cephes' denominators have a leading coefficient of 1. ATen leaves it out, for an error of up to 3e-6; these
+formulas leave it out too, to match ATen.
 """
 
 import functools
@@ -16,14 +16,14 @@ from tritonite.language.math import by_range, chebyshev_series, inverse, polynom
 from tritonite.registry import pointwise
 
 # fmt: off
-# The coefficients stay several to a line.
+# Tables of coefficients keep several to a line.
 
 _special = functools.partial(pointwise, promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
 
 
 @triton.jit
 def _over_root(value, x):
-    """value / sqrt(x), x normal."""
+    """value / sqrt(x), where x is a normal number."""
     if x.dtype == tl.float32:
         result = value * libdevice.rsqrt(x)
     else:
@@ -33,7 +33,7 @@ def _over_root(value, x):
 
 @triton.jit
 def _hankel_0(x):
-    """P and Q of Hankel's expansion for order 0 (DLMF 10.17.3), x > 5, with the factor sqrt(1 / (pi x))."""
+    """P and Q of Hankel's expansion for order 0 and x > 5 (DLMF 10.17.3), times sqrt(1 / (pi x))."""
     z = 25.0 / (x * x)
     p = rational(
         z,
@@ -63,7 +63,7 @@ def _hankel_0(x):
 
 @triton.jit
 def _hankel_1(x):
-    """P and Q of Hankel's expansion for order 1 (DLMF 10.17.3), x > 5, with the factor sqrt(1 / (pi x))."""
+    """P and Q of Hankel's expansion for order 1 and x > 5 (DLMF 10.17.3), times sqrt(1 / (pi x))."""
     z = 25.0 / (x * x)
     p = rational(
         z,
@@ -93,7 +93,7 @@ def _hankel_1(x):
 
 @triton.jit
 def _j0_near(x):
-    """J0 on [-5, 5]: its two zeros there times a ratio of polynomials."""
+    """J0 on [-5, 5]: the factors of its two zeros times a ratio of polynomials."""
     z = x * x
     ratio = rational(
         z,
@@ -110,7 +110,7 @@ def _j0_near(x):
 
 @triton.jit
 def _j1_near(x):
-    """J1 on [-5, 5]: its zeros there times a ratio of polynomials."""
+    """J1 on [-5, 5]: the factors of its zeros times a ratio of polynomials."""
     z = x * x
     ratio = rational(
         z,
@@ -125,8 +125,8 @@ def _j1_near(x):
     return ratio * x * (z - 14.681970642123893) * (z - 49.2184563216946)
 
 
-# Far from zero the phases are x - pi/4 and x - 3 pi/4, whose sines and cosines are sums of those of x: taken from x
-# itself they keep the digits that the subtraction would round away.
+# Far from zero the phases are x - pi/4 and x - 3 pi/4. Their sines and cosines are computed as sums of sin(x) and
+# cos(x), because subtracting from x would round digits away.
 
 
 @triton.jit
@@ -182,7 +182,7 @@ def _y0_far(x):
 
 @_special("special_bessel_y0")
 def special_bessel_y0(self):
-    """Near zero Y0 - 2/pi log(x) J0 is a ratio of polynomials; nan for negative numbers comes from the logarithm."""
+    """Y0. Near zero Y0 - 2/pi log(x) J0 is a ratio of polynomials. The logarithm makes negative x nan."""
     return tl.where(self == 0.0, float("-inf"), by_range(self, self <= 5.0, _y0_near, _y0_far))
 
 
@@ -213,7 +213,7 @@ def _y1_far(x):
 
 @_special("special_bessel_y1")
 def special_bessel_y1(self):
-    """Near zero Y1 - 2/pi (log(x) J1 - 1/x) is x times a ratio of polynomials."""
+    """Y1. Near zero Y1 - 2/pi (log(x) J1 - 1/x) is x times a ratio of polynomials."""
     return tl.where(self == 0.0, float("-inf"), by_range(self, self <= 5.0, _y1_near, _y1_far))
 
 
@@ -350,7 +350,7 @@ def special_i1e(self):
 
 @triton.jit
 def _log_of_half(x):
-    """log(x / 2); a subnormal float32 is not halved, because ATen halves it in float64."""
+    """log(x / 2). A subnormal float32 is not halved, because ATen halves it in float64."""
     if x.dtype == tl.float32:
         small = x < 1.0
         result = libdevice.log(tl.where(small, x, 0.5 * x)) - small.to(tl.float32) * 0.6931471805599453
@@ -361,7 +361,7 @@ def _log_of_half(x):
 
 @triton.jit
 def _k0_near(x):
-    """K0 on (0, 2]: a series less log(x / 2) I0(x)."""
+    """K0 on (0, 2]: a series minus log(x / 2) I0(x)."""
     series = chebyshev_series(
         x * x - 2.0,
         (
@@ -425,7 +425,7 @@ def _k1_far(x):
 
 @triton.jit
 def _pole(x, value):
-    """`value`, but inf at zero and nan for negative x."""
+    """Return `value`, or inf at zero and nan for negative x."""
     return tl.where(x == 0.0, float("inf"), tl.where(x < 0.0, float("nan"), value))
 
 
@@ -451,7 +451,7 @@ def special_scaled_modified_bessel_k1(x):
 
 @triton.jit
 def _ai_near(x):
-    """Ai for |x| < 2.09 by its Maclaurin series (DLMF 9.4.1); twelve terms of each half reach float64's precision."""
+    """Ai for |x| < 2.09 by its Maclaurin series (DLMF 9.4.1): twelve even and twelve odd terms suffice for float64."""
     z = x * x * x
     even = tl.full(x.shape, 1.0, x.dtype)
     odd = even
@@ -463,7 +463,7 @@ def _ai_near(x):
 
 @triton.jit
 def _ai_oscillating(x, zeta):
-    """Ai for x < -2.09 (DLMF 9.7.9), zeta = 2/3 |x|^(3/2)."""
+    """Ai for x < -2.09 (DLMF 9.7.9), with zeta = 2/3 |x|^(3/2)."""
     reciprocal = inverse(zeta)
     z = reciprocal * reciprocal
     f = rational(
@@ -497,7 +497,7 @@ def _ai_oscillating(x, zeta):
 
 @triton.jit
 def _ai_decaying(x, zeta):
-    """Ai for x >= 2.09 (DLMF 9.7.5), zeta = 2/3 x^(3/2)."""
+    """Ai for x >= 2.09 (DLMF 9.7.5), with zeta = 2/3 x^(3/2)."""
     ratio = rational(
         inverse(zeta),
         (
@@ -514,7 +514,7 @@ def _ai_decaying(x, zeta):
 
 @_special("special_airy_ai")
 def special_airy_ai(x):
-    """ATen gives nan at both infinities, and 0 from 103.892 on."""
+    """Airy function Ai; as in ATen nan at both infinities and 0 above 103.892."""
     a = tl.abs(x)
     zeta = true_divide(2.0 * a * square_root(a), tl.full(x.shape, 3.0, x.dtype))
     result = tl.where(x < -2.09, _ai_oscillating(x, zeta), _ai_near(x))

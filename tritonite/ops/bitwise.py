@@ -1,4 +1,4 @@
-"""Bits of integers and bools."""
+"""Bitwise logic and shifts of integers and bools."""
 
 import triton
 import triton.language as tl
@@ -27,27 +27,27 @@ def bitwise_not(self):
     if self.dtype == tl.int1:
         return self == 0
     if self.dtype == tl.uint8:
-        # The interpreter has no -1 of it to flip bits with.
+        # ~ is xor with -1, which the interpreter cannot represent in uint8.
         return tl.full(self.shape, 255, self.dtype) - self
     return ~self
 
 
 @triton.jit
-def _within(amount, bits: tl.constexpr):
+def _is_in_range(amount, bits: tl.constexpr):
     return (amount >= 0) & (amount < bits)
 
 
 @pointwise("bitwise_left_shift", "__lshift__", "__ilshift__", accepts=INTS)
 def bitwise_left_shift(self, other):
-    """0 for a shift by all the bits or more, or by a negative amount."""
-    good = _within(other, self.dtype.primitive_bitwidth)
-    return tl.where(good, self << tl.where(good, other, tl.zeros_like(other)), tl.zeros_like(self))
+    """Shift left; 0 if the amount is negative or at least the width in bits."""
+    in_range = _is_in_range(other, self.dtype.primitive_bitwidth)
+    return tl.where(in_range, self << tl.where(in_range, other, tl.zeros_like(other)), tl.zeros_like(self))
 
 
 @pointwise("bitwise_right_shift", "__rshift__", "__irshift__", accepts=INTS)
 def bitwise_right_shift(self, other):
-    """The sign for a shift by all the bits or more, or by a negative amount."""
-    good = _within(other, self.dtype.primitive_bitwidth)
+    """Shift right with the sign; 0 or -1 if the amount is negative or at least the width in bits."""
+    in_range = _is_in_range(other, self.dtype.primitive_bitwidth)
     most = tl.full(other.shape, self.dtype.primitive_bitwidth - 1, other.dtype)
-    shifted = self >> tl.where(good, other, most)
-    return tl.where(good | (self < 0), shifted, tl.zeros_like(shifted))
+    shifted = self >> tl.where(in_range, other, most)
+    return tl.where(in_range | (self < 0), shifted, tl.zeros_like(shifted))

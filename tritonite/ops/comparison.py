@@ -1,4 +1,4 @@
-"""Comparisons, tests of a value, and logic."""
+"""Comparisons, predicates of one value, and logic."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from tritonite.dtypes import Promotion
 from tritonite.registry import exclude, pointwise
 
 ALWAYS_BOOL = Promotion.ALWAYS_BOOL
-exclude("allclose", "ATen makes it of isclose and all, for whose answer the host waits")
+exclude("allclose", "ATen computes it by isclose and all, and the host waits for the answer")
 
 
 @pointwise("eq", promote=ALWAYS_BOOL, cpu_numbers=True, casts=True)

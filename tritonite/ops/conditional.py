@@ -1,4 +1,4 @@
-"""Choosing, bounding and filling."""
+"""Selection by a mask, clamping, and filling."""
 
 import torch
 import triton.language as tl
@@ -8,15 +8,14 @@ from tritonite.dtypes import ALL, NUMBERS, category
 from tritonite.engine.iteration import broadcast_shape
 from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
+from tritonite.ops import aten
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty, limit, limits_of, number_type
-
-_ON_CPU = devices.current.type == "cpu"
 
 
 def _check_condition(condition, self, other):
     if condition.dtype is not torch.bool:
-        raise Decline(f"condition of dtype {condition.dtype}")
+        raise Decline(f"condition of dtype {condition.dtype}; bool is served")
     return condition, self, other
 
 
@@ -27,15 +26,15 @@ def where(condition, self, other):
 
 def _check_bounds(self, min, max):
     if min is None and max is None:
-        raise Decline("no bound")
+        raise Decline("neither min nor max")
     _check_bound(self, min, alone=max is None)
     _check_bound(self, max, alone=min is None)
     return self, min, max
 
 
 def _check_bound(self, bound, alone=False):
-    """On a GPU ATen passes over nan: a bound of integers, or one that `clamp` has alone."""
-    if not _ON_CPU and (alone or not self.is_floating_point()) and number_type(bound) is float:
+    """Require a finite bound where ATen's GPU kernel ignores nan: with integers, or as the only bound of `clamp`."""
+    if aten.on_gpu() and (alone or not self.is_floating_point()) and number_type(bound) is float:
         limit(bound, limits_of(torch.float64)._replace(finite=True))
 
 
@@ -48,23 +47,23 @@ def clamp(self, min, max):
     return self
 
 
-def _with_bound(self, bound):
+def _one_bound(self, bound):
     _check_bound(self, bound)
     return self, bound
 
 
-@pointwise("clamp_min", accepts=NUMBERS, prepare=lambda self, min: _with_bound(self, min))
+@pointwise("clamp_min", accepts=NUMBERS, prepare=lambda self, min: _one_bound(self, min))
 def clamp_min(self, min):
     return maximum_nan(self, min)
 
 
-@pointwise("clamp_max", accepts=NUMBERS, prepare=lambda self, max: _with_bound(self, max))
+@pointwise("clamp_max", accepts=NUMBERS, prepare=lambda self, max: _one_bound(self, max))
 def clamp_max(self, max):
     return minimum_nan(self, max)
 
 
 def _range(dtype):
-    """The least and the largest number of a dtype."""
+    """Return the lowest and the highest number of a dtype."""
     if dtype is torch.bool:
         return 0, 1
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -72,12 +71,12 @@ def _range(dtype):
 
 
 def _check_range(self, value):
-    """Decline a value in the device's memory that may overflow self's dtype, which ATen refuses after reading it."""
-    both = isinstance(value, torch.Tensor) and value.device == self.device
-    if both and self.dtype in ALL and value.dtype in ALL:
-        (least, most), (low, high) = _range(self.dtype), _range(value.dtype)
-        if low < least or high > most:
-            raise Decline(f"value of dtype {value.dtype}, of which {self.dtype} does not hold all")
+    """Decline a value in device memory whose dtype exceeds self's range: ATen reads it and raises on overflow."""
+    same_device = isinstance(value, torch.Tensor) and value.device == self.device
+    if same_device and self.dtype in ALL and value.dtype in ALL:
+        (lowest, highest), (value_lowest, value_highest) = _range(self.dtype), _range(value.dtype)
+        if value_lowest < lowest or value_highest > highest:
+            raise Decline(f"value of dtype {value.dtype}, whose range exceeds that of {self.dtype}")
 
 
 def _check_value(self, value, *others):
@@ -85,9 +84,9 @@ def _check_value(self, value, *others):
         raise Decline("a tensor on another device")
     if isinstance(value, torch.Tensor):
         if value.dim():
-            raise Decline("value is not 0-d")
+            raise Decline(f"value of {value.dim()} dimensions; a 0-d tensor is served")
         if category(value.dtype) > category(self.dtype):
-            raise Decline(f"value of dtype {value.dtype}")
+            raise Decline(f"value of dtype {value.dtype} for a tensor of {self.dtype}")
 
 
 @scalar_kernel(own=("mask",), cast=("value",), cpu_numbers=True)
@@ -97,23 +96,23 @@ def masked_fill_kernel(self, mask, value):
 
 @operator("masked_fill", kernels=(masked_fill_kernel,))
 def masked_fill(self, mask, value, outs=()):
-    """A fresh result is contiguous, whatever the layout of self."""
+    """where(mask, value, self). A fresh result is contiguous, in whatever layout self is."""
     _check_value(self, value, mask)
     _check_range(self, value)
     if mask.dtype is not torch.bool:
-        raise Decline(f"mask of dtype {mask.dtype}")
+        raise Decline(f"mask of dtype {mask.dtype}; bool is served")
     if not outs:
         shape = broadcast_shape((self.shape, mask.shape))
         outs = (empty(shape, self.dtype, self.device),)
     return masked_fill_kernel.run((self, mask, value), outs)
 
 
-def _fillable(self, value):
+def _fill_arguments(self, value):
     _check_value(self, value)
     return self, value
 
 
-@pointwise("fill", cast=("value",), prepare=_fillable, cpu_numbers=True, truncates=True)
+@pointwise("fill", cast=("value",), prepare=_fill_arguments, cpu_numbers=True, truncates=True)
 def fill(self, value):
     return tl.broadcast_to(value, self.shape)
 
@@ -126,12 +125,12 @@ def zero(self):
 def _replacements(self, nan, posinf, neginf):
     if not self.is_floating_point():
         return self, 0, 0, 0
-    limit = torch.finfo(self.dtype).max
+    highest = torch.finfo(self.dtype).max
     return (
         self,
         0.0 if nan is None else nan,
-        limit if posinf is None else posinf,
-        -limit if neginf is None else neginf,
+        highest if posinf is None else posinf,
+        -highest if neginf is None else neginf,
     )
 
 

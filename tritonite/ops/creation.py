@@ -1,4 +1,7 @@
-"""Tensors made of numbers and of coordinates."""
+"""Factories: constants, ranges, triangles, windows, frequencies, sampling grids.
+
+Constants are fills. All others are formulas of an element's index.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from tritonite.engine.indexing.places import INDEX_DTYPES
 from tritonite.engine.movement import check_placement, fill, result, strides_like, words
 from tritonite.errors import Decline
 from tritonite.language import libdevice
+from tritonite.ops import aten
 from tritonite.ops.bessel import bessel_i0
 from tritonite.registry import exclude, scalar_kernel
 from tritonite.registry import operator as any_operator
 from tritonite.runtime.contract import number_type
 
 operator = functools.partial(any_operator, tensors_only=True)
-_CIRCLE = tl.constexpr(2 * math.pi)
-_ON_CPU = devices.current.type == "cpu"
+_TWO_PI = tl.constexpr(2 * math.pi)
 _TRIANGLES = (*ALL, *COMPLEX)
 
 
 def fresh(shape, dtype, layout, device, pin_memory, outs):
-    """What a factory writes: a tensor on its device, or the one that is given, of whatever dtype."""
+    """Return the output of a factory without a tensor argument: a new one on `device`, or the one in `outs`."""
     check_placement(None, layout, device, pin_memory)
     if any(type(size) is not int or size < 0 for size in shape):
-        raise Decline("a negative size")
+        raise Decline("a size that is negative or not an integer")
     if device is None or device.index is None:
         current = torch.cuda.current_device() if devices.current.type == "cuda" else None
         device = torch.device(devices.current.type, current)
@@ -38,16 +41,16 @@ def fresh(shape, dtype, layout, device, pin_memory, outs):
 
 
 def check_contiguous(outs):
-    """Raise Decline for an output with gaps, through whose slices or copies ATen's kernels give other numbers."""
+    """Decline an output that is not contiguous: ATen writes it by slices or copies, with other numbers."""
     if outs and not outs[0].is_contiguous():
-        raise Decline("an output with gaps, where contiguous ones are served")
+        raise Decline("an output that is not contiguous")
 
 
 def alike(self, shape, dtype, layout, device, pin_memory, outs, strides=None):
-    """What an operator writes that takes dtype and device from a tensor, of which it reads nothing."""
+    """Return the output of a factory that takes dtype and device from `self`: a new tensor, or the one in `outs`."""
     check_placement(self, layout, device, pin_memory)
     if any(size < 0 for size in shape):
-        raise Decline("a negative size")
+        raise Decline(f"a negative size in {tuple(shape)}")
     dtype = outs[0].dtype if outs else self.dtype if dtype is None else dtype
     return result((self,), shape, dtype, outs, strides)
 
@@ -58,10 +61,10 @@ def _fill(out, value):
 
 
 def _dtype_of(number):
-    """The dtype of a tensor made of a number."""
+    """Return the dtype of a tensor that is filled with a number."""
     kind = number_type(number)
     if kind is complex:
-        raise Decline("a complex number")
+        raise Decline("a complex fill value")
     return torch.get_default_dtype() if kind is float else torch.bool if kind is bool else torch.int64
 
 
@@ -85,7 +88,7 @@ def ones(size, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
 
 @operator("scalar_tensor", accepts=ALL)
 def scalar_tensor(s, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    # The default dtype, whatever the number is.
+    # The default dtype is a float, also for integers and bools.
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return _fill(fresh((), dtype, layout, device, pin_memory, outs), s)
 
@@ -124,36 +127,36 @@ def new_ones(self, size, dtype=None, layout=None, device=None, pin_memory=None, 
 @scalar_kernel(exact=("start", "step"), static=("narrow",), index=("position",), accepts=NUMBERS)
 def ascending(start, step, position, narrow):
     if narrow:
-        reached = start.to(tl.float32) + step.to(tl.float32) * position
+        value = start.to(tl.float32) + step.to(tl.float32) * position
     else:
-        reached = start + step * position.to(start.dtype)
-    return reached
+        value = start + step * position.to(start.dtype)
+    return value
 
 
 def _ends(start, end, step):
-    """Three numbers of a range, as Python's. Raises Decline where ATen refuses them."""
+    """Return start, end and step of a range, with Python's defaults. Decline values for which ATen raises."""
     start, step = 0 if start is None else start, 1 if step is None else step
     if any(type(x) not in (bool, int, float) or not math.isfinite(x) for x in (start, end, step)):
-        raise Decline("ends of a range that are no finite numbers")
+        raise Decline("a range with a start, end or step that is not a finite real number")
     if step == 0 or (end - start) * step < 0:
-        raise Decline("a step away from the end")
+        raise Decline(f"a range from {start} to {end} with step {step}")
     return start, end, step
 
 
-def _ascend(size, dtype, start, step, placement, outs):
+def _fill_range(size, dtype, start, step, placement, outs):
     number = float if dtype.is_floating_point else int
     start, step = number(start), number(step)
     if not size < 2**62 or (number is int and not all(-(2**63) <= x < 2**63 for x in (start, step))):
-        raise Decline("a range that is longer than memory, or of integers of more than 64 bits")
+        raise Decline(f"a range of {size} elements from {start} with step {step}, beyond 64 bits")
     out = fresh((size,), dtype, *placement, outs)
-    narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and not _ON_CPU
+    # ATen's GPU kernel computes floats other than float64 in float32.
+    narrow = out.dtype.is_floating_point and out.dtype is not torch.float64 and aten.on_gpu()
     ascending.run((start, step, 0, narrow), (out,))
     return (out,)
 
 
-def _whole(rounded, extent):
-    """How many elements an extent has, which may be infinite."""
-    return rounded(extent) if math.isfinite(extent) else extent
+def _round_if_finite(rounding, count):
+    return rounding(count) if math.isfinite(count) else count
 
 
 @operator("arange", pin=("start", "end", "step"), accepts=NUMBERS)
@@ -167,32 +170,33 @@ def arange(end, start=None, step=None, dtype=None, layout=None, device=None, pin
     if dtype is torch.int64:
         first, last, by = int(start), int(end), int(step)
         if by == 0:
-            raise Decline("a step of 0")
+            raise Decline(f"step {step}, which is 0 in int64")
         size = max(0, -((first - last) // by))
     else:
-        size = _whole(math.ceil, (float(end) - float(start)) / float(step))
-    return _ascend(size, dtype, start, step, (layout, device, pin_memory), outs)
+        size = _round_if_finite(math.ceil, (float(end) - float(start)) / float(step))
+    return _fill_range(size, dtype, start, step, (layout, device, pin_memory), outs)
 
 
 @operator("range", pin=("start", "end", "step"), accepts=NUMBERS)
 def range_(start, end, step=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    """A range with its end."""
+    """A range that includes its end."""
     start, end, step = _ends(start, end, step)
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
-    if dtype not in NUMBERS or (dtype is torch.bfloat16 and not _ON_CPU):
+    # ATen's GPU kernel has no bfloat16.
+    if dtype not in NUMBERS or (dtype is torch.bfloat16 and aten.on_gpu()):
         raise Decline(f"dtype {dtype}")
     if dtype.is_floating_point:
-        size = _whole(int, (float(end) - float(start)) / float(step) + 1)
+        size = _round_if_finite(int, (float(end) - float(start)) / float(step) + 1)
     elif int(step) == 0:
-        raise Decline("a step of 0")
+        raise Decline(f"step {step}, which is 0 in {dtype}")
     else:
         size = (int(end) - int(start)) // int(step) + 1
-    return _ascend(size, dtype, start, step, (layout, device, pin_memory), outs)
+    return _fill_range(size, dtype, start, step, (layout, device, pin_memory), outs)
 
 
 @scalar_kernel(exact=("start", "end"), integers=("steps",), index=("position",), accepts=NUMBERS)
 def _between(start, end, steps, position):
-    """From both ends, so that both are exact."""
+    """Interpolate from the nearer end, so that both ends are exact."""
     last = tl.maximum(steps - 1, 1)
     step = (end.to(tl.float64) - start.to(tl.float64)) / last
     below, above = start + step * position, end - step * (last - position)
@@ -203,7 +207,7 @@ def _between(start, end, steps, position):
 def linspace(start, end, steps, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS:
-        # How ATen rounds steps between integers differs from device to device.
+        # ATen rounds steps between integers otherwise on CPUs than on GPUs.
         raise Decline(f"dtype {dtype}")
     _check_numbers(start, end)
     out = fresh((steps,), dtype, layout, device, pin_memory, outs)
@@ -213,13 +217,15 @@ def linspace(start, end, steps, dtype=None, layout=None, device=None, pin_memory
 
 def _check_numbers(*numbers):
     if any(number_type(x) not in (bool, int, float) for x in numbers):
-        raise Decline("ends that are no numbers")
+        raise Decline("an end that is complex or not a number")
 
 
 for _name in ("linspace", "logspace"):
     for _ends_are in ("Scalar_Tensor", "Tensor_Scalar", "Tensor_Tensor"):
         for _form in ("", "_out"):
-            exclude(f"{_name}.{_ends_are}{_form}", "reads its ends from the device and calls the overload of numbers")
+            exclude(
+                f"{_name}.{_ends_are}{_form}", "ATen reads its ends from the device and calls the overload of numbers"
+            )
 
 
 @scalar_kernel(exact=("start", "end", "base"), integers=("steps",), index=("position",), accepts=NUMBERS)
@@ -268,12 +274,12 @@ def _lower(self, diagonal, row, column):
 
 def _triangle(kernel, self, diagonal, outs):
     if self.dim() < 2 or self.dtype not in _TRIANGLES:
-        raise Decline(f"no matrix, or dtype {self.dtype}")
+        raise Decline(f"{self.dim()} dimensions of dtype {self.dtype}; matrices are served")
     if not (outs and outs[0] is self):
         outs = (result((self,), self.shape, self.dtype, outs),)
-    # Elements of two words have them in a dimension behind the matrix's.
+    # Counted from the first dimension: views as integers may have one more at the end.
     row = self.dim() - 2
-    # Beyond any matrix one diagonal is like another.
+    # All diagonals outside the matrix are equivalent, and the kernel counts in int32.
     diagonal = max(-(2**31) + 1, min(diagonal, 2**31 - 1))
     kernel.run((words(self), diagonal, row, row + 1), (words(outs[0]),))
     return outs
@@ -290,7 +296,7 @@ def tril(self, diagonal, outs=()):
 
 
 def _window(kernel, length, periodic, numbers, placement, outs):
-    """A window of `length` points; a periodic one is the beginning of a symmetric one of one point more."""
+    """Write a window of `length` points. A periodic window is a symmetric one of length + 1 without its last point."""
     dtype, *others = placement
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS:
@@ -305,7 +311,7 @@ def _window(kernel, length, periodic, numbers, placement, outs):
 
 @scalar_kernel(exact=("alpha", "beta"), integers=("last",), index=("position",), accepts=FLOATS)
 def _cosine_window(alpha, beta, last, position):
-    return alpha - beta * libdevice.cos(position.to(tl.float64) * _CIRCLE / last)
+    return alpha - beta * libdevice.cos(position.to(tl.float64) * _TWO_PI / last)
 
 
 @scalar_kernel(integers=("last",), index=("position",), accepts=FLOATS)
@@ -316,17 +322,16 @@ def _triangular_window(last, position):
 
 @scalar_kernel(integers=("last",), index=("position",), accepts=FLOATS)
 def _blackman(last, position):
-    angle = position.to(tl.float64) * _CIRCLE / last
+    angle = position.to(tl.float64) * _TWO_PI / last
     value = 0.42 - 0.5 * libdevice.cos(angle) + 0.08 * libdevice.cos(2 * angle)
     return tl.maximum(value, 0.0)
 
 
 @scalar_kernel(exact=("beta",), integers=("last",), index=("position",), accepts=FLOATS)
 def _kaiser(beta, last, position):
-    place = position.to(tl.float64) * 2 / last - 1
-    beta = tl.broadcast_to(tl.abs(beta), place.shape)
-    width = tl.maximum(1 - place * place, 0.0)
-    return bessel_i0(beta * tl.sqrt(width)) / bessel_i0(beta)
+    x = position.to(tl.float64) * 2 / last - 1
+    beta = tl.broadcast_to(tl.abs(beta), x.shape)
+    return bessel_i0(beta * tl.sqrt(tl.maximum(1 - x * x, 0.0))) / bessel_i0(beta)
 
 
 @operator("hann_window", accepts=FLOATS)
@@ -371,7 +376,7 @@ def kaiser_window(
 
 @scalar_kernel(exact=("spacing",), integers=("n", "wrapped"), index=("position",), accepts=FLOATS)
 def _frequencies(spacing, n, wrapped, position):
-    """Those from `wrapped` on are negative."""
+    """Multiples of 1 / (n * spacing); those from index `wrapped` on are negative."""
     return tl.where(position < wrapped, position, position - n) * (1 / (n * spacing))
 
 
@@ -380,7 +385,7 @@ def _frequency(n, d, half, placement, outs):
     dtype = outs[0].dtype if outs else torch.get_default_dtype() if dtype is None else dtype
     check_contiguous(outs)
     if dtype not in FLOATS or n < 0:
-        raise Decline(f"dtype {dtype}, or a negative size")
+        raise Decline(f"n is {n} and the dtype {dtype}; floats and n of at least 0 are served")
     out = fresh((n // 2 + 1 if half else n,), dtype, *others, outs)
     _frequencies.run((d, n, n if half else (n + 1) // 2, 0), (out,))
     return (out,)
@@ -404,21 +409,21 @@ def fft_rfftfreq(n, d, dtype=None, layout=None, device=None, pin_memory=None, ou
     output_dtypes=(None, None),
 )
 def _triangle_indices(first, width, slanted, slant, columns, last, corner, position, mirrored):
-    """The row and column of an element, counted row by row, in rows that grow by one from `width` to all `columns`.
+    """Row and column of the element at `position` of a lower triangle, counted row by row.
 
-    The rows that grow are `slant` many, with `slanted` elements. What is above a diagonal is what is below another,
-    counted from the end.
+    The first `slant` rows grow by one element each from `width` on and have `slanted` elements together; the rows after
+    have all `columns`. An upper triangle is a lower one that is `mirrored`: counted from the last element.
     """
-    at = position.to(tl.int64)
-    at = last - at if mirrored else at
+    index = position.to(tl.int64)
+    index = last - index if mirrored else index
     twice = 2 * width - 1
-    root = libdevice.sqrt((twice * twice + 8 * tl.minimum(at, slanted)).to(tl.float64))
+    root = libdevice.sqrt((twice * twice + 8 * tl.minimum(index, slanted)).to(tl.float64))
     row = ((root - twice.to(tl.float64)) * 0.5).to(tl.int64)
-    # The root is rounded.
-    row = tl.where(row * width + row * (row - 1) // 2 > at, row - 1, row)
-    row = tl.where((row + 1) * width + row * (row + 1) // 2 <= at, row + 1, row)
-    column = at - row * width - row * (row - 1) // 2
-    rest = at - slanted
+    # Correct the rounding of the root by one row.
+    row = tl.where(row * width + row * (row - 1) // 2 > index, row - 1, row)
+    row = tl.where((row + 1) * width + row * (row + 1) // 2 <= index, row + 1, row)
+    column = index - row * width - row * (row - 1) // 2
+    rest = index - slanted
     row = first + tl.where(rest < 0, row, slant + rest // columns)
     column = tl.where(rest < 0, column, rest % columns)
     return (corner - row, columns - 1 - column) if mirrored else (row, column)
@@ -426,12 +431,12 @@ def _triangle_indices(first, width, slanted, slant, columns, last, corner, posit
 
 def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     dtype, *others = placement
-    # The schema's default is the number of a dtype.
+    # The schema's default is an integer that stands for int64.
     if not outs and dtype is None:
-        raise Decline("the default dtype, which is that of floats")
+        raise Decline("dtype None, for which ATen takes the default float dtype")
     dtype = outs[0].dtype if outs else dtype if isinstance(dtype, torch.dtype) else torch.int64
     if row < 0 or col < 0 or max(row, col, abs(offset)) >= 2**31:
-        raise Decline("a negative size, or a huge one")
+        raise Decline(f"{row} rows, {col} columns and offset {offset}; less than 2**31 are served")
     below = col - row - offset if mirrored else offset
     first = max(0, -below)
     rows = max(0, row - first) if col else 0
@@ -439,8 +444,8 @@ def _indices_of_triangle(row, col, offset, mirrored, placement, outs):
     slant = min(rows, col - width)
     slanted = slant * width + slant * (slant - 1) // 2
     count = slanted + (rows - slant) * col
-    # ATen's kernels for GPUs are for integers, and not asked where there are no indices.
-    if dtype not in INDEX_DTYPES and (count or _ON_CPU):
+    # ATen's GPU kernel raises for other dtypes, but is not launched for an empty result.
+    if dtype not in INDEX_DTYPES and (count or aten.on_cpu()):
         raise Decline(f"dtype {dtype}")
     out = fresh((2, count), dtype, *others, outs)
     if not count:
@@ -462,17 +467,17 @@ def triu_indices(row, col, offset=0, dtype=None, layout=None, device=None, pin_m
 
 @triton.jit
 def _centred(position, size, dtype: tl.constexpr, CORNERS: tl.constexpr):
-    """Where an element is between -1 and 1, which are the centres of the first and the last, or their outer edges."""
+    """Coordinate of an element in [-1, 1]. The ends are the outer elements' centres with CORNERS, else their edges."""
     if CORNERS:
-        place = (2 * position - size + 1).to(dtype) / tl.maximum(size - 1, 1).to(dtype)
+        x = (2 * position - size + 1).to(dtype) / tl.maximum(size - 1, 1).to(dtype)
     else:
-        place = (2 * position - size + 1).to(dtype) / size.to(dtype)
-    return place
+        x = (2 * position - size + 1).to(dtype) / size.to(dtype)
+    return x
 
 
 @scalar_kernel(integers=("sizes",), static=("corners",), index=("at",), accepts=FLOATS)
 def _transformed(x, y, z, shift, sizes, at, corners):
-    """A row of a matrix times the coordinates of an element, of two or three dimensions, the last first."""
+    """Multiply a matrix row (x, y, z, shift) by an element's coordinates, last dimension first; only volumes use z."""
     result = shift + x * _centred(at[0], sizes[0], shift.dtype, corners)
     result += y * _centred(at[1], sizes[1], shift.dtype, corners)
     if len(sizes) == 3:
@@ -484,11 +489,11 @@ def _transformed(x, y, z, shift, sizes, at, corners):
 def affine_grid_generator(theta, size, align_corners, outs=()):
     rank = len(size) - 2
     if rank not in (2, 3) or tuple(theta.shape) != (size[0], rank, rank + 1) or theta.dtype not in FLOATS:
-        raise Decline("other sizes than those of images or volumes, or a matrix that does not fit them")
+        raise Decline(f"size {list(size)} and theta of shape {tuple(theta.shape)} and {theta.dtype}")
     if any(extent <= 0 for extent in size):
-        raise Decline("a size that is not positive")
+        raise Decline(f"size {list(size)}; extents have to be positive")
     if theta.dtype.itemsize == 2 and 1 in size[2:]:
-        raise Decline("a half type and an extent of 1, which ATen refuses")
+        raise Decline(f"{theta.dtype} with an extent of 1 in {list(size)}, for which ATen raises")
     out = result((theta,), (size[0], *size[2:], rank), theta.dtype, outs)
     columns = [theta[(slice(None), *[None] * rank, slice(None), k)].expand(out.shape) for k in range(rank + 1)]
     x, y, z = (*columns[:rank], columns[0])[:3]

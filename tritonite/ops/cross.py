@@ -1,4 +1,4 @@
-"""The cross product of vectors of three elements."""
+"""Cross products of vectors with three elements."""
 
 from tritonite.dtypes import NUMBERS
 from tritonite.engine.iteration import broadcast_shape
@@ -8,7 +8,7 @@ from tritonite.language.math import multiply_add
 from tritonite.ops.indexing import only_dimension
 from tritonite.registry import exclude, operator, scalar_kernel
 
-exclude("_linalg_check_errors", "it raises for the error codes of a factorisation, which the host waits for")
+exclude("_linalg_check_errors", "the host waits for the error codes of a factorisation")
 
 
 @scalar_kernel(accepts=NUMBERS, output_dtypes=(None, None, None))
@@ -18,14 +18,14 @@ def _cross(a, b, c, x, y, z):
 
 @operator("linalg_cross", kernels=(_cross,))
 def linalg_cross(self, other, dim=-1, outs=()):
-    """Components of all vectors are operands of one formula, and views of its results."""
+    """Launch one pointwise formula: the six components are its operands, views of the output its results."""
     if self.dim() != other.dim() or not self.dim() or self.dtype is not other.dtype:
-        raise Decline("vectors of different dimensions or dtypes")
+        raise Decline(f"operands of {self.dim()} and {other.dim()} dimensions, of {self.dtype} and {other.dtype}")
     if self.dtype not in NUMBERS:
         raise Decline(f"dtype {self.dtype}")
     dim = only_dimension(dim, self.dim())
     if self.shape[dim] != 3 or other.shape[dim] != 3:
-        raise Decline("vectors that do not have three elements")
+        raise Decline(f"vectors of {self.shape[dim]} and {other.shape[dim]} elements; 3 are served")
     shape = broadcast_shape((self.shape, other.shape))
     (out,) = outputs((self, other), [shape], [self.dtype], outs)
     vectors = [x.expand(shape) for x in (self, other)]

@@ -1,4 +1,4 @@
-"""The distance of two tensors, and slices kept within a distance of 0."""
+"""`dist`, the p-norm of a difference, and `renorm`, which scales slices down to a p-norm."""
 
 import math
 
@@ -17,7 +17,7 @@ from tritonite.registry import operator
 
 @triton.jit
 def _difference(x, y):
-    """Rounded to the operands' dtype, as its gradient has it, and float32 for half types."""
+    """x - y rounded to the operands' dtype, as in ATen's gradient; 16-bit floats are then widened to float32."""
     if x.dtype == tl.float64:
         difference = x - y
     else:
@@ -26,7 +26,7 @@ def _difference(x, y):
 
 
 @triton.jit
-def _differs(x, y):
+def _one_if_different(x, y):
     return tl.where(_difference(x, y) != 0.0, 1.0, 0.0)
 
 
@@ -47,7 +47,7 @@ def _distance_to_power(x, y, p):
 
 
 _DISTANCES = {
-    0.0: Reduction((0.0,), _differs, add_states, only),
+    0.0: Reduction((0.0,), _one_if_different, add_states, only),
     1.0: Reduction((0.0,), _distance, add_states, only),
     2.0: Reduction((0.0,), _squared_distance, add_states, root),
     math.inf: Reduction((0.0,), _distance, maximum_nan, only),
@@ -60,13 +60,13 @@ _any_distance = Reduction((0.0,), _distance_to_power, add_states, inverse_power,
 def dist(self, other, p, outs=()):
     check_floats(self, other)
     if isinstance(p, complex) or math.isnan(p):
-        raise Decline("an order that is complex or nan")
+        raise Decline(f"p is {p}; it has to be real and not nan")
     shape = broadcast_shape((self.shape, other.shape))
     if math.prod(shape) == 1 and float(p) not in _DISTANCES:
-        # Of one element ATen takes the size, which a power and its root need not give back.
+        # The norm of one element is its absolute value in ATen; a power and its root would round.
         p = 1
     if 0 in shape and not 0 <= p < 2**16:
-        raise Decline("an empty tensor, of which there is no such norm")
+        raise Decline(f"p is {p} for tensors without elements; it has to be in [0, {2**16})")
     reduction = _DISTANCES.get(float(p), _any_distance)
     numbers = (float(p),) if reduction is _any_distance else ()
     dtype = self.dtype
@@ -120,19 +120,19 @@ _any_renorm = RowTransform(Reduction((0.0,), _to_power, add_states, _factor_of_p
 
 @operator("renorm", accepts=FLOATS, pin=("p", "maxnorm"))
 def renorm(self, p, dim, maxnorm, outs=()):
-    """A row is read whole before it is written, so that it may be written in place."""
+    """Scale each slice along `dim` down to a norm of at most `maxnorm`. The result may be the input."""
     check_floats(self)
     if isinstance(p, complex) or isinstance(maxnorm, complex) or not (p > 0 and maxnorm >= 0):
-        raise Decline("complex, or out of bounds")
+        raise Decline(f"p is {p} and maxnorm {maxnorm}; p has to be above 0, maxnorm at least 0")
     if 2**16 < p < math.inf:
-        raise Decline("an order whose powers are 0, 1 or infinite, which ATen takes otherwise")
+        raise Decline(f"p is {p}, for which powers are 0, 1 or infinite; up to {2**16} and infinity are served")
     if self.dim() < 2:
-        raise Decline("fewer than 2 dimensions")
+        raise Decline(f"{self.dim()} dimensions; 2 or more are served")
     (kept,) = dimensions(dim, self.dim())
     outs = outputs((self,), [self.shape], [self.dtype], outs, in_place=(self,))
     if not self.numel():
         if math.isinf(p):
-            raise Decline("slices of no elements, of which there is no such norm")
+            raise Decline(f"p is {p} for slices without elements")
         return outs
     dims = [d for d in range(self.dim()) if d != kept]
     _RENORMS.get(float(p), _any_renorm).run((self,), dims, outs, opmath(self.dtype), (float(p), float(maxnorm)))

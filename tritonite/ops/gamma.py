@@ -1,4 +1,4 @@
-"""The gamma function's family."""
+"""The gamma function and its relatives: log-gamma, polygamma, zeta, incomplete gamma."""
 
 import math
 
@@ -23,10 +23,10 @@ def lgamma(self):
 
 @triton.jit
 def psi(self):
-    """Recurrence up to 10, then the asymptotic series (DLMF 5.11.2), as in Cephes' psi.c; reflection below 0."""
+    """Digamma as in Cephes' psi.c: recurrence up to 10, asymptotic series (DLMF 5.11.2), reflection below 0."""
     negative = self < 0
     fraction = self - libdevice.trunc(self)
-    # In float64, for next to a pole nothing less will do.
+    # float64, because float32 has no digits left next to a pole.
     wide = 3.141592653589793 * fraction.to(tl.float64)
     cotangent = (3.141592653589793 / libdevice.tan(wide)).to(self.dtype)
     x = tl.where(negative, 1.0 - self, self)
@@ -84,10 +84,10 @@ _BERNOULLI = tl.constexpr(
 
 @triton.jit
 def _zeta_right(x, q):
-    """Hurwitz's zeta function for x > 1 and q > 0 in float64, by Euler and Maclaurin's summation (DLMF 25.11.10).
+    """Hurwitz zeta function for x > 1 and q > 0 in float64, by Euler-Maclaurin summation (DLMF 25.11.10).
 
-    Terms of the sum until q + n is above 9 and there are ten, then the integral of the rest and twelve corrections:
-    the method of Cephes' zeta.c, whose results at the ends of the range these are.
+    Terms are added until there are ten and q + n exceeds 9. The integral of the rest and twelve corrections follow.
+    The method and the results at the ends of the range are those of Cephes' zeta.c.
     """
     total = libdevice.pow(q, -1.0 * x)
     a = q
@@ -105,17 +105,17 @@ def _zeta_right(x, q):
     for i in tl.static_range(12):
         result = result + correction * _BERNOULLI[i]
         correction = correction * ((x + (2 * i + 1)) * (x + (2 * i + 2)) * step)
-    # Beyond this the product of 23 factors x + k overflows in ATen, and its corrections are 0 times infinity.
+    # Above 2.4e13 the product of 23 factors x + k overflows in ATen, and the corrections become 0 * inf.
     result = tl.where((term == 0) & (x > 2.4e13), float("nan"), result)
     return tl.where(done, total, result)
 
 
 @triton.jit
 def _zeta(x, q):
-    """Hurwitz's zeta function, in float64: for negative q, terms next to the poles cancel.
+    """Hurwitz zeta function, computed in float64 because terms next to poles cancel for negative q.
 
-    The terms left of 0 are those of a sum to the right of 0 that ends: zeta(x, c - q) - zeta(x, 1 - q), c the next
-    integer above q. Adding them one by one, as ATen does, takes |q| steps.
+    The terms left of 0 are zeta(x, c - q) - zeta(x, 1 - q), with c the next integer above q. ATen adds them one by one,
+    in |q| steps.
     """
     dtype: tl.constexpr = x.dtype
     x, q = tl.broadcast(x.to(tl.float64), q.to(tl.float64))
@@ -140,17 +140,17 @@ def special_zeta(self, other):
     return _zeta(self, other)
 
 
-def _order(n, self):
+def _polygamma_arguments(n, self):
     if n < 0:
-        raise Decline("negative order")
+        raise Decline(f"order {n}; it has to be at least 0")
     sign = 1.0 if n % 2 else -1.0
-    # One kernel serves every order beyond 1.
+    # n is compiled in: orders 0 and 1, and one kernel for all others.
     return self, n + 1, sign * math.factorial(n) if n < 171 else sign * float("inf"), min(n, 2)
 
 
-@pointwise("polygamma", promote=INT_TO_FLOAT, prepare=_order, static=("n",))
+@pointwise("polygamma", promote=INT_TO_FLOAT, prepare=_polygamma_arguments, static=("n",))
 def polygamma(self, order, factor, n):
-    """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; orders 0 and 1 have methods of their own."""
+    """(-1)^(n+1) n! zeta(n + 1, x), DLMF 5.15.2; digamma and trigamma for orders 0 and 1."""
     if n == 0:
         result = psi(self)
     elif n == 1:
@@ -162,11 +162,11 @@ def polygamma(self, order, factor, n):
 
 @triton.jit
 def _trigamma(self):
-    """Recurrence up to 6, then the asymptotic series (DLMF 5.15.8); reflection below 1/2; as many terms as ATen."""
+    """Trigamma function: recurrence up to 6, ATen's terms of the series (DLMF 5.15.8), reflection below 1/2."""
     reflected = self < 0.5
-    # From the nearest integer, next to which a sine keeps its precision.
+    # Distance from the nearest integer: the sine is exact next to its zeros.
     sine = libdevice.sin(3.141592653589793 * (self - libdevice.rint(self)))
-    # At a pole ATen has what the roundoff of pi leaves.
+    # At a pole ATen's sine is the roundoff of pi.
     sine = tl.where(sine == 0.0, libdevice.sin(3.141592653589793 * self), sine)
     one = tl.full(self.shape, 1.0, self.dtype)
     x = tl.where(reflected, 1.0 - self, self)
@@ -181,15 +181,15 @@ def _trigamma(self):
     return tl.where(reflected, mirrored, total)
 
 
-def _multivariate(self, p):
+def _mvlgamma_arguments(self, p):
     if p < 1 or p > 64 or self.dtype is torch.bool:
-        raise Decline("bool, or p out of the range the kernel is compiled for")
+        raise Decline(f"p is {p} and the dtype {self.dtype}; p from 1 to 64 and no bool are served")
     return self, p, 0.25 * p * (p - 1) * math.log(math.pi)
 
 
-@pointwise("mvlgamma", promote=INT_TO_FLOAT, prepare=_multivariate, static=("p",), contiguous=True)
+@pointwise("mvlgamma", promote=INT_TO_FLOAT, prepare=_mvlgamma_arguments, static=("p",), contiguous=True)
 def mvlgamma(self, p, constant):
-    """The sum of lgamma(x - j / 2), j < p, and p (p - 1) / 4 log(pi): DLMF 35.3.4."""
+    """Sum of lgamma(x - j / 2) for j < p, plus p (p - 1) / 4 log(pi): DLMF 35.3.4."""
     total = libdevice.lgamma(self)
     for j in range(1, p):
         total = total + libdevice.lgamma(self - 0.5 * j)
@@ -197,7 +197,7 @@ def mvlgamma(self, p, constant):
 
 
 @triton.jit
-def _log_over(x):
+def _log1p_minus_x(x):
     """log1p(x) - x, without cancellation for small x."""
     square = x * x
     near = square * polynomial(
@@ -235,14 +235,14 @@ def _prefactor(a, x):
     one = tl.full(a.shape, 1.0, a.dtype)
     r = true_divide(one, a)
     stirling = r * (1.0 / 12 - r * r * (1.0 / 360 - r * r * (1.0 / 1260 - r * r * (1.0 / 1680))))
-    power = a * _log_over(true_divide(x - a, a)) - stirling
+    power = a * _log1p_minus_x(true_divide(x - a, a)) - stirling
     scaled = true_divide(libdevice.exp(power), libdevice.exp(0.5 * libdevice.log(6.283185307179586 * a)))
     return tl.where(a > 10, scaled, direct)
 
 
 @triton.jit
-def _lgamma_of_1_and(a):
-    """log(gamma(1 + a)) for a in [0, 2], near 0 by DLMF 5.7.3, as 1 + a would be rounded."""
+def _lgamma_1p(a):
+    """log(gamma(1 + a)) for a in [0, 2]; by DLMF 5.7.3 near 0, where 1 + a would round a away."""
     near = polynomial(
         a,
         (
@@ -271,7 +271,7 @@ def _lgamma_of_1_and(a):
 
 @triton.jit
 def _upper_gamma_by_series(a, x, near, epsilon: tl.constexpr):
-    """Q where it is `near` 0 beside small a and x, so that 1 - P would cancel: DLMF 8.7.3, as in Cephes' igam.c."""
+    """Q in the lanes `near`, of small a and x, where 1 - P would cancel: DLMF 8.7.3, as in Cephes' igam.c."""
     step = tl.where(near, -1.0 * x, tl.zeros_like(x))
     power = tl.full(a.shape, 1.0, a.dtype)
     term = power
@@ -283,18 +283,18 @@ def _upper_gamma_by_series(a, x, near, epsilon: tl.constexpr):
         term = true_divide(power, a + n)
         total = total + term
     wide = a.to(tl.float64)
-    first = -libdevice.expm1(wide * libdevice.log(x.to(tl.float64)) - _lgamma_of_1_and(wide))
-    # Of the power of x over gamma(a), which is gamma(1 + a) / a.
+    first = -libdevice.expm1(wide * libdevice.log(x.to(tl.float64)) - _lgamma_1p(wide))
+    # x^a / gamma(a) = a * x^a / gamma(1 + a), and x^a / gamma(1 + a) = 1 - first.
     return (first - wide * (1.0 - first) * total.to(tl.float64)).to(a.dtype)
 
 
 @triton.jit
 def _igamma_pair(a, x):
-    """(P, Q), the regularised incomplete gamma functions.
+    """Return P and Q, the regularised incomplete gamma functions.
 
-    The power series (DLMF 8.7.1) for x < a + 1, Legendre's continued fraction (DLMF 8.9.2) above, as in Cephes' igam.c;
-    for a beyond 10000 the uniform expansion of Temme, "The asymptotic expansion of the incomplete gamma functions",
-    SIAM J. Math. Anal. 10 (1979), whose first terms suffice there.
+    For x < a + 1 by the power series (DLMF 8.7.1), above by Legendre's continued fraction (DLMF 8.9.2), as in Cephes'
+    igam.c. For a > 10000 by the first terms of Temme's uniform expansion, "The asymptotic expansion of the incomplete
+    gamma functions", SIAM J. Math. Anal. 10 (1979).
     """
     a, x = tl.broadcast(a, x)
     one = tl.full(a.shape, 1.0, a.dtype)
@@ -310,7 +310,7 @@ def _igamma_pair(a, x):
     else:
         epsilon: tl.constexpr = 1.2e-7
 
-    # The series, on lanes that need it.
+    # The power series. Other lanes have sx = 0 and converge at once.
     sx = tl.where(lower, safe_x, tl.zeros_like(a))
     term = one
     total = one
@@ -339,7 +339,7 @@ def _igamma_pair(a, x):
         d = true_divide(one, tl.where(tl.abs(d) < 1e-30, one * 1e-30, d))
         c = b + true_divide(coefficient, c)
         c = tl.where(tl.abs(c) < 1e-30, one * 1e-30, c)
-        # A lane that has converged stays: thousands of factors next to 1 would drift.
+        # Converged lanes stop: thousands of factors next to 1 would drift.
         change = tl.where(tl.abs(change - 1.0) > epsilon, d * c, one)
         h = h * change
     fraction = factor * safe_a * h
@@ -353,7 +353,7 @@ def _igamma_pair(a, x):
 
     # Temme's expansion.
     ratio = tl.where(huge, true_divide(x - a, a), tl.zeros_like(a))
-    half_square = -1.0 * _log_over(ratio)
+    half_square = -1.0 * _log1p_minus_x(ratio)
     eta = libdevice.copysign(libdevice.sqrt(2.0 * tl.maximum(half_square, 0.0)), ratio)
     c0 = polynomial(eta, (1.0 / 864, -2.0 / 135, 1.0 / 12, -1.0 / 3))
     c1 = polynomial(eta, (1.0 / 378, -1.0 / 288, -1.0 / 540))
@@ -374,7 +374,7 @@ def _igamma_pair(a, x):
     q = tl.where((a == float("inf")) & (x != 0), one, q)
     p = tl.where((x == float("inf")) & (a != float("inf")), one, p)
     q = tl.where((x == float("inf")) & (a != float("inf")), zero, q)
-    # ATen looks at infinities and zeros before it meets a nan.
+    # ATen tests for infinities and zeros before nan.
     bad = (x < 0) | (a < 0) | ((x != x) & (a != float("inf"))) | ((a == 0) & (x == 0))
     bad = bad | ((a != a) & (x != float("inf")) & (x != 0))
     bad = bad | ((a == float("inf")) & (x == float("inf")))

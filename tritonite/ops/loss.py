@@ -1,7 +1,7 @@
-"""Losses that act element by element, their gradients, and that of dropout.
+"""Pointwise losses and their gradients, and the gradient of dropout.
 
-A loss is one formula, which a pointwise kernel applies and a mean or a sum adds up. In gradients `reduction` becomes a
-factor: that of a mean is divided by the number of elements.
+A loss is one formula. A pointwise kernel applies it for reduction "none", and a `Reduction` with the formula as leaf
+gives the mean or sum. Gradients take the reduction as a factor: 1, or 1 / number of elements for a mean.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ import torch
 import triton
 import triton.language as tl
 
-from tritonite import devices
 from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import broadcast_shape, in_memory_format, output_strides
-from tritonite.engine.outputs import outputs
+from tritonite.engine.outputs import outputs, share_storage
 from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.engine.rows.declare import Reduction, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import log_and_log1m, maximum_nan, multiply_add, true_divide
+from tritonite.ops import aten
+from tritonite.ops.aten import ON_CPU
 from tritonite.ops.reduction import add_states, added_to_zero, check_floats, over_count
 from tritonite.registry import operator, pointwise, scalar_kernel
 from tritonite.runtime.contract import empty, empty_strided
 
 NONE, MEAN, SUM = 0, 1, 2
-_ON_CPU = tl.constexpr(devices.current.type == "cpu")
 
 
 @triton.jit
@@ -41,9 +41,9 @@ def _sum_with_number(state, count, number):
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A formula of operands of one shape and of a number or none, for each element and for a sum or a mean of them.
+    """A loss formula as a pointwise kernel, and as reductions to its mean and sum.
 
-    `leaves` are the formula for the operands that there are, by their positions.
+    `reductions` is keyed by the positions of the operands that are not None, and by MEAN or SUM.
     """
 
     kernel: Pointwise
@@ -58,6 +58,10 @@ class Loss:
         asserting: bool = False,
         projects: dict[int, Any] | None = None,
     ) -> "Loss":
+        """Make a loss. `leaves` are the formula as functions of the operands at the given positions.
+
+        With `parametric` the formula takes a number, too. `projects`, by MEAN and SUM, replace the usual ones.
+        """
         mean, total = (_mean_with_number, _sum_with_number) if parametric else (over_count, added_to_zero)
         projects = projects or {MEAN: mean, SUM: total}
         return cls(
@@ -78,9 +82,9 @@ class Loss:
         outs: Sequence[torch.Tensor],
         numbers: Sequence[float] = (),
     ) -> Sequence[torch.Tensor]:
-        """The loss of each element, or their mean or sum, in the dtype of the first operand."""
+        """Compute the loss of each element, or the mean or sum of all, in the first operand's dtype."""
         if reduction not in (NONE, MEAN, SUM):
-            raise Decline("no such reduction")
+            raise Decline(f"reduction {reduction}; 0, 1 and 2 are served")
         check_floats(*operands)
         if reduction == NONE:
             return self.kernel.run((*operands, *numbers), outs)
@@ -93,20 +97,20 @@ class Loss:
         return reduced(chosen, tensors, None, False, (dtype,), outs, opmath(dtype), numbers=numbers)
 
 
-def _check_parts(
+def _check_operands(
     operands: Sequence[torch.Tensor | None], shape: Sequence[int], reduction: int, outs: Sequence[torch.Tensor]
 ) -> None:
-    """Decline where ATen's steps, which write the result several times, would refuse or mix up the operands."""
+    """Decline operands for which ATen raises: ATen computes in steps, and each step writes the output."""
     tensors = [operand for operand in operands if operand is not None]
     check_floats(*tensors)
     if broadcast_shape([tensor.shape for tensor in tensors]) != tuple(shape):
-        raise Decline("an operand does not broadcast to the result's shape")
+        raise Decline(f"an operand that does not broadcast to {tuple(shape)}")
     if outs:
         outputs(tensors, [shape if reduction == NONE else ()], [tensors[0].dtype], outs)
 
 
-def _fresh(like: torch.Tensor, number: bool = False) -> tuple[torch.Tensor]:
-    """An output with the strides that ATen gives the result of one operand, or of one and a number."""
+def _output_like(like: torch.Tensor, number: bool = False) -> tuple[torch.Tensor]:
+    """Allocate an output with the strides of ATen's result of one operand, and of a number if `number`."""
     strides = output_strides(tuple(like.shape), [(like.shape, like.stride())], number)
     return (empty_strided(like.shape, strides, like.dtype, like.device),)
 
@@ -138,7 +142,7 @@ _smooth_l1_loss = Loss.of(_smooth_l1, {(0, 1): _smooth_l1.formula}, parametric=T
 @operator("smooth_l1_loss", accepts=FLOATS, promotion="default", pin=("beta",))
 def smooth_l1_loss(self, target, reduction, beta, outs=()):
     if not beta >= 0:
-        raise Decline("beta that is negative or nan")
+        raise Decline(f"beta is {beta}; it has to be at least 0")
     return _smooth_l1_loss.run((self, target), reduction, outs, (beta,))
 
 
@@ -155,10 +159,10 @@ _huber_loss = Loss.of(_huber, {(0, 1): _huber.formula}, parametric=True)
 @operator("huber_loss", accepts=FLOATS, promotion="default", pin=("delta",))
 def huber_loss(self, target, reduction, delta, outs=()):
     if not delta > 0:
-        raise Decline("delta that is not positive")
+        raise Decline(f"delta is {delta}; it has to be above 0")
     if reduction == NONE and not outs and self.shape == target.shape:
-        # To ATen the target's layout does not matter.
-        outs = _fresh(self)
+        # ATen ignores the target's strides.
+        outs = _output_like(self)
     return _huber_loss.run((self, target), reduction, outs, (delta,))
 
 
@@ -172,37 +176,37 @@ _soft_margin_loss = Loss.of(_soft_margin, {(0, 1): _soft_margin.formula})
 
 @operator("soft_margin_loss", accepts=FLOATS)
 def soft_margin_loss(self, target, reduction, outs=()):
-    _check_parts((self, target), self.shape, reduction, outs)
+    _check_operands((self, target), self.shape, reduction, outs)
     if reduction == NONE and not outs:
-        outs = _fresh(self)
+        outs = _output_like(self)
     return _soft_margin_loss.run((self, target), reduction, outs)
 
 
 @triton.jit
-def _cross_entropy_inside(self, target):
-    """For targets in [0, 1]; nan where the input is not in it."""
+def _unit_cross_entropy(self, target):
+    """Cross entropy of a target in [0, 1]; nan for an input outside [0, 1]."""
     log, other_log = log_and_log1m(self)
     lowest = tl.full(log.shape, -100.0, log.dtype)
     return (target - 1.0) * maximum_nan(other_log, lowest) - target * maximum_nan(log, lowest)
 
 
 @triton.jit
-def _inside(target):
-    """Whether 0 <= target <= 1, by one comparison: the product is rounded, but never to another sign."""
+def _is_in_unit(target):
+    """0 <= target <= 1 by one comparison: the sign of the product is exact."""
     return (target - 1.0) * target <= 0.0
 
 
 @triton.jit
-def _assert_inside(inside):
-    # ATen's assertions, in its words, as one: each waits for all of a program's threads.
-    tl.device_assert(inside, "input_val >= zero && input_val <= one && target_val >= zero && target_val <= one")
+def _assert_in_unit(in_unit):
+    # The text of ATen's two assertions, as one: an assertion synchronises the program.
+    tl.device_assert(in_unit, "input_val >= zero && input_val <= one && target_val >= zero && target_val <= one")
 
 
 @scalar_kernel(accepts=FLOATS, asserting=True)
 def _cross_entropy(self, target, weight):
-    loss = _cross_entropy_inside(self, target)
-    # An input outside is known by its loss, which takes one comparison of what is there anyway.
-    _assert_inside((loss == loss) & _inside(target))
+    loss = _unit_cross_entropy(self, target)
+    # The loss of an input outside [0, 1] is nan, which saves the comparison of the input.
+    _assert_in_unit((loss == loss) & _is_in_unit(target))
     if weight is not None:
         loss = loss * weight
     return loss
@@ -210,37 +214,37 @@ def _cross_entropy(self, target, weight):
 
 @triton.jit
 def _cross_entropy_or_nan(self, target):
-    # Without weights a sum is nan if and only if an element is, so that the sum alone needs an assertion.
-    return tl.where(_inside(target), _cross_entropy_inside(self, target), float("nan"))
+    # Losses are at least 0, so that without weights the sum is nan only if an element is: assert on the sum alone.
+    return tl.where(_is_in_unit(target), _unit_cross_entropy(self, target), float("nan"))
 
 
 @triton.jit
-def _sum_inside(state, count):
-    _assert_inside(state == state)
+def _asserted_sum(state, count):
+    _assert_in_unit(state == state)
     return added_to_zero(state, count)
 
 
 @triton.jit
-def _mean_inside(state, count):
-    return over_count(_sum_inside(state, count), count)
+def _asserted_mean(state, count):
+    return over_count(_asserted_sum(state, count), count)
 
 
 _weighted_cross_entropy = Loss.of(_cross_entropy, {(0, 1, 2): _cross_entropy.formula}, asserting=True)
 _unweighted_cross_entropy = Loss.of(
-    _cross_entropy, {(0, 1): _cross_entropy_or_nan}, asserting=True, projects={MEAN: _mean_inside, SUM: _sum_inside}
+    _cross_entropy, {(0, 1): _cross_entropy_or_nan}, asserting=True, projects={MEAN: _asserted_mean, SUM: _asserted_sum}
 )
 
 
 @operator("binary_cross_entropy", accepts=FLOATS)
 def binary_cross_entropy(self, target, weight, reduction, outs=()):
-    """Logarithms are at least -100."""
+    """Binary cross entropy, with logarithms clamped to at least -100."""
     if self.shape != target.shape:
-        raise Decline("a target of another shape")
+        raise Decline(f"target of shape {tuple(target.shape)} for an input of shape {tuple(self.shape)}")
     if outs and reduction != NONE:
-        raise Decline("an output that ATen wants in the shape of the input, and makes 0-d")
-    _check_parts((self, target, weight), self.shape, reduction, outs)
+        raise Decline("an output for a reduced loss, which ATen first uses in the input's shape")
+    _check_operands((self, target, weight), self.shape, reduction, outs)
     if reduction == NONE and not outs:
-        outs = _fresh(self)
+        outs = _output_like(self)
     loss = _unweighted_cross_entropy if weight is None else _weighted_cross_entropy
     return loss.run((self, target, weight), reduction, outs)
 
@@ -249,7 +253,7 @@ def binary_cross_entropy(self, target, weight, reduction, outs=()):
 def _logits_cross_entropy(self, target, weight, pos_weight):
     log_sigmoid = tl.where(self < 0.0, self, tl.zeros_like(self)) - libdevice.log1p(libdevice.exp(-tl.abs(self)))
     if pos_weight is not None:
-        # Both terms are rounded before the difference, as ATen's steps are: equal ones leave nothing of each other.
+        # ATen rounds both terms before the difference, so that equal terms cancel to 0.
         log_sigmoid = multiply_add(log_sigmoid, (pos_weight - 1.0) * target + 1.0, tl.zeros_like(self))
     loss = multiply_add(1.0 - target, self, tl.zeros_like(self)) - log_sigmoid
     if weight is not None:
@@ -257,22 +261,22 @@ def _logits_cross_entropy(self, target, weight, pos_weight):
     return loss
 
 
-_logits_cross_entropy_of = _logits_cross_entropy.formula
+_logits_cross_entropy_formula = _logits_cross_entropy.formula
 
 
 @triton.jit
 def _plain_logits_cross_entropy(self, target):
-    return _logits_cross_entropy_of(self, target, None, None)
+    return _logits_cross_entropy_formula(self, target, None, None)
 
 
 @triton.jit
 def _weighted_logits_cross_entropy(self, target, weight):
-    return _logits_cross_entropy_of(self, target, weight, None)
+    return _logits_cross_entropy_formula(self, target, weight, None)
 
 
 @triton.jit
 def _positive_logits_cross_entropy(self, target, pos_weight):
-    return _logits_cross_entropy_of(self, target, None, pos_weight)
+    return _logits_cross_entropy_formula(self, target, None, pos_weight)
 
 
 _binary_cross_entropy_with_logits = Loss.of(
@@ -288,50 +292,50 @@ _binary_cross_entropy_with_logits = Loss.of(
 
 @operator("binary_cross_entropy_with_logits", accepts=FLOATS)
 def binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction, outs=()):
-    """A result has the shape of the target, to which the logits broadcast."""
+    """Cross entropy of logits, which broadcast to the target's shape."""
     if pos_weight is not None and self.shape != target.shape:
-        raise Decline("a target of another shape")
-    _check_parts((self, target, weight, pos_weight), target.shape, reduction, outs)
+        raise Decline(f"target of shape {tuple(target.shape)} for an input of shape {tuple(self.shape)}")
+    _check_operands((self, target, weight, pos_weight), target.shape, reduction, outs)
     if reduction == NONE and not outs:
-        outs = _fresh(target, number=True)
+        outs = _output_like(target, number=True)
     return _binary_cross_entropy_with_logits.run((self, target, weight, pos_weight), reduction, outs)
 
 
 def _mean_factor(tensor, reduction):
     if reduction not in (NONE, MEAN, SUM):
-        raise Decline("no such reduction")
+        raise Decline(f"reduction {reduction}; 0, 1 and 2 are served")
     return 1.0 / tensor.numel() if reduction == MEAN and tensor.numel() else 1.0
 
 
 def _check_gradient(grad_output, self, *others):
-    """Decline shapes that ATen's steps, which broadcast one after the other, refuse or make something else of."""
+    """Decline shapes that ATen's steps broadcast one after the other, with another result or an error."""
     if any(other is not None and other.shape != self.shape for other in others):
-        raise Decline("operands of several shapes")
+        raise Decline(f"an operand whose shape is not the input's {tuple(self.shape)}")
     if grad_output.dim() and grad_output.shape != self.shape:
-        raise Decline("gradient of another shape")
+        raise Decline(f"gradient of shape {tuple(grad_output.shape)} for an input of shape {tuple(self.shape)}")
 
 
 def _with_factor(grad_output, self, target, reduction, *numbers, factor=1.0):
     if broadcast_shape((grad_output.shape, self.shape, target.shape)) != tuple(self.shape):
-        raise Decline("operands that do not broadcast to the shape of the input")
+        raise Decline(f"operands that do not broadcast to the input's shape {tuple(self.shape)}")
     return grad_output, self, target, factor * _mean_factor(self, reduction), *numbers
 
 
 def _not_negative(number):
     if isinstance(number, complex) or not number >= 0:
-        raise Decline("a threshold that is negative, complex or nan")
+        raise Decline(f"a threshold of {number}; it has to be real and at least 0")
     return number
 
 
 def _positive(number):
     if _not_negative(number) == 0:
-        raise Decline("a threshold of 0, whose zeros have signs of their own on each kind of device")
+        raise Decline("a threshold of 0, where CPUs and GPUs give zeros of different signs")
     return number
 
 
-def _of_one_layout(grad_output, self, target, reduction):
+def _contiguous_with_factor(grad_output, self, target, reduction):
     if not (self.is_contiguous() and target.is_contiguous()) or (grad_output.dim() and not grad_output.is_contiguous()):
-        raise Decline("operands that are not contiguous, whose layout each of ATen's steps decides anew")
+        raise Decline("operands that are not contiguous, for which each of ATen's steps chooses new strides")
     _check_gradient(grad_output, self, target)
     return _with_factor(grad_output, self, target, reduction)
 
@@ -358,11 +362,11 @@ def mse_loss_backward(grad_output, self, target, factor):
     pin=("beta",),
 )
 def smooth_l1_loss_backward(grad_output, self, target, factor, beta):
-    """Where beta is 0, so that both forms do not meet, ATen's kernel for the device says which of them is at 0."""
+    """Gradient of `smooth_l1_loss`. With beta 0 ATen's CPU kernel takes the linear branch at 0, its GPU kernel not."""
     x = self - target
     inner = true_divide(factor * x * grad_output, beta)
     outer = tl.where(x < 0.0, -1.0 * factor, factor) * grad_output
-    if _ON_CPU:
+    if ON_CPU:
         outer = tl.where(x == 0.0, -1.0 * factor * grad_output, outer)
         return tl.where(tl.abs(x) >= beta, outer, inner)
     return tl.where(tl.abs(x) > beta, outer, inner)
@@ -385,9 +389,9 @@ def huber_loss_backward(grad_output, self, target, factor, delta):
 
 
 def _decline_output_in(tensor, name, outs):
-    """Of an operator that ATen computes in steps, the first of which writes the output."""
-    if tensor is not None and any(out.untyped_storage()._cdata == tensor.untyped_storage()._cdata for out in outs):
-        raise Decline(f"an output in the memory of the {name}, which ATen reads after it has written")
+    """Decline an output that shares memory with `tensor`, which ATen reads after its first step has written."""
+    if tensor is not None and any(share_storage(out, tensor) for out in outs):
+        raise Decline(f"an output that shares memory with the {name}")
 
 
 @scalar_kernel(accepts=FLOATS, cast=("factor",), one_dtype=True)
@@ -399,7 +403,7 @@ def _soft_margin_gradient(grad_output, self, target, factor):
 @operator("soft_margin_loss_backward", kernels=(_soft_margin_gradient,))
 def soft_margin_loss_backward(grad_output, self, target, reduction, outs=()):
     _decline_output_in(grad_output, "gradient", outs)
-    return _soft_margin_gradient.run(_of_one_layout(grad_output, self, target, reduction), outs)
+    return _soft_margin_gradient.run(_contiguous_with_factor(grad_output, self, target, reduction), outs)
 
 
 @scalar_kernel(accepts=FLOATS, cast=("factor",), one_dtype=True)
@@ -425,12 +429,11 @@ def _kept_gradient(grad_output, mask, scale):
 
 @operator("native_dropout_backward", kernels=(_kept_gradient,))
 def native_dropout_backward(grad_output, mask, scale, outs=()):
-    """On a GPU ATen's result is contiguous, unless channels come last."""
+    """grad_output * mask * scale. On a GPU a gradient without a memory format has a contiguous result."""
     if mask.dtype is not torch.bool:
-        raise Decline(f"mask of dtype {mask.dtype}")
+        raise Decline(f"mask of dtype {mask.dtype}; bool is served")
     if mask.shape != grad_output.shape and not grad_output.is_contiguous():
-        raise Decline("mask of another shape")
-    as_atens = in_memory_format(grad_output)
-    if not (outs or _ON_CPU or mask.shape != grad_output.shape or as_atens):
+        raise Decline(f"mask of shape {tuple(mask.shape)} for a gradient of shape {tuple(grad_output.shape)}")
+    if aten.on_gpu() and not outs and mask.shape == grad_output.shape and not in_memory_format(grad_output):
         outs = (empty(grad_output.shape, grad_output.dtype, grad_output.device),)
     return _kept_gradient.run((grad_output, mask, scale), outs)

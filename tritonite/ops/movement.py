@@ -1,4 +1,4 @@
-"""Copies, conversions, lists put together, copies of views and the gradients of views."""
+"""Copies, conversions, concatenation, copies of views, and gradients of views."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tritonite.engine.pointwise.placed import Placed
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.language.math import pack_complex
+from tritonite.ops import aten
 from tritonite.registry import exclude, scalar_kernel
 from tritonite.registry import operator as any_operator
 
@@ -36,11 +37,11 @@ operator = functools.partial(any_operator, tensors_only=True)
 
 @operator("copy", accepts=MOVED)
 def copy(self, src, non_blocking, outs=()):
-    """A fresh result lies as `self` does."""
+    """Copy `src`, in the dtype of `self`; a fresh result has the strides of `self`."""
     check_conversion(src.dtype, self.dtype)
     if not outs:
         if not never_overlaps_itself(self.shape, self.stride()):
-            raise Decline("a tensor that overlaps itself")
+            raise Decline(f"a tensor with strides {self.stride()} that overlaps itself")
         outs = (result((self, src), self.shape, self.dtype, strides=self.stride()),)
     elif outs[0] is not self:
         result((self, src), self.shape, self.dtype, outs)
@@ -68,26 +69,26 @@ def _to_copy(self, non_blocking, memory_format, dtype=None, layout=None, device=
 
 
 def _promoted(tensors):
-    """The dtype that tensors have together. Declines those that have none."""
+    """Return the promoted dtype of tensors. Decline dtypes that torch does not promote."""
     try:
         return functools.reduce(torch.promote_types, [x.dtype for x in tensors])
     except RuntimeError as error:
-        raise Decline("unsigned integers of several widths, of which ATen promotes some") from error
+        raise Decline("unsigned integers of several widths") from error
 
 
 def _concatenated(tensors, dim, outs):
-    """What `cat` gives, of tensors along a dimension."""
-    # Those of one dimension and no elements count for nothing but the dtype.
+    """Concatenate tensors along `dim`."""
+    # Of a tensor of shape (0,) only the dtype counts.
     kept = [x for x in tensors if tuple(x.shape) != (0,)]
     if not kept or any(not x.dim() for x in kept):
-        raise Decline("nothing to put together")
+        raise Decline("no tensors but empty ones of one dimension, or a 0-d one")
     first = kept[0]
     rank = first.dim()
     if not -rank <= dim < rank:
-        raise Decline("no such dimension")
+        raise Decline(f"dimension {dim} of {rank}-d tensors")
     dim %= rank
     if any(x.dim() != rank or _without(x.shape, dim) != _without(first.shape, dim) for x in kept):
-        raise Decline("sizes that differ")
+        raise Decline("tensors whose shapes differ in another dimension")
     dtype = _promoted(tensors)
     if outs and torch.can_cast(dtype, outs[0].dtype):
         dtype = outs[0].dtype
@@ -95,7 +96,7 @@ def _concatenated(tensors, dim, outs):
     shape[dim] = sum(x.shape[dim] for x in kept)
     for x in tensors:
         check_conversion(x.dtype, dtype)
-    out = result(tensors, shape, dtype, outs, _strides_together(tensors, shape))
+    out = result(tensors, shape, dtype, outs, _concatenated_strides(tensors, shape))
     sizes = [x.shape[dim] for x in kept]
     move_each(kept, out.split(sizes, dim))
     return out
@@ -105,8 +106,8 @@ def _without(shape, dim):
     return [size for d, size in enumerate(shape) if d != dim]
 
 
-def _strides_together(tensors, shape):
-    """A memory format that all tensors have is the result's."""
+def _concatenated_strides(tensors, shape):
+    """Strides of the memory format that all tensors share, or contiguous ones."""
     formats = {suggest_memory_format(x) for x in tensors}
     kept = formats.pop() if len(formats) == 1 else torch.contiguous_format
     return strides_in(shape, kept)
@@ -119,7 +120,7 @@ def cat(tensors, dim, outs=()):
 
 def _check_alike(tensors):
     if not tensors or any(x.shape != tensors[0].shape for x in tensors):
-        raise Decline("tensors of several shapes, or none")
+        raise Decline("no tensors, or tensors of several shapes")
 
 
 @operator("stack", accepts=MOVED)
@@ -127,7 +128,7 @@ def stack(tensors, dim, outs=()):
     _check_alike(tensors)
     rank = tensors[0].dim()
     if not -rank - 1 <= dim <= rank:
-        raise Decline("no such dimension")
+        raise Decline(f"dimension {dim} for {rank}-d tensors")
     dim %= rank + 1
     if outs or dim == rank:
         return (_concatenated([x.unsqueeze(dim) for x in tensors], dim, outs),)
@@ -136,20 +137,20 @@ def stack(tensors, dim, outs=()):
     return (_concatenated(tensors, dim, ()).view(shape),)
 
 
-exclude("_stack.out", "ATen's kernel for GPUs gives its output the shape of a concatenation")
+exclude("_stack.out", "ATen's GPU kernel gives its output the shape of a concatenation")
 
 
 @operator("_stack", accepts=MOVED)
 def _stack(tensors, dim, outs=()):
     _check_alike(tensors)
     if not -tensors[0].dim() - 1 <= dim <= tensors[0].dim():
-        raise Decline("no such dimension")
+        raise Decline(f"dimension {dim} for {tensors[0].dim()}-d tensors")
     dim %= tensors[0].dim() + 1
     return (_concatenated([x.unsqueeze(dim) for x in tensors], dim, outs),)
 
 
 def _copy_of_view(view):
-    """The host function of a copy of a view, contiguous; `view` has the operator's arguments."""
+    """Make the host function that copies a view into a contiguous tensor. `view` takes the operator's arguments."""
 
     def copied(*values, outs=()):
         """A contiguous copy of a view."""
@@ -164,9 +165,9 @@ def _copy_of_view(view):
 
 
 def _copies_of_views(view, misread=False):
-    """The same of a view that is a list; all copies are made together.
+    """Make the host function that copies a list of views, in one launch if possible.
 
-    Of some ATen's kernel for GPUs has tensors for contiguous that are `misread` where they are not.
+    `misread` names an operator whose GPU kernel in ATen takes all tensors for contiguous.
     """
 
     def copied(*values, outs=()):
@@ -179,12 +180,12 @@ def _copies_of_views(view, misread=False):
             move_each(views, made)
             return (made,)
         (given,) = outs
-        if misread and self.device.type != "cpu" and not self.is_contiguous():
-            raise Decline("a tensor that is not contiguous, which ATen's kernel for GPUs may misread")
-        if misread and self.device.type != "cpu" and not all(out.is_contiguous() for out in given):
-            raise Decline("outputs that are not contiguous, which ATen's kernel for GPUs may miswrite")
+        if misread and aten.on_gpu() and not self.is_contiguous():
+            raise Decline("a tensor that is not contiguous, which ATen's GPU kernel may misread")
+        if misread and aten.on_gpu() and not all(out.is_contiguous() for out in given):
+            raise Decline("outputs that are not contiguous, which ATen's GPU kernel may misplace")
         if len(given) != len(views):
-            raise Decline("another number of outputs")
+            raise Decline(f"{len(given)} outputs for {len(views)} views")
         for i, (x, out) in enumerate(zip(views, given, strict=True)):
             result((self, *given[:i]), x.shape, x.dtype, (out,))
         move_each(views, given)
@@ -194,12 +195,12 @@ def _copies_of_views(view, misread=False):
     return copied
 
 
-def _within(self, size, stride, storage_offset):
-    """A view by strides, of elements that the tensor has itself: no more is known of its storage."""
+def _strided_view(self, size, stride, storage_offset):
+    """View by strides within the tensor's own elements; what else its storage holds is not known."""
     if storage_offset is not None or len(size) != len(stride) or any(n < 0 for n in (*size, *stride)):
-        raise Decline("a place in the storage, or sizes that it has not")
+        raise Decline("a storage offset, or invalid sizes or strides")
     if math.prod(size) and (not self.numel() or span(size, stride) > span(self.shape, self.stride())):
-        raise Decline("elements beyond the tensor's")
+        raise Decline(f"sizes {list(size)} and strides {list(stride)}, beyond the tensor's elements")
     return self.as_strided(size, stride)
 
 
@@ -222,10 +223,10 @@ def _sliced(self, dim, start, end, step):
 
 
 for _packet, _view in {
-    "_reshape_alias_copy": lambda self, size, stride: _within(self, size, stride, None),
+    "_reshape_alias_copy": lambda self, size, stride: _strided_view(self, size, stride, None),
     "_reshape_copy": lambda self, size: self.reshape(size),
     "alias_copy": _same,
-    "as_strided_copy": _within,
+    "as_strided_copy": _strided_view,
     "detach_copy": _same,
     "diagonal_copy": lambda self, offset, dim1, dim2: self.diagonal(offset, dim1, dim2),
     "expand_copy": lambda self, size, implicit: self.expand(size),
@@ -249,7 +250,7 @@ _complex_copied = _copy_of_view(lambda self: torch.view_as_complex(self))
 @operator("view_as_complex_copy", accepts=(torch.float16, torch.float32, torch.float64))
 def view_as_complex_copy(self, outs=()):
     if not self.numel() or self.data_ptr() % 16:
-        raise Decline("memory that may begin between two parts, for which ATen raises")
+        raise Decline("no elements, or memory that is not aligned to 16 bytes")
     return _complex_copied(self, outs=outs)
 
 
@@ -263,24 +264,24 @@ for _packet, _view in {
 
 @operator("narrow_copy", accepts=MOVED)
 def narrow_copy(self, dim, start, length, outs=()):
-    """On a CPU ATen writes an output as if it were contiguous."""
+    """Copy a slice. ATen's CPU kernel takes every output for contiguous, so that others are declined."""
     if outs and not outs[0].is_contiguous():
         raise Decline("an output that is not contiguous")
     return _copy_of_view(lambda x: x.narrow(dim, start, length))(self, outs=outs)
 
 
 def _scattered(self, src, view, outs):
-    """A copy of `self`, laid out as it is, into a view of which `src` is written."""
+    """Copy `self` with its strides, and write `src` into a view of the copy."""
     check_conversion(self.dtype, self.dtype)
     check_conversion(src.dtype, self.dtype)
     if not never_overlaps_itself(self.shape, self.stride()):
-        raise Decline("a tensor that overlaps itself")
+        raise Decline(f"a tensor with strides {self.stride()} that overlaps itself")
     if through(view, self).shape != src.shape:
-        raise Decline("a source of another shape")
+        raise Decline(f"a source of shape {tuple(src.shape)}, which is not the view's")
     out = result((self, src), self.shape, self.dtype, outs, self.stride())
     written = view(out)
     if not never_overlaps_itself(written.shape, written.stride()):
-        raise Decline("places that overlap")
+        raise Decline("a view whose elements overlap")
     move(self, out)
     move(src, written)
     return (out,)
@@ -303,8 +304,8 @@ def diagonal_scatter(self, src, offset, dim1, dim2, outs=()):
 
 @operator("as_strided_scatter", accepts=MOVED)
 def as_strided_scatter(self, src, size, stride, storage_offset, outs=()):
-    """Strides are those of elements where `self` lies, wherever an output does."""
-    (scattered,) = _scattered(self, src, lambda x: _within(x, size, stride, storage_offset), ())
+    """Scatter into a copy with the strides of `self`, which give the strides their meaning; then copy to the output."""
+    (scattered,) = _scattered(self, src, lambda x: _strided_view(x, size, stride, storage_offset), ())
     if not outs:
         return (scattered,)
     out = result((self, src), self.shape, self.dtype, outs)
@@ -313,18 +314,18 @@ def as_strided_scatter(self, src, size, stride, storage_offset, outs=()):
 
 
 @scalar_kernel(pointer=("source",), integers=("start", "step", "size"), index=("at",))
-def _apart(source, start, step, size, at):
-    """The source from `start` on, an element every `step`, and 0 elsewhere."""
-    place = at - start
-    inside = (place >= 0) & (place < size * step) & (place % step == 0)
-    return read_at(source, (place // step,), inside, 0)
+def _gradient_by_slice(source, start, step, size, at):
+    """Source elements at `start`, start + step, ...; 0 elsewhere."""
+    offset = at - start
+    inside = (offset >= 0) & (offset < size * step) & (offset % step == 0)
+    return read_at(source, (offset // step,), inside, 0)
 
 
 def _gradient_of_slice(grad_output, input_sizes, dim, start, step, outs):
     check_conversion(grad_output.dtype, grad_output.dtype)
     out = result((grad_output,), input_sizes, grad_output.dtype, outs)
     source = words(grad_output)
-    _apart.run((Placed(source, (dim,)), start, step, grad_output.shape[dim], dim), (words(out),))
+    _gradient_by_slice.run((Placed(source, (dim,)), start, step, grad_output.shape[dim], dim), (words(out),))
     return (out,)
 
 
@@ -332,10 +333,10 @@ def _gradient_of_slice(grad_output, input_sizes, dim, start, step, outs):
 def select_backward(grad_output, input_sizes, dim, index, outs=()):
     rank = len(input_sizes)
     if not -rank <= dim < rank or not -input_sizes[dim] <= index < input_sizes[dim]:
-        raise Decline("no such element")
+        raise Decline(f"index {index} of dimension {dim} for sizes {list(input_sizes)}")
     dim %= rank
     if list(grad_output.shape) != _without(input_sizes, dim):
-        raise Decline("a gradient of another shape")
+        raise Decline(f"gradient of shape {tuple(grad_output.shape)} for sizes {list(input_sizes)}")
     index %= input_sizes[dim]
     return _gradient_of_slice(grad_output.unsqueeze(dim), input_sizes, dim, index, 1, outs)
 
@@ -344,23 +345,23 @@ def select_backward(grad_output, input_sizes, dim, index, outs=()):
 def slice_backward(grad_output, input_sizes, dim, start, end, step, outs=()):
     rank = len(input_sizes)
     if not -rank <= dim < rank or step < 1 or min(input_sizes) < 0:
-        raise Decline("no such slice, or a negative size")
+        raise Decline(f"step {step} along dimension {dim} of sizes {list(input_sizes)}")
     dim %= rank
     first, last, _ = slice(start, end, step).indices(input_sizes[dim])
     shape = list(input_sizes)
     shape[dim] = len(range(first, last, step))
     if list(grad_output.shape) != shape:
-        raise Decline("a gradient of another shape")
+        raise Decline(f"gradient of shape {tuple(grad_output.shape)}, not {tuple(shape)}")
     return _gradient_of_slice(grad_output, input_sizes, dim, first, step, outs)
 
 
-def _in_zeros(source, shape, view, outs):
-    """Zeros, into a view of which the source is written."""
+def _embed_in_zeros(source, shape, view, outs):
+    """Fill a tensor with zeros, and write `source` into a view of the tensor."""
     check_conversion(source.dtype, source.dtype)
     out = result((source,), shape, source.dtype, outs)
     written = through(view, out)
     if written.shape != source.shape:
-        raise Decline("a source of another shape")
+        raise Decline(f"a source of shape {tuple(source.shape)} for a view of {tuple(written.shape)}")
     fill_zero(out)
     move(source, written)
     return (out,)
@@ -368,29 +369,29 @@ def _in_zeros(source, shape, view, outs):
 
 @operator("diagonal_backward", accepts=MOVED)
 def diagonal_backward(grad_output, input_sizes, offset, dim1, dim2, outs=()):
-    return _in_zeros(grad_output, input_sizes, lambda x: x.diagonal(offset, dim1, dim2), outs)
+    return _embed_in_zeros(grad_output, input_sizes, lambda x: x.diagonal(offset, dim1, dim2), outs)
 
 
 @operator("diag_embed", accepts=MOVED)
 def diag_embed(self, offset, dim1, dim2, outs=()):
     rank = self.dim() + 1
     if not self.dim() or any(not -rank <= d < rank for d in (dim1, dim2)) or (dim1 - dim2) % rank == 0:
-        raise Decline("no such diagonal")
+        raise Decline(f"a diagonal in dimensions {dim1} and {dim2} of {rank}")
     if abs(offset) >= 2**31:
-        raise Decline("a diagonal that no memory holds")
+        raise Decline(f"offset {offset}; less than 2**31 is served")
     dim1, dim2 = dim1 % rank, dim2 % rank
     shape = list(self.shape[:-1])
     size = self.shape[-1] + abs(offset)
     for d in sorted((dim1, dim2)):
         shape.insert(d, size)
-    return _in_zeros(self, shape, lambda x: x.diagonal(offset, dim1, dim2), outs)
+    return _embed_in_zeros(self, shape, lambda x: x.diagonal(offset, dim1, dim2), outs)
 
 
 @operator("repeat", accepts=MOVED)
 def repeat(self, repeats, outs=()):
-    """Every dimension of the result is two of a view: that of the repeats and the tensor's own."""
+    """Repeat by one copy: each dimension of the result is viewed as (repeats, size)."""
     if len(repeats) < self.dim() or any(n < 0 for n in repeats):
-        raise Decline("fewer repeats than dimensions, or negative ones")
+        raise Decline(f"repeats {list(repeats)} for {self.dim()} dimensions")
     sizes = (*[1] * (len(repeats) - self.dim()), *self.shape)
     check_conversion(self.dtype, self.dtype)
     out = result((self,), [n * size for n, size in zip(repeats, sizes, strict=True)], self.dtype, outs)
@@ -406,50 +407,50 @@ def repeat(self, repeats, outs=()):
 @operator("block_diag", accepts=MOVED)
 def block_diag(tensors, outs=()):
     if not tensors or any(x.dim() > 2 for x in tensors):
-        raise Decline("no matrices")
+        raise Decline("no tensors, or one of more than 2 dimensions")
     dtype = _promoted(tensors)
     if any(not x.dim() for x in tensors) and any(x.dtype is not dtype for x in tensors):
-        raise Decline("numbers of another dtype, which counts for less than a matrix's")
+        raise Decline("a 0-d tensor of another dtype, which promotes otherwise")
     matrices = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
     for x in tensors:
         check_conversion(x.dtype, dtype)
     out = result(tensors, [sum(x.shape[d] for x in matrices) for d in (0, 1)], dtype, outs)
     fill_zero(out)
-    places, row, column = [], 0, 0
+    blocks, row, column = [], 0, 0
     for x in matrices:
-        places.append(out[row : row + x.shape[0], column : column + x.shape[1]])
+        blocks.append(out[row : row + x.shape[0], column : column + x.shape[1]])
         row, column = row + x.shape[0], column + x.shape[1]
-    move_each(matrices, places)
+    move_each(matrices, blocks)
     return (out,)
 
 
 @operator("_chunk_cat", accepts=MOVED)
 def _chunk_cat(tensors, dim, num_chunks, outs=()):
-    """Each tensor in as many chunks along a dimension, the last of which zeros make as long; those side by side."""
+    """Cut each tensor into `num_chunks` chunks along `dim`, pad the last with zeros, and concatenate by chunk."""
     if not tensors or num_chunks < 1 or any(not x.numel() or x.dtype is not tensors[0].dtype for x in tensors):
-        raise Decline("no chunks, no elements, or several dtypes")
+        raise Decline(f"{num_chunks} chunks of {len(tensors)} tensors; elements and one dtype are required")
     if any(not 0 <= dim < x.dim() or x.shape[:dim] != tensors[0].shape[:dim] for x in tensors):
-        raise Decline("sizes that differ, or a dimension that there is not")
-    if outs and outs[0].device.type != "cpu" and not outs[0].is_contiguous():
-        raise Decline("an output that is not contiguous, which ATen's kernel for GPUs writes as if it were")
+        raise Decline(f"dimension {dim} of tensors whose leading sizes differ, or that lack it")
+    if outs and aten.on_gpu() and not outs[0].is_contiguous():
+        raise Decline("an output that is not contiguous, which ATen's GPU kernel takes for contiguous")
     dtype = outs[0].dtype if outs else tensors[0].dtype
     if not torch.can_cast(tensors[0].dtype, dtype):
-        raise Decline(f"an output of {dtype}, which ATen refuses")
+        raise Decline(f"an output of {dtype} for tensors of {tensors[0].dtype}")
     check_conversion(tensors[0].dtype, dtype)
     widths = [-(-x.shape[dim] // num_chunks) * math.prod(x.shape[dim + 1 :]) for x in tensors]
     out = result(tensors, (*tensors[0].shape[:dim], num_chunks, sum(widths)), dtype, outs)
-    sources, places = [], []
-    for x, width, place in zip(tensors, widths, out.split(widths, -1), strict=True):
+    sources, targets = [], []
+    for x, width, target in zip(tensors, widths, out.split(widths, -1), strict=True):
         flat = x.reshape(*x.shape[:dim], -1)
         whole, rest = divmod(flat.shape[-1], width)
         sources.append(flat[..., : whole * width].unflatten(-1, (whole, width)))
-        places.append(place[..., :whole, :])
+        targets.append(target[..., :whole, :])
         if rest:
             sources.append(flat[..., whole * width :])
-            places.append(place[..., whole, :rest])
+            targets.append(target[..., whole, :rest])
     if sum(x.numel() for x in sources) < out.numel():
         fill_zero(out)
-    move_each(sources, places)
+    move_each(sources, targets)
     return (out,)
 
 
@@ -457,34 +458,34 @@ _COMPLEX_OF = {torch.float16: torch.complex32, torch.float32: torch.complex64, t
 
 
 @scalar_kernel(accepts=tuple(_COMPLEX_OF), output_dtypes=(None, None))
-def _parts(real, imag):
+def _components(real, imag):
     return real, imag
 
 
 @scalar_kernel(own=("real", "imag"), accepts=(torch.int32, torch.int64))
-def _word_of_parts(real, imag):
+def _packed_components(real, imag):
     return pack_complex(real, imag)
 
 
-@operator("complex", kernels=(_parts,))
+@operator("complex", kernels=(_components,))
 def complex_(real, imag, outs=()):
-    """Written in words of both parts, or of float64 through views of it."""
+    """Store both components as one integer, or complex128 as two strided views."""
     if real.dtype is not imag.dtype or real.dtype not in _COMPLEX_OF:
-        raise Decline(f"dtypes {real.dtype} and {imag.dtype}")
+        raise Decline(f"dtypes {real.dtype} and {imag.dtype}; fp16, float32 or float64 for both are served")
     shape = broadcast_shape((real.shape, imag.shape))
     strides = output_strides(shape, [(x.shape, x.stride()) for x in (real, imag)], False)
     out = result((real, imag), shape, _COMPLEX_OF[real.dtype], outs, strides)
     if real.dtype is not torch.float64:
-        _word_of_parts.run((words(real), words(imag)), (words(out),))
+        _packed_components.run((words(real), words(imag)), (words(out),))
     else:
-        halves = torch.view_as_real(out)
-        _parts.run((real, imag), (halves[..., 0], halves[..., 1]))
+        components = torch.view_as_real(out)
+        _components.run((real, imag), (components[..., 0], components[..., 1]))
     return (out,)
 
 
-@scalar_kernel(own=("self",), index=("part",), accepts=FLOATS)
-def _conjugated(self, part):
-    return tl.where(part == 1, self * -1, self)
+@scalar_kernel(own=("self",), index=("component",), accepts=FLOATS)
+def _conjugated(self, component):
+    return tl.where(component == 1, self * -1, self)
 
 
 def _conjugate(self, out):
@@ -530,4 +531,4 @@ for _packet, _overloads in {
     "unsafe_split_with_sizes": ("", ".out"),
 }.items():
     for _overload in _overloads:
-        exclude(f"{_packet}{_overload}", "a view; with out= a copy of one that nothing in PyTorch asks for")
+        exclude(f"{_packet}{_overload}", "a view; the form with out= copies one, and nothing in PyTorch calls it")

@@ -1,6 +1,6 @@
-"""Orthogonal polynomials of degree n, rounded towards zero, at x; 0 for a negative degree.
+"""Orthogonal polynomials of degree n at x. n is truncated to an integer; a negative degree gives 0.
 
-Recurrences and values are those of DLMF 18.5 and 18.9. Where ATen prefers a closed form to the recurrence, so do these.
+Recurrences and special values are from DLMF 18.5 and 18.9. A closed form replaces the recurrence where ATen uses one.
 """
 
 import functools
@@ -15,15 +15,15 @@ from tritonite.registry import pointwise
 
 _polynomial = functools.partial(pointwise, promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
 
-# Beyond this degree a recurrence would run for a second or more, and float32 cannot count its steps.
-_MOST_STEPS = tl.constexpr(2**24)
+# Highest degree that is computed. A longer recurrence would take seconds, and float32 could not count its steps.
+_MAX_STEPS = tl.constexpr(2**24)
 
 
 @triton.jit
 def _recurrence(step: tl.constexpr, x, degree, first, known, value, limit: tl.constexpr):
-    """Term `degree` of the sequence 1, first, ..., in which step(x, q, p, k) follows p and the k-th term q.
+    """Return term `degree` of the sequence 1, first, ...; step(x, q, p, k) follows q, the k-th term, and p before it.
 
-    Where `known` holds the result is `value` and costs no steps; beyond the degree `limit` it is nan.
+    Lanes where `known` is set return `value` and take no steps. A degree above `limit` gives nan.
     """
     known = known | (degree < 0)
     value = tl.where(degree < 0, 0.0, value)
@@ -46,7 +46,7 @@ def _parity(degree):
     return 1 - 2 * (degree & 1)
 
 
-# In these steps a fused multiply-add lets terms near the largest number cancel before they overflow, as in ATen.
+# The steps below use fused multiply-adds, as ATen does: huge terms cancel before they overflow.
 
 
 @triton.jit
@@ -56,20 +56,19 @@ def _chebyshev_step(x, q, p, k):
 
 @triton.jit
 def _chebyshev(x, exact, degree, first, trigonometric: tl.constexpr, at_ends, threshold: tl.constexpr):
-    """A Chebyshev polynomial: trigonometric(degree, angle, value at the end next to it) inside (-1, 1) beyond the
-    degree `threshold`, and `at_ends` at -1 and 1.
+    """Chebyshev polynomial: `at_ends` at -1 and 1; inside and above the degree `threshold` the closed form.
 
-    The former is of float64, and of `exact`, x before it is rounded: an angle's roundoff is multiplied by the degree,
-    and all of it shows next to a zero.
+    The closed form is trigonometric(degree, angle, value at the nearer end). The angle is a float64, of x before it is
+    rounded: its roundoff is multiplied by the degree, which matters next to a zero of the polynomial.
     """
     known = tl.abs(x) == 1.0
     value = tl.broadcast_to(at_ends, degree.shape)
     inside = (degree > threshold) & (tl.abs(x) < 1.0)
-    # As many instructions as a hundred steps of the recurrence, for blocks that need them.
+    # Skipped by blocks without such a lane: the closed form costs as much as a hundred steps.
     if tl.max(inside.to(tl.int32), axis=None) > 0:
         angle = libdevice.acos(exact)
         value = tl.where(known, value, trigonometric(degree.to(tl.float64), angle, value).to(x.dtype))
-    return _recurrence(_chebyshev_step, x, degree, first, inside | known, value, _MOST_STEPS)
+    return _recurrence(_chebyshev_step, x, degree, first, inside | known, value, _MAX_STEPS)
 
 
 @triton.jit
@@ -85,7 +84,7 @@ def _inside_u(degree, angle, at_end):
 @triton.jit
 def _inside_v(degree, angle, at_end):
     value = true_divide(libdevice.cos((degree + 0.5) * angle), libdevice.cos(0.5 * angle))
-    # Next to -1 the quotient is of roundoff alone.
+    # The quotient is all roundoff next to -1.
     return tl.where(libdevice.sin(0.5 * angle) == 1.0, at_end, value)
 
 
@@ -96,7 +95,7 @@ def _inside_w(degree, angle, at_end):
 
 @triton.jit
 def _argument(x, n, shifted: tl.constexpr):
-    """x, or 2 * x - 1, in its dtype and in float64, and the degree."""
+    """Return x (2 * x - 1 if shifted) in its dtype and in float64, and the degree."""
     x, n = tl.broadcast(x, n)
     exact = x.to(tl.float64)
     if shifted:
@@ -179,7 +178,7 @@ def special_shifted_chebyshev_polynomial_w(x, n):
 
 @triton.constexpr_function
 def _hermite_limit(dtype):
-    # The degrees from which ATen gives nan.
+    # ATen returns nan above these degrees.
     return 512 if dtype == tl.float64 else 128
 
 
@@ -219,7 +218,7 @@ def _laguerre_step(x, q, p, k):
 def special_laguerre_polynomial_l(x, n):
     x, n = tl.broadcast(x, n)
     one = tl.full(x.shape, 1.0, x.dtype)
-    return _recurrence(_laguerre_step, x, n.to(tl.int64), 1.0 - x, x == 0.0, one, _MOST_STEPS)
+    return _recurrence(_laguerre_step, x, n.to(tl.int64), 1.0 - x, x == 0.0, one, _MAX_STEPS)
 
 
 @triton.jit
@@ -232,4 +231,4 @@ def special_legendre_polynomial_p(x, n):
     x, n = tl.broadcast(x, n)
     degree = n.to(tl.int64)
     at_ends = tl.where(x > 0.0, 1, _parity(degree)).to(x.dtype)
-    return _recurrence(_legendre_step, x, degree, x, tl.abs(x) == 1.0, at_ends, _MOST_STEPS)
+    return _recurrence(_legendre_step, x, degree, x, tl.abs(x) == 1.0, at_ends, _MAX_STEPS)

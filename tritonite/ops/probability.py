@@ -1,4 +1,4 @@
-"""Functions of probability and information."""
+"""Entropy, and functions of the normal distribution."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ FULL = FULL_FLOATS + INTS + BOOL
 
 @pointwise("special_entr", promote=INT_TO_FLOAT)
 def special_entr(self):
-    """-x log(x): 0 at 0, -inf below."""
+    """-x log(x); 0 at 0, -inf below."""
     inside = tl.where(self > 0, -1.0 * self * libdevice.log(self), tl.zeros_like(self))
     below = tl.where(self < 0, tl.full(self.shape, float("-inf"), self.dtype), inside)
     return tl.where(self != self, self, below)
@@ -27,7 +27,7 @@ def special_erfcx(self):
 
 @pointwise("special_xlog1py", promote=INT_TO_FLOAT)
 def special_xlog1py(self, other):
-    """self * log1p(other), 0 where self is 0, whatever the logarithm."""
+    """self * log1p(other); 0 where self is 0, even if the logarithm is infinite."""
     x, y = tl.broadcast(self, other)
     product = tl.where(x == 0, tl.zeros_like(x), x * libdevice.log1p(y))
     return tl.where(y != y, y, product)
@@ -35,7 +35,7 @@ def special_xlog1py(self, other):
 
 @pointwise("special_log_ndtr", promote=INT_TO_FLOAT, accepts=FULL)
 def special_log_ndtr(self):
-    """The logarithm of the normal distribution, by erfcx in the lower tail, where the distribution underflows."""
+    """Log of the cumulative normal distribution; by erfcx in the lower tail, where the distribution underflows."""
     t = self * 0.7071067811865476
     tail = libdevice.log(0.5 * libdevice.erfcx(-1.0 * t)) - t * t
     body = libdevice.log1p(-0.5 * libdevice.erfc(t))
@@ -43,7 +43,7 @@ def special_log_ndtr(self):
 
 
 @triton.jit
-def _near_the_end(z):
+def _tail_near(z):
     return z * rational(
         z,
         (
@@ -72,7 +72,7 @@ def _near_the_end(z):
 
 
 @triton.jit
-def _at_the_end(z):
+def _tail_far(z):
     return z * rational(
         z,
         (
@@ -102,7 +102,7 @@ def _at_the_end(z):
 
 @pointwise("special_ndtri", promote=INT_TO_FLOAT, accepts=FULL)
 def special_ndtri(self):
-    """The inverse of the normal distribution: Moshier's Cephes (ndtri.c), three rational approximations."""
+    """Inverse of the cumulative normal distribution: the three rational approximations of Cephes' ndtri.c."""
     upper = self > 1.0 - 0.13533528323661269189
     y = tl.where(upper, 1.0 - self, self)
     w = y - 0.5
@@ -135,8 +135,8 @@ def special_ndtri(self):
     x = square_root(-2.0 * libdevice.log(y))
     z = inverse(x)
     x0 = x - libdevice.log(x) * z
-    # Not far is also nan, of numbers outside.
-    tail = x0 - by_range(z, (x >= 8.0) == 0, _near_the_end, _at_the_end)
+    # "Near" is the negation of x >= 8, so that nan counts as near.
+    tail = x0 - by_range(z, (x >= 8.0) == 0, _tail_near, _tail_far)
     tail = tl.where(upper, tail, -1.0 * tail)
     result = tl.where(y > 0.13533528323661269189, middle, tail)
     result = tl.where(self == 0, tl.full(x.shape, float("-inf"), x.dtype), result)

@@ -1,7 +1,7 @@
-"""Reductions: sums and means, extrema with their places, logic, variances and norms.
+"""Reductions: sums, means, extrema and their indices, logic, variances, norms, log-sum-exp.
 
-Sums add up in every lane of a block and then by pairs, variances by Welford's recurrence and Chan's combination
-(Chan, Golub, LeVeque 1979), so that errors grow with the logarithm of the count.
+Each is a `Reduction(init, leaf, combine, project)`. Sums accumulate in each lane and then pairwise, variances by
+Welford's recurrence and Chan's combination (Chan, Golub, LeVeque 1979): errors grow with the logarithm of the count.
 """
 
 import math
@@ -16,6 +16,7 @@ from tritonite.engine.rows.declare import INDEX, Reduction, Stage, reduced
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, maximum_nan, minimum_nan, square_root, true_divide
+from tritonite.ops import aten
 from tritonite.registry import operator
 from tritonite.runtime.contract import read
 
@@ -52,7 +53,7 @@ def both(first, second, count):
 
 @triton.jit
 def added_to_zero(state, count):
-    """As ATen's sums begin, which leaves no negative zero."""
+    """state + 0: ATen's sums start at 0.0, so that no result is -0.0."""
     return state + tl.zeros_like(state)
 
 
@@ -80,18 +81,18 @@ _nansum = Reduction((0,), _not_nan, add_states, added_to_zero)
 
 
 def check_floats(*tensors):
-    """Decline unless the tensors, leaving out those that are None, have one floating-point dtype."""
+    """Decline unless all tensors have the same floating-point dtype; None is skipped."""
     found = {tensor.dtype for tensor in tensors if tensor is not None}
     if len(found) > 1 or not found <= set(FLOATS):
-        raise Decline(f"dtypes {', '.join(sorted(map(str, found)))}")
+        raise Decline(f"dtypes {', '.join(sorted(map(str, found)))}; one floating-point dtype is served")
 
 
 def accumulated_dtype(self, dtype, outs):
-    """The dtype that elements are converted to and added up in, of the result too; declines what is not served."""
+    """Return the dtype of a sum, to which elements are converted. Decline conversions that are not served."""
     if dtype is None:
         dtype = outs[0].dtype if outs else self.dtype if self.dtype.is_floating_point else torch.int64
     if self.dtype.is_floating_point and not dtype.is_floating_point and dtype.itemsize < 4:
-        raise Decline("fractions added up as narrow integers, of which conversions differ")
+        raise Decline(f"sum of {self.dtype} in {dtype}, to which devices convert floats differently")
     if dtype not in ALL or dtype is torch.bool or (opmath(dtype) is not dtype and self.dtype is not dtype):
         raise Decline(f"{self.dtype} in {dtype}")
     return dtype
@@ -103,10 +104,10 @@ def _summed(reduction, self, dim, keepdim, dtype, outs):
 
 
 def _check_natural(self, dim, dtype, outs):
-    """Decline an output of another dtype than ATen gives a result over all dimensions, which it refuses."""
+    """Decline an output of a full reduction whose dtype is not the result's own: ATen raises."""
     natural = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
     if outs and dim is None and outs[0].dtype is not natural:
-        raise Decline(f"output of dtype {outs[0].dtype}")
+        raise Decline(f"output of dtype {outs[0].dtype}, not {natural}")
 
 
 @operator("sum", accepts=ALL, promotion="integers to int64")
@@ -142,8 +143,9 @@ def prod(self, dim=None, keepdim=False, dtype=None, outs=()):
 
 @operator("trace", accepts=ALL, promotion="integers to int64")
 def trace(self, outs=()):
-    if self.dim() != 2 or (self.dtype is torch.bool and self.device.type == "cpu"):
-        raise Decline("no matrix, or one of bools, which ATen adds up on GPUs alone")
+    # ATen's CPU kernel has no bool.
+    if self.dim() != 2 or (self.dtype is torch.bool and aten.on_cpu()):
+        raise Decline(f"trace of {self.dim()} dimensions of {self.dtype} on {self.device.type}")
     _check_natural(self, None, None, outs)
     return _summed(_sum, self.diagonal(), None, False, None, outs)
 
@@ -168,21 +170,21 @@ def _both_extrema(a_min, a_max, b_min, b_max):
 
 _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
-# With a next block's elements in registers a multiprocessor has seven programs, not eight: 85 us in place of 74 (H200).
+# No prefetch of the next block: its registers would cost a program per multiprocessor.
 _aminmax = Reduction(
     lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, ahead=False
 )
 
 
 def comparable(dtype):
-    """What elements compare in: small integers and bool as int32."""
+    """Return the dtype in which elements are compared: int32 for bool and narrow integers."""
     return opmath(dtype) if dtype.is_floating_point or dtype is torch.int64 else torch.int32
 
 
 def _extremum(reduction, self, dim, keepdim, outs):
     compute = comparable(self.dtype)
     if len({out.stride() for out in outs}) > 1:
-        raise Decline("outputs of several layouts")
+        raise Decline("outputs with different strides")
     dtypes = (self.dtype, torch.int64) if INDEX in reduction.states else (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, compute, empty=False)
 
@@ -200,18 +202,18 @@ def amin(self, dim=None, keepdim=False, outs=()):
 @operator("aminmax", "_aminmax", accepts=ALL)
 def aminmax(self, dim=None, keepdim=False, outs=()):
     if dim is None and keepdim:
-        raise Decline("one element that keeps dimensions")
+        raise Decline("keepdim without dim")
     return _extremum(_aminmax, self, dim, keepdim, outs)
 
 
 @triton.jit
-def _placed(x, index):
+def _with_index(x, index):
     return x, index
 
 
 @triton.jit
 def _first(closer, a, i, b, j):
-    """nan before all, then what is `closer` to the extremum, then the one that comes first."""
+    """Choose between two elements: nan first, then the one `closer` to the extremum, then the lower index."""
     ahead = (closer & (b == b)) | ((a != a) & (b == b))
     ahead = ahead | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(ahead, a, b), tl.where(ahead, i, j)
@@ -229,26 +231,27 @@ def first_smallest(a, i, b, j):
 
 @triton.jit
 def largest_before(a, i, b, j):
-    """`first_largest` where j is after i: b if it is larger, or nan and a is not."""
+    """`first_largest` for i before j: b if it is larger, or nan while a is not."""
     stays = (a >= b) | (a != a)
     return tl.where(stays, a, b), tl.where(stays, i, j)
 
 
 @triton.jit
 def smallest_before(a, i, b, j):
+    """`first_smallest` for i before j."""
     stays = (a <= b) | (a != a)
     return tl.where(stays, a, b), tl.where(stays, i, j)
 
 
 @triton.jit
-def _place(value, index, count):
+def _index(value, index, count):
     return index
 
 
-_max = Reduction(lowest, _placed, first_largest, both, (None, INDEX), 2, follow=largest_before)
-_min = Reduction(highest, _placed, first_smallest, both, (None, INDEX), 2, follow=smallest_before)
-_argmax = Reduction(lowest, _placed, first_largest, _place, (None, INDEX), follow=largest_before)
-_argmin = Reduction(highest, _placed, first_smallest, _place, (None, INDEX), follow=smallest_before)
+_max = Reduction(lowest, _with_index, first_largest, both, (None, INDEX), 2, follow=largest_before)
+_min = Reduction(highest, _with_index, first_smallest, both, (None, INDEX), 2, follow=smallest_before)
+_argmax = Reduction(lowest, _with_index, first_largest, _index, (None, INDEX), follow=largest_before)
+_argmin = Reduction(highest, _with_index, first_smallest, _index, (None, INDEX), follow=smallest_before)
 
 
 @operator("max", accepts=ALL)
@@ -267,7 +270,7 @@ def min(self, dim=None, keepdim=False, outs=()):
 
 def _arg(reduction, self, dim, keepdim, outs):
     if self.dtype is torch.bool:
-        raise Decline("bool")
+        raise Decline("argmax or argmin of bool")
     return reduced(reduction, (self,), dim, keepdim, (torch.int64,), outs, comparable(self.dtype), empty=False)
 
 
@@ -343,9 +346,9 @@ _equal = Reduction((1,), _same_value, _and, only, (torch.int32,))
 
 @operator("equal", accepts=ALL, promotion="bool")
 def equal(self, other, outs=()):
-    """The host waits for the device, as it does for ATen's."""
+    """Compare all elements. The host reads the answer from the device, as for ATen's kernel."""
     if self.dtype is not other.dtype or self.device != other.device:
-        raise Decline("operands of several dtypes, or on several devices")
+        raise Decline(f"{self.dtype} on {self.device} and {other.dtype} on {other.device}")
     if self.shape != other.shape:
         return (False,)
     (result,) = reduced(_equal, (self, other), None, False, (torch.int64,), outs, self.dtype)
@@ -359,15 +362,16 @@ def count_nonzero(self, dim=None, outs=()):
 
 @triton.jit
 def moment_leaf(x):
+    """(mean, sum of squared distances from it, count) of one element."""
     return x, tl.zeros_like(x), tl.zeros_like(x) + 1.0
 
 
 @triton.jit
 def combine_moments(mean, squares, count, other_mean, other_squares, other_count):
-    """Means, sums of squared distances from them, and counts, of two sets and of both."""
+    """Moments of the union of two sets, from (mean, sum of squared distances from it, count) of each."""
     total = count + other_count
     fraction = other_count / tl.maximum(total, 1.0)
-    # Next to a set of none its mean does not count, infinite as the other may be.
+    # An empty set's mean does not count, even if the other mean is infinite.
     distance = tl.where((count == 0.0) | (other_count == 0.0), 0.0, other_mean - mean)
     mean = tl.where(count == 0.0, other_mean, mean + distance * fraction)
     return mean, squares + other_squares + distance * (distance * (fraction * count)), total
@@ -375,7 +379,7 @@ def combine_moments(mean, squares, count, other_mean, other_squares, other_count
 
 @triton.jit
 def _with_one_more(mean, squares, x, fraction):
-    """Of a set with one more element, which is a `fraction` of it: Welford 1962."""
+    """Moments of a set with one more element x, with `fraction` = 1 / new count: Welford 1962."""
     distance = x - mean
     mean = mean + distance * fraction
     return mean, squares + distance * (x - mean)
@@ -385,7 +389,7 @@ def _with_one_more(mean, squares, x, fraction):
 def _variance(mean, squares, own_count, count, correction):
     divisor = tl.maximum(count - correction, 0.0).to(squares.dtype)
     variance = true_divide(squares, tl.broadcast_to(divisor, squares.shape))
-    # An infinite element is as far from the mean as infinity from itself.
+    # nan if an element is infinite: inf - inf.
     return tl.where(mean - mean == 0.0, variance, float("nan"))
 
 
@@ -407,13 +411,13 @@ def _deviation_mean(mean, squares, own_count, count, correction):
 
 
 @triton.jit
-def _part_of_mean(x, count):
+def _mean_term(x, count):
     return x * true_divide(tl.full((), 1.0, x.dtype), count.to(x.dtype))
 
 
 @triton.jit
-def _part_of_error(x, estimate, count):
-    return _part_of_mean(x - estimate, count)
+def _mean_error_term(x, estimate, count):
+    return _mean_term(x - estimate, count)
 
 
 @triton.jit
@@ -432,14 +436,14 @@ def _moments_of_block(estimate, mean, squares, count):
 
 
 def moments(project, results):
-    """A reduction to results of (mean, sum of squared distances from it, count).
+    """Return the reduction whose state is (mean, sum of squared distances from it, count).
 
-    A block's mean is a sum of parts, which does not overflow, and then the mean distance from that is added: elements
-    that are all alike have no variance.
+    A block's mean is a sum of x / count, which does not overflow. A second stage adds the mean distance from it, so
+    that equal elements have a variance of exactly 0.
     """
     stages = (
-        Stage(0.0, _part_of_mean, add_states),
-        Stage(0.0, _part_of_error, add_states, _corrected, refining=True),
+        Stage(0.0, _mean_term, add_states),
+        Stage(0.0, _mean_error_term, add_states, _corrected, refining=True),
         Stage(0.0, _squared_distance, add_states),
     )
     gathered = {"stages": stages, "gather": _moments_of_block, "grow": _with_one_more}
@@ -454,10 +458,10 @@ def _spread(reduction, self, dim, correction, keepdim, outs):
     if self.dtype not in FLOATS:
         raise Decline(f"dtype {self.dtype}")
     if isinstance(correction, complex) or (not self.numel() and correction is not None and correction < 0):
-        raise Decline("complex correction, or a negative one of no elements")
+        raise Decline(f"correction {correction} for {self.numel()} elements")
     numbers = (1.0 if correction is None else float(correction),)
     if not math.prod(self.shape[d] for d in dimensions(dim, self.dim())) > numbers[0]:
-        raise Decline("no degrees of freedom, of which ATen warns, or none that is a number")
+        raise Decline(f"correction {correction} is not below the number of elements; ATen warns")
     dtypes = (self.dtype,) * reduction.results
     return reduced(reduction, (self,), dim, keepdim, dtypes, outs, opmath(self.dtype), numbers=numbers)
 
@@ -527,13 +531,13 @@ def _vector_norm(self, ord, dim, keepdim, dtype, outs):
     if dtype not in FLOATS or self.dtype not in FLOATS or torch.promote_types(dtype, self.dtype) is not dtype:
         raise Decline(f"dtype {dtype}")
     if isinstance(ord, complex) or math.isnan(ord):
-        raise Decline("an order that is complex or nan")
-    single = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
-    if single and float(ord) not in _NORMS:
-        # Of one element ATen takes the size, which a power and its root need not give back.
+        raise Decline(f"ord is {ord}; it has to be real and not nan")
+    one_element = math.prod([self.shape[d] for d in dimensions(dim, self.dim())]) == 1 and (self.dim() > 0 or not dim)
+    if one_element and float(ord) not in _NORMS:
+        # The norm of one element is its absolute value in ATen; a power and its root would round.
         ord = 1
     if not self.numel() and not 0 <= ord < 2**16:
-        raise Decline("an empty tensor, of which there is no such norm")
+        raise Decline(f"ord is {ord} for an empty tensor; it has to be in [0, {2**16})")
     reduction = _NORMS.get(float(ord), _any_norm)
     numbers = (float(ord),) if reduction is _any_norm else ()
     return reduced(reduction, (self,), dim, keepdim, (dtype,), outs, opmath(dtype), numbers=numbers)
@@ -556,50 +560,51 @@ def _lowest_finite(dtype):
 
 @triton.jit
 def at_least_lowest(x):
-    """x, or the lowest finite number: a difference from it is a number where one from minus infinity is not."""
+    """max(x, lowest finite number): -inf - x is -inf for the result x, and not nan."""
     return maximum_nan(x, tl.full(x.shape, _lowest_finite(x.dtype), x.dtype))
 
 
 @triton.jit
 def scaled_exponential(x):
-    """(largest, sum of exponentials next to it) of one element; 0 of them for minus infinity."""
+    """(maximum m, sum of exp(x - m)) of one element: the sum is 1, or 0 for -inf, or nan for nan."""
     infinite = tl.abs(x) == float("inf")
-    total = tl.where(infinite, tl.where(x > 0, 1.0, 0.0), x * 0.0 + 1.0)
-    return at_least_lowest(x), total
+    row_sum = tl.where(infinite, tl.where(x > 0, 1.0, 0.0), x * 0.0 + 1.0)
+    return at_least_lowest(x), row_sum
 
 
 @triton.jit
-def combine_exponentials(a, total, b, other):
-    """Of two sets: the larger of their largest, and both sums scaled to it. A difference of equals is 0."""
-    scale = libdevice.exp(tl.where(a == b, 0.0, -tl.abs(a - b)))
-    return maximum_nan(a, b), tl.where(a >= b, total + other * scale, total * scale + other)
+def combine_exponentials(max_a, sum_a, max_b, sum_b):
+    """(maximum, sum of exponentials) of two sets: the sum with the lower maximum is rescaled to the higher one."""
+    # The difference of equal infinities is 0, too.
+    scale = libdevice.exp(tl.where(max_a == max_b, 0.0, -tl.abs(max_a - max_b)))
+    return maximum_nan(max_a, max_b), tl.where(max_a >= max_b, sum_a + sum_b * scale, sum_a * scale + sum_b)
 
 
 @triton.jit
-def _log_sum(largest, total, count):
-    return tl.where(largest == float("inf"), largest, largest + libdevice.log(total))
+def _log_sum(row_max, row_sum, count):
+    return tl.where(row_max == float("inf"), row_max, row_max + libdevice.log(row_sum))
 
 
 @triton.jit
-def _exponential(x, largest, count):
-    return libdevice.exp(x - largest)
+def _exponential(x, row_max, count):
+    return libdevice.exp(x - row_max)
 
 
 @triton.jit
-def _rough_exponential(x, largest, count):
-    return libdevice.exp2((x - largest) * LOG2_E)
+def _rough_exponential(x, row_max, count):
+    return libdevice.exp2((x - row_max) * LOG2_E)
 
 
 def no_exponentials(dtype):
-    """The identity of `combine_exponentials`."""
+    """Return the identity of `combine_exponentials`: (lowest finite number, 0)."""
     return torch.finfo(dtype).min, 0.0
 
 
 def sums_of_exponentials(project, results, rough=False):
-    """A reduction to results of (largest, sum of exponentials next to it); Milakov and Gimelshein 2018.
+    """Return the online-softmax reduction, whose state is (maximum m, sum of exp(x - m)); Milakov and Gimelshein 2018.
 
-    A block gives its largest element first and then the sum, with one exponential an element: if `rough` one that is
-    enough for what is rounded to a half type, with nothing under 2^-126 where the transform is `flushing`.
+    A block finds its maximum first, then the sum, with one exponential an element. `rough` exponentials are exact
+    enough for results rounded to 16-bit floats; below 2^-126 they may be 0 if the transform is `flushing`.
     """
     stages = (
         Stage(lambda dtype: torch.finfo(dtype).min, only, maximum_nan, at_least_lowest),
@@ -617,6 +622,6 @@ log_sum_exp = sums_of_exponentials(_log_sum, 1)
 @operator("logsumexp", accepts=ALL, promotion="int_to_float")
 def logsumexp(self, dim, keepdim=False, outs=()):
     if not len(dim):
-        raise Decline("no dimensions, for which ATen's result has none and its sums have")
+        raise Decline("an empty list of dimensions")
     dtype = self.dtype if self.dtype.is_floating_point else torch.get_default_dtype()
     return reduced(log_sum_exp, (self,), dim, keepdim, (dtype,), outs, opmath(dtype))

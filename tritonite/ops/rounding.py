@@ -1,4 +1,4 @@
-"""Rounding, signs and the parts of a number."""
+"""Rounding, signs, fraction and exponent; complex numbers from polar coordinates."""
 
 import torch
 import triton
@@ -37,7 +37,7 @@ def trunc(self):
 
 @pointwise("round", accepts=NUMBERS)
 def round(self):
-    """To the nearest integer, ties to even."""
+    """Round to the nearest integer, ties to even."""
     if self.dtype.is_floating():
         return libdevice.rint(self)
     return self
@@ -82,14 +82,14 @@ def sgn(self):
 
 @pointwise("angle", promote=Promotion.INT_TO_FLOAT, accepts=FULL_FLOATS + INTS + BOOL)
 def angle(self):
-    """Of a real number: 0, or pi if it is negative."""
+    """Angle of a real number: 0, or pi if the number is negative."""
     result = tl.where(self < 0, tl.full(self.shape, 3.141592653589793, self.dtype), tl.zeros_like(self))
     return tl.where(self != self, self, result)
 
 
 @pointwise("frexp", accepts=FLOATS, output_dtypes=(None, torch.int32))
 def frexp(self):
-    """Mantissa in [0.5, 1) and exponent, from the bits; subnormals are scaled up first."""
+    """Split into a mantissa in [0.5, 1) and an exponent, by bits. Subnormals are scaled up first."""
     if self.dtype == tl.float64:
         integer: tl.constexpr = tl.int64
         bits: tl.constexpr = 52
@@ -119,12 +119,12 @@ def _polar(abs, angle):
     return abs * libdevice.cos(angle), abs * libdevice.sin(angle)
 
 
-_polar_of = _polar.formula
+_polar_formula = _polar.formula
 
 
 @scalar_kernel(accepts=(torch.float32,), output_dtypes=(torch.int64,))
-def _polar_word(abs, angle):
-    real, imag = _polar_of(abs, angle)
+def _packed_polar(abs, angle):
+    real, imag = _polar_formula(abs, angle)
     return pack_complex(real, imag)
 
 
@@ -133,9 +133,9 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 @operator("polar", kernels=(_polar,))
 def polar(abs, angle, outs=()):
-    """Written in words of both parts, or of float64 through views of it."""
+    """Store complex64 as one int64 of both components, complex128 as two strided views."""
     if abs.dtype is not angle.dtype or abs.dtype not in _COMPLEX:
-        raise Decline(f"dtypes {abs.dtype} and {angle.dtype}")
+        raise Decline(f"dtypes {abs.dtype} and {angle.dtype}; float32 or float64 for both are served")
     if not outs:
         shape = broadcast_shape((abs.shape, angle.shape))
         strides = output_strides(shape, [(t.shape, t.stride()) for t in (abs, angle)], False)
@@ -143,8 +143,8 @@ def polar(abs, angle, outs=()):
     if outs[0].dtype is not _COMPLEX[abs.dtype]:
         raise Decline(f"output of dtype {outs[0].dtype}")
     if abs.dtype is torch.float32:
-        _polar_word.run((abs, angle), (words(outs[0]),))
+        _packed_polar.run((abs, angle), (words(outs[0]),))
     else:
-        parts = torch.view_as_real(outs[0])
-        _polar.run((abs, angle), (parts[..., 0], parts[..., 1]))
+        components = torch.view_as_real(outs[0])
+        _polar.run((abs, angle), (components[..., 0], components[..., 1]))
     return outs

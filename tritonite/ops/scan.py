@@ -1,6 +1,6 @@
-"""Scans along a dimension: sums, products, logarithms of sums of exponentials, extrema with their places.
+"""Scans along a dimension: cumulative sums, products, log-sum-exps, and extrema with their indices.
 
-Each is the reduction of the elements so far.
+A scan is declared as a `Reduction`, and the engine reduces the elements so far.
 """
 
 import torch
@@ -12,6 +12,7 @@ from tritonite.engine.outputs import dimensions, outputs
 from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.scan import scanned
 from tritonite.errors import Decline
+from tritonite.ops import aten
 from tritonite.ops.reduction import (
     accumulated_dtype,
     add_states,
@@ -34,10 +35,7 @@ _sum = Reduction((0,), same, add_states, added_to_zero)
 
 
 def _accumulated(reduction, self, dim, dtype, outs):
-    """On a CPU ATen adds float32 up in float64, and so does this.
-
-    The sum of a tensor without dimensions is its element, with the sign that its zero has.
-    """
+    """Scan in `dtype`. A 0-d tensor is copied, which keeps the sign of -0.0."""
     dtype = accumulated_dtype(self, dtype, outs)
     if not self.dim():
         dimensions(dim, 0)
@@ -45,7 +43,8 @@ def _accumulated(reduction, self, dim, dtype, outs):
         if outs[0] is not self:
             move(self, outs[0])
         return outs
-    compute = torch.float64 if dtype is torch.float32 and self.device.type == "cpu" else comparable(dtype)
+    # ATen's CPU kernels accumulate float32 in float64.
+    compute = torch.float64 if dtype is torch.float32 and aten.on_cpu() else comparable(dtype)
     return scanned(reduction, self, dim, (dtype,), outs, compute)
 
 
@@ -66,21 +65,21 @@ def logcumsumexp(self, dim, outs=()):
 
 
 @triton.jit
-def _placed_from_end(x, index):
-    """Of equals ATen takes the last, which is the first by negative places."""
+def _with_negative_index(x, index):
+    """State of one element. Among equals ATen returns the last, which has the lowest negative index."""
     return x, -index
 
 
 @triton.jit
-def _value_and_place(x, place, count):
-    return x, -place
+def _value_and_index(x, negative_index, count):
+    return x, -negative_index
 
 
 @triton.jit
 def _largest_after(a, i, b, j):
-    """`first_largest` of places from the end, where j is after i: b if it is as large, or nan.
+    """`first_largest` of negative indices, with j after i: b if it is nan or at least a.
 
-    Nothing that is written comes after the identity, which a place from the end would go before.
+    Only lanes past the end hold the identity, and nothing that is written comes after them.
     """
     return largest_before(b, j, a, i)
 
@@ -90,8 +89,10 @@ def _smallest_after(a, i, b, j):
     return smallest_before(b, j, a, i)
 
 
-_max = Reduction(lowest, _placed_from_end, first_largest, _value_and_place, (None, INDEX), 2, follow=_largest_after)
-_min = Reduction(highest, _placed_from_end, first_smallest, _value_and_place, (None, INDEX), 2, follow=_smallest_after)
+_max = Reduction(lowest, _with_negative_index, first_largest, _value_and_index, (None, INDEX), 2, follow=_largest_after)
+_min = Reduction(
+    highest, _with_negative_index, first_smallest, _value_and_index, (None, INDEX), 2, follow=_smallest_after
+)
 
 
 def _extrema(reduction, self, dim, outs):
@@ -110,7 +111,7 @@ def cummin(self, dim, outs=()):
 
 def _extrema_into(reduction, self, values, indices, dim):
     if dim < 0:
-        raise Decline("a dimension counted from the last, which ATen does not take here")
+        raise Decline(f"dimension {dim}; this overload takes no negative one")
     _extrema(reduction, self, dim, (values, indices))
     return ()
 

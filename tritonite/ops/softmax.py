@@ -1,4 +1,8 @@
-"""Softmax, its logarithm, and their gradients; the largest element and the sum of exponentials come in one pass."""
+"""Softmax, log-softmax, masked softmax, and their gradients.
+
+Each is a `RowTransform`: an online-softmax reduction gives the row's maximum and sum, and a formula is applied to every
+element.
+"""
 
 import torch
 import triton
@@ -10,6 +14,7 @@ from tritonite.engine.rows.declare import Reduction, RowTransform
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, inverse
+from tritonite.ops import aten
 from tritonite.ops.reduction import (
     add_states,
     added_to_zero,
@@ -24,61 +29,64 @@ from tritonite.registry import operator
 
 
 @triton.jit
-def _total(largest, total):
-    # An exponential next to an infinite element is nan, as inf - inf is.
-    return tl.where(largest == float("inf"), float("nan"), total)
+def _nan_if_infinite(row_max, row_sum):
+    # ATen computes exp(inf - inf), which is nan.
+    return tl.where(row_max == float("inf"), float("nan"), row_sum)
 
 
 @triton.jit
-def _largest_and_inverse(largest, total, count):
-    return largest, inverse(_total(largest, total))
+def _max_and_inverse_sum(row_max, row_sum, count):
+    return row_max, inverse(_nan_if_infinite(row_max, row_sum))
 
 
 @triton.jit
-def _largest_and_logarithm(largest, total, count):
-    return largest, libdevice.log(_total(largest, total))
+def _max_and_log_sum(row_max, row_sum, count):
+    return row_max, libdevice.log(_nan_if_infinite(row_max, row_sum))
 
 
 @triton.jit
-def _share(x, largest, inverse):
-    return libdevice.exp(x - largest) * inverse
+def _probability(x, row_max, inverse_sum):
+    return libdevice.exp(x - row_max) * inverse_sum
 
 
-# Shares of less than 2^-126 count: exponentials are as many powers of 2 too large, and the inverse is too small.
+# Exponentials are computed times 2^24 and the inverse sum times 2^-24, because probabilities below 2^-126 matter in
+# bfloat16, and exponentials that small are flushed to 0.
 _SHIFT = tl.constexpr(24)
 
 
 @triton.jit
-def _largest_and_shifted_inverse(largest, total, count):
-    return largest, inverse(_total(largest, total)) * (0.5**_SHIFT)
+def _max_and_shifted_inverse_sum(row_max, row_sum, count):
+    return row_max, inverse(_nan_if_infinite(row_max, row_sum)) * (0.5**_SHIFT)
 
 
 @triton.jit
-def _rough_share(x, largest, inverse):
-    return libdevice.exp2((x - largest) * LOG2_E + _SHIFT) * inverse
+def _rough_probability(x, row_max, inverse_sum):
+    return libdevice.exp2((x - row_max) * LOG2_E + _SHIFT) * inverse_sum
 
 
 @triton.jit
-def _safe_share(x, largest, inverse):
-    """0 throughout a row of minus infinities, the inverse of whose sum is infinite."""
-    return tl.where(inverse == float("inf"), 0.0, libdevice.exp(x - largest) * inverse)
+def _safe_probability(x, row_max, inverse_sum):
+    """Softmax that is 0 in a row of -inf, whose sum is 0."""
+    return tl.where(inverse_sum == float("inf"), 0.0, libdevice.exp(x - row_max) * inverse_sum)
 
 
 @triton.jit
-def _log_share(x, largest, logarithm):
-    return x - largest - logarithm
+def _log_probability(x, row_max, log_sum):
+    return x - row_max - log_sum
 
 
-# By whether the result has a half type.
+# Keyed by whether the result's dtype is narrower than the dtype computed in.
 _softmax = {
-    False: RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _share),
-    True: RowTransform(sums_of_exponentials(_largest_and_shifted_inverse, 2, rough=True), _rough_share, flushing=True),
+    False: RowTransform(sums_of_exponentials(_max_and_inverse_sum, 2), _probability),
+    True: RowTransform(
+        sums_of_exponentials(_max_and_shifted_inverse_sum, 2, rough=True), _rough_probability, flushing=True
+    ),
 }
 _log_softmax = {
-    rough: RowTransform(sums_of_exponentials(_largest_and_logarithm, 2, rough), _log_share, flushing=rough)
+    rough: RowTransform(sums_of_exponentials(_max_and_log_sum, 2, rough), _log_probability, flushing=rough)
     for rough in (False, True)
 }
-_safe = dict.fromkeys((False, True), RowTransform(sums_of_exponentials(_largest_and_inverse, 2), _safe_share))
+_safe = dict.fromkeys((False, True), RowTransform(sums_of_exponentials(_max_and_inverse_sum, 2), _safe_probability))
 
 
 @triton.jit
@@ -87,18 +95,18 @@ def _product(grad_output, output):
 
 
 @triton.jit
-def _softmax_gradient(grad_output, output, total):
-    return (grad_output - total) * output
+def _softmax_gradient(grad_output, output, sum_of_products):
+    return (grad_output - sum_of_products) * output
 
 
 @triton.jit
-def _log_softmax_gradient(grad_output, output, total):
-    return grad_output - libdevice.exp(output) * total
+def _log_softmax_gradient(grad_output, output, grad_sum):
+    return grad_output - libdevice.exp(output) * grad_sum
 
 
 @triton.jit
-def _rough_log_softmax_gradient(grad_output, output, total):
-    return grad_output - tl.exp(output) * total
+def _rough_log_softmax_gradient(grad_output, output, grad_sum):
+    return grad_output - tl.exp(output) * grad_sum
 
 
 _softmax_backward = dict.fromkeys(
@@ -111,17 +119,17 @@ _log_softmax_backward = {
 }
 
 
-def _rows(transforms, inputs, dim, dtype, outs):
-    """A transform along `dim`, in the dtype that elements compute in or the result's, if that is wider."""
+def _transform_rows(transforms, inputs, dim, dtype, outs):
+    """Apply a transform along `dim`; compute in the operands' compute dtype or the result's, whichever is wider."""
     for value in inputs:
         if value.dtype not in FLOATS:
             raise Decline(f"dtype {value.dtype}")
         if value.shape != inputs[0].shape:
-            raise Decline("operands of several shapes")
+            raise Decline(f"operands of shapes {tuple(inputs[0].shape)} and {tuple(value.shape)}")
     dims = dimensions(dim, inputs[0].dim())
     if any(not out.is_contiguous() for out in outs):
-        raise Decline("output that is not contiguous, which ATen writes as if it were")
-    # Every element is read for the last time where its result is written.
+        raise Decline("an output that is not contiguous, which ATen takes for contiguous")
+    # No element is read after its result is written, so that an output may be an input.
     outs = outputs(inputs, [inputs[0].shape], [dtype], outs, in_place=inputs)
     compute = torch.promote_types(opmath(inputs[0].dtype), opmath(dtype))
     if inputs[0].numel():
@@ -129,110 +137,112 @@ def _rows(transforms, inputs, dim, dtype, outs):
     return outs
 
 
-def _wider(self, half_to_float):
+def _result_dtype(self, half_to_float):
     if half_to_float and self.dtype is not torch.float16:
-        raise Decline("conversion of another dtype than float16")
-    if half_to_float and self.device.type == "cpu":
-        raise Decline("conversion on a CPU")
+        raise Decline(f"half_to_float for {self.dtype}; float16 is served")
+    # ATen's CPU kernel raises.
+    if half_to_float and aten.on_cpu():
+        raise Decline("half_to_float on a CPU")
     return torch.float32 if half_to_float else self.dtype
 
 
 @operator("_softmax", accepts=FLOATS)
 def _softmax_(self, dim, half_to_float, outs=()):
-    return _rows(_softmax, (self,), dim, _wider(self, half_to_float), outs)
+    return _transform_rows(_softmax, (self,), dim, _result_dtype(self, half_to_float), outs)
 
 
 @operator("_log_softmax", accepts=FLOATS)
 def _log_softmax_(self, dim, half_to_float, outs=()):
-    return _rows(_log_softmax, (self,), dim, _wider(self, half_to_float), outs)
+    return _transform_rows(_log_softmax, (self,), dim, _result_dtype(self, half_to_float), outs)
 
 
-def _of_dtype(transforms, self, dim, dtype, outs):
+def _without_conversion(transforms, self, dim, dtype, outs):
     if dtype not in (None, self.dtype):
-        raise Decline("conversion to another dtype")
-    return _rows(transforms, (self,), dim, self.dtype, outs)
+        raise Decline(f"conversion from {self.dtype} to {dtype}")
+    return _transform_rows(transforms, (self,), dim, self.dtype, outs)
 
 
 @operator("softmax", accepts=FLOATS)
 def softmax(self, dim, dtype=None, outs=()):
-    return _of_dtype(_softmax, self, dim, dtype, outs)
+    return _without_conversion(_softmax, self, dim, dtype, outs)
 
 
 @operator("log_softmax", accepts=FLOATS)
 def log_softmax(self, dim, dtype=None, outs=()):
-    return _of_dtype(_log_softmax, self, dim, dtype, outs)
+    return _without_conversion(_log_softmax, self, dim, dtype, outs)
 
 
 @operator("_safe_softmax", accepts=FLOATS)
 def _safe_softmax(self, dim, dtype=None, outs=()):
-    return _of_dtype(_safe, self, dim, dtype, outs)
+    return _without_conversion(_safe, self, dim, dtype, outs)
 
 
 def _check_gradient(grad_output, output, input_dtype):
-    """Decline dtypes that ATen refuses, or makes something else of on a CPU."""
-    converted = grad_output.dtype is torch.float32 and input_dtype is torch.float16 and grad_output.device.type != "cpu"
+    """Decline dtypes that ATen's kernel for the device does not take: only GPUs convert float32 to float16."""
+    converted = grad_output.dtype is torch.float32 and input_dtype is torch.float16 and aten.on_gpu()
     if grad_output.dtype is not output.dtype or not (converted or grad_output.dtype is input_dtype):
-        raise Decline("gradients of several dtypes")
+        raise Decline(f"gradient of {grad_output.dtype}, output of {output.dtype}, input of {input_dtype}")
 
 
 @operator("_softmax_backward_data", accepts=FLOATS)
 def _softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
     _check_gradient(grad_output, output, input_dtype)
-    return _rows(_softmax_backward, (grad_output, output), dim, input_dtype, outs)
+    return _transform_rows(_softmax_backward, (grad_output, output), dim, input_dtype, outs)
 
 
 @operator("_log_softmax_backward_data", accepts=FLOATS)
 def _log_softmax_backward_data(grad_output, output, dim, input_dtype, outs=()):
     _check_gradient(grad_output, output, input_dtype)
-    return _rows(_log_softmax_backward, (grad_output, output), dim, input_dtype, outs)
+    return _transform_rows(_log_softmax_backward, (grad_output, output), dim, input_dtype, outs)
 
 
 @triton.jit
-def _unmasked(x, mask):
-    largest, total = scaled_exponential(x)
-    return tl.where(mask != 0, float("-inf"), largest), tl.where(mask != 0, 0.0, total)
+def _exponential_unless_masked(x, mask):
+    row_max, row_sum = scaled_exponential(x)
+    return tl.where(mask != 0, float("-inf"), row_max), tl.where(mask != 0, 0.0, row_sum)
 
 
 @triton.jit
-def _masked_share(x, mask, largest, inverse):
-    """0 where the mask is set; nan throughout a row where it is set everywhere."""
-    return tl.where(mask != 0, 0.0, libdevice.exp(x - largest)) * inverse
+def _masked_probability(x, mask, row_max, inverse_sum):
+    """0 where the mask is set, and nan in a row that is masked everywhere."""
+    return tl.where(mask != 0, 0.0, libdevice.exp(x - row_max)) * inverse_sum
 
 
 @triton.jit
-def _unmasked_product(grad_output, output, mask):
+def _product_unless_masked(grad_output, output, mask):
     return tl.where(mask != 0, 0.0, grad_output * output)
 
 
 @triton.jit
-def _masked_gradient(grad_output, output, mask, total):
-    return tl.where(mask != 0, 0.0, (grad_output - total) * output)
+def _masked_gradient(grad_output, output, mask, sum_of_products):
+    return tl.where(mask != 0, 0.0, (grad_output - sum_of_products) * output)
 
 
 _masked = RowTransform(
-    Reduction(no_exponentials, _unmasked, combine_exponentials, _largest_and_inverse, (None, None), 2), _masked_share
+    Reduction(no_exponentials, _exponential_unless_masked, combine_exponentials, _max_and_inverse_sum, (None, None), 2),
+    _masked_probability,
 )
-_masked_backward = RowTransform(Reduction((0.0,), _unmasked_product, add_states, added_to_zero), _masked_gradient)
+_masked_backward = RowTransform(Reduction((0.0,), _product_unless_masked, add_states, added_to_zero), _masked_gradient)
 
 
-def _spread(mask, shape, mask_type):
-    """The mask as one of `shape`: of sources and targets (type 0), of padded keys (1), or of all elements (2)."""
+def _expand_mask(mask, shape, mask_type):
+    """Expand a mask to `shape`: of (query, key) for type 0, of (batch, key) for type 1, of all elements for type 2."""
     if mask.dtype is not torch.bool:
-        raise Decline(f"mask of dtype {mask.dtype}")
+        raise Decline(f"mask of dtype {mask.dtype}; bool is served")
     if mask.shape == shape:
         return mask
     if len(shape) == 4 and mask_type == 0 and mask.shape == shape[2:]:
         return mask.expand(shape)
     if len(shape) == 4 and mask_type == 1 and tuple(mask.shape) == (shape[0], shape[3]):
         return mask.view(shape[0], 1, 1, shape[3]).expand(shape)
-    raise Decline("mask of another shape")
+    raise Decline(f"mask of shape {tuple(mask.shape)} and type {mask_type} for an input of {tuple(shape)}")
 
 
-def _with_mask(transform, operands, mask, dim, outs):
+def _transform_masked_rows(transform, operands, mask, dim, outs):
     check_floats(*operands)
     first = operands[0]
     if any(operand.shape != first.shape for operand in operands) or not first.dim():
-        raise Decline("operands of several shapes, or of no dimensions")
+        raise Decline("operands of different shapes, or 0-d ones")
     dims = dimensions(-1 if dim is None else dim, first.dim())
     outs = outputs((*operands, mask), [first.shape], [first.dtype], outs)
     if first.numel():
@@ -242,17 +252,22 @@ def _with_mask(transform, operands, mask, dim, outs):
 
 @operator("_masked_softmax", accepts=FLOATS)
 def _masked_softmax(self, mask, dim=None, mask_type=None, outs=()):
-    if not self.numel() and self.device.type != "cpu":
-        raise Decline("no elements, for which ATen's launch fails")
+    # ATen's GPU kernel fails to launch.
+    if not self.numel() and aten.on_gpu():
+        raise Decline("an input without elements")
     if not self.is_contiguous():
-        raise Decline("an input that is not contiguous, whose layout ATen's result may have")
-    if mask_type not in (0, 1, 2) and (mask_type is not None or self.device.type != "cpu"):
-        raise Decline("a mask without a type")
-    return _with_mask(_masked, (self,), _spread(mask, self.shape, mask_type), dim, outs)
+        raise Decline("an input that is not contiguous, whose strides ATen may keep")
+    # ATen's CPU kernel takes a mask without a type.
+    if mask_type not in (0, 1, 2) and (mask_type is not None or aten.on_gpu()):
+        raise Decline(f"mask type {mask_type}; 0, 1 and 2 are served")
+    return _transform_masked_rows(_masked, (self,), _expand_mask(mask, self.shape, mask_type), dim, outs)
 
 
 @operator("_masked_softmax_backward", accepts=FLOATS)
 def _masked_softmax_backward(grad_output, output, mask, dim=None, outs=()):
-    if grad_output.device.type != "cpu" and not grad_output.is_contiguous():
-        raise Decline("a gradient with gaps, or in another order, which ATen's result may have")
-    return _with_mask(_masked_backward, (grad_output, output), _spread(mask, output.shape, None), dim, outs)
+    # ATen's GPU result may keep the gradient's strides.
+    if aten.on_gpu() and not grad_output.is_contiguous():
+        raise Decline("a gradient that is not contiguous")
+    return _transform_masked_rows(
+        _masked_backward, (grad_output, output), _expand_mask(mask, output.shape, None), dim, outs
+    )

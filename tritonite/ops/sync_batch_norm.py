@@ -1,6 +1,6 @@
-"""What `torch.nn.SyncBatchNorm` is made of: batch normalisation in steps, between which processes talk to each other.
+"""The steps of `torch.nn.SyncBatchNorm`: batch normalisation, between whose steps processes exchange statistics.
 
-ATen has these on CUDA alone. Statistics are in the dtype computed in, and parameters in that or the input's.
+ATen has these operators on CUDA only. Statistics have the compute dtype, parameters that or the input's dtype.
 """
 
 import torch
@@ -20,7 +20,7 @@ from tritonite.ops.batch_norm import (
     running_pair,
     running_update,
 )
-from tritonite.ops.normalization import check_without_gaps, expanded, parameters_dtype, present
+from tritonite.ops.normalization import check_contiguous, expanded, parameters_dtype, present
 from tritonite.ops.reduction import (
     add_pairs,
     add_states,
@@ -38,7 +38,7 @@ from tritonite.runtime.contract import empty
 
 @triton.jit
 def _inverse_deviation(variance, eps):
-    """0 where there is no variance, and nothing is added to it."""
+    """1 / sqrt(variance + eps); 0 if both are 0."""
     total = variance + eps.to(variance.dtype)
     return tl.where(total == 0.0, 0.0, inverse(square_root(total)))
 
@@ -49,27 +49,27 @@ def _mean_and_rstd(mean, squares, own_count, count, eps):
 
 
 @triton.jit
-def _moments_of_part(mean, invstd, count, eps):
-    """The mean of a process's elements, and the sum of their squared distances from it."""
+def _moments_of_process(mean, invstd, count, eps):
+    """Recover a process's moments: mean, sum of squared distances from the mean, count."""
     deviation = inverse(invstd)
     return mean, (deviation * deviation - eps.to(mean.dtype)) * count, count
 
 
 @triton.jit
-def _moments_of_equal_part(mean, invstd, eps, count):
-    return _moments_of_part(mean, invstd, count.to(mean.dtype), eps)
+def _moments_of_equal_process(mean, invstd, eps, count):
+    return _moments_of_process(mean, invstd, count.to(mean.dtype), eps)
 
 
 @triton.jit
-def _statistics_of_all(mean, squares, total, count, eps):
-    """With the variance that running statistics keep, which is unbiased."""
+def _global_statistics(mean, squares, total, count, eps):
+    """Return mean, rstd, and the unbiased variance, which running statistics track."""
     rstd = inverse(square_root(true_divide(squares, total) + eps.to(squares.dtype)))
     return mean, rstd, true_divide(squares, total - 1.0)
 
 
 @triton.jit
-def _statistics_of_equal_parts(mean, squares, total, count, eps, of_part):
-    return _statistics_of_all(mean, squares, total, count, eps)
+def _global_statistics_of_equal(mean, squares, total, count, eps, process_count):
+    return _global_statistics(mean, squares, total, count, eps)
 
 
 @triton.jit
@@ -89,12 +89,14 @@ def _times(product, rstd):
 
 _stats = moments(_mean_and_rstd, 2)
 _STATES = (0.0, 0.0, 0.0), (None, None, None)
-_gathered = Reduction(_STATES[0], _moments_of_part, combine_moments, _statistics_of_all, _STATES[1], 3, parametric=True)
+_gathered = Reduction(
+    _STATES[0], _moments_of_process, combine_moments, _global_statistics, _STATES[1], 3, parametric=True
+)
 _gathered_equal = Reduction(
-    _STATES[0], _moments_of_equal_part, combine_moments, _statistics_of_equal_parts, _STATES[1], 3, parametric=True
+    _STATES[0], _moments_of_equal_process, combine_moments, _global_statistics_of_equal, _STATES[1], 3, parametric=True
 )
 _sums = Reduction((0.0, 0.0), _gradient_and_product, add_pairs, both_added_to_zero, (None, None), 2)
-# Of sets of one element.
+# Reductions of one element, that is pointwise kernels.
 _of_parameters = Reduction((0.0, 0.0), _by_weight_and_bias, add_pairs, both_added_to_zero, (None, None), 2)
 _product = Reduction((0.0,), _times, add_states, added_to_zero)
 _total = Reduction((0.0,), same, add_states, added_to_zero)
@@ -104,7 +106,7 @@ _total = Reduction((0.0,), same, add_states, added_to_zero)
 def _normalized(input, mean, invstd, weight, bias):
     result = input - mean
     if weight is not None:
-        # First, as ATen's kernels have it: of a weight of 0 nothing overflows.
+        # Before rstd, as in ATen: a weight of 0 prevents an overflow.
         result *= weight
     result *= invstd
     if bias is not None:
@@ -120,17 +122,17 @@ def _gradient(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
 
 
 def _checked(input, statistics, *parameters):
-    """(the dimensions of a channel, a shape that lays its values along it); declines what ATen refuses."""
+    """Return the dimensions of a channel and the shape of values by channel. Decline dtypes for which ATen raises."""
     check_floats(input)
     parameters_dtype(input, *parameters)
     if any(each.dtype is not opmath(input.dtype) for each in statistics):
-        raise Decline("statistics of another dtype than ATen keeps")
+        raise Decline(f"statistics whose dtype is not {opmath(input.dtype)}")
     return channels_of(input, *statistics, *present(*parameters))
 
 
 @operator("batch_norm_stats", accepts=FLOATS, cuda_only=("batch_norm_stats", "batch_norm_stats.out"))
 def batch_norm_stats(input, eps, outs=()):
-    """The mean of each channel, and the inverse of its standard deviation."""
+    """Mean and rstd of each channel."""
     dims, _ = _checked(input, ())
     compute, channels = opmath(input.dtype), (input.shape[1],)
     outs = outputs((input,), [channels] * 2, [compute] * 2, outs)
@@ -140,29 +142,31 @@ def batch_norm_stats(input, eps, outs=()):
 
 @operator("batch_norm_elemt", accepts=FLOATS, cuda_only=("batch_norm_elemt", "batch_norm_elemt.out"))
 def batch_norm_elemt(input, weight, bias, mean, invstd, eps, outs=()):
-    """The result by statistics that are given."""
+    """Normalise by given statistics."""
     _, along = _checked(input, (mean, invstd), weight, bias)
     strides = format_strides(input.shape, suggests_channels_last(input))
     if outs and not all(same_strides(input.shape, each.stride(), strides) for each in (input, outs[0])):
-        raise Decline("an input and a result of two layouts, or with gaps")
+        raise Decline("an input and an output that are not both in the input's memory format")
     outs = outputs(present(input, weight, bias, mean, invstd), [input.shape], [input.dtype], outs, strides=strides)
     _normalized.run((input, *along_channels(along, mean, invstd, weight, bias)), outs)
     return outs
 
 
 def _gathered_statistics(reduction, input, statistics, counts, running, momentum, numbers, outs):
-    """The statistics of all processes' elements, from each one's, which lie in rows; running ones move on."""
+    """Combine the statistics of processes, a row each, into the global ones, and update the running ones."""
     check_floats(input)
     mean, invstd = statistics
     if mean.dim() != 2 or not mean.numel() or invstd.shape != mean.shape:
-        raise Decline("statistics that do not lie in rows, or none")
-    channels, kind = (mean.shape[1],), running[0].dtype if running else input.dtype
-    if any(tuple(each.shape) != channels or each.dtype is not kind for each in running):
-        raise Decline("running statistics of another number of channels, or of two dtypes")
-    if kind not in FLOATS or any(each.dtype is not opmath(kind) for each in statistics):
-        raise Decline("statistics of another dtype than ATen keeps")
-    if any(tuple(each.shape) != mean.shape[:1] or each.dtype is not kind for each in counts):
-        raise Decline("not one count for each process, of the running statistics' dtype")
+        raise Decline(
+            f"statistics of shapes {tuple(mean.shape)} and {tuple(invstd.shape)}; (processes, channels) is served"
+        )
+    channels, dtype = (mean.shape[1],), running[0].dtype if running else input.dtype
+    if any(tuple(each.shape) != channels or each.dtype is not dtype for each in running):
+        raise Decline(f"running statistics that are not of shape {channels} and of {dtype}")
+    if dtype not in FLOATS or any(each.dtype is not opmath(dtype) for each in statistics):
+        raise Decline(f"statistics of {mean.dtype} and {invstd.dtype} for {dtype}")
+    if any(tuple(each.shape) != mean.shape[:1] or each.dtype is not dtype for each in counts):
+        raise Decline(f"counts that are not one of {dtype} for each process")
     compute = mean.dtype
     outs = outputs((*statistics, *counts, *running), [channels] * 2, [compute] * 2, outs)
     unbiased = empty(channels, compute, mean.device)
@@ -190,20 +194,20 @@ def batch_norm_gather_stats_with_counts(input, mean, invstd, running_mean, runni
     cuda_only=("batch_norm_gather_stats", "batch_norm_gather_stats.out"),
 )
 def batch_norm_gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, count, outs=()):
-    """Of processes that have as many elements each."""
+    """Combine the statistics of processes with `count` elements each."""
     running = running_pair(running_mean, running_var)
     if (running[0] if running else input).dtype.itemsize < 4:
-        raise Decline("a count that ATen rounds to a half type")
+        raise Decline("a count that ATen rounds to a 16-bit float")
     numbers = eps, float(count)
     return _gathered_statistics(_gathered_equal, input, (mean, invstd), (), running, momentum, numbers, outs)
 
 
-def _lie_last(grad_out, input):
-    """Whether ATen has kernels for channels that are next to each other, for the gradient and for the input."""
+def _have_channels_last_kernels(grad_out, input):
+    """Return whether ATen's channels-last kernels serve the gradient, and whether they serve the input."""
     if grad_out.shape != input.shape or grad_out.dtype is not input.dtype:
-        raise Decline("operands of several shapes or dtypes")
+        raise Decline(f"gradient of shape {tuple(grad_out.shape)} and {grad_out.dtype}, unlike the input")
     if any(span(each.shape, each.stride()) >= INT32_LIMIT for each in (grad_out, input)):
-        raise Decline("offsets of 64 bits, which some of ATen's kernels lack")
+        raise Decline("operands that need 64-bit offsets, which some of ATen's kernels lack")
     return has_channels_last_kernels(grad_out), has_channels_last_kernels(input)
 
 
@@ -213,18 +217,18 @@ def _lie_last(grad_out, input):
     cuda_only=("batch_norm_backward_reduce", "batch_norm_backward_reduce.out"),
 )
 def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g, outs=()):
-    """The sums of the gradient and of it times x - mean, and the gradients by weight and bias, which follow."""
+    """Sum the gradient g and g * (x - mean) over each channel; the gradients by weight and bias follow from both."""
     dims, along = _checked(input, (mean, invstd), weight)
-    check_without_gaps(mean, invstd, weight)
-    last, compute, channels = all(_lie_last(grad_out, input)), opmath(input.dtype), mean.shape
+    check_contiguous(mean, invstd, weight)
+    last, compute, channels = all(_have_channels_last_kernels(grad_out, input)), opmath(input.dtype), mean.shape
     if last:
-        # ATen's kernel does not ask what is wanted.
+        # ATen's channels-last kernel ignores the flags.
         input_g, weight_g, bias_g = True, weight is not None, weight is not None
     wanted = (input_g, input_g, weight_g, bias_g)
     if weight is None and (weight_g or bias_g):
-        raise Decline("gradients by parameters that there are not")
+        raise Decline("gradients by weight or bias without a weight")
     if outs and not all(wanted):
-        raise Decline("outputs that are not asked for")
+        raise Decline(f"outputs with the flags {wanted}; all have to be set")
     dtypes = [compute, compute, *[compute if weight is None else weight.dtype] * 2]
     chosen = [i for i in range(4) if wanted[i]]
     found = iter(
@@ -254,17 +258,17 @@ def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, w
     cuda_only=("batch_norm_backward_elemt", "batch_norm_backward_elemt.out"),
 )
 def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count, outs=()):
-    """The gradient by the input, from the sums and the counts of all processes."""
+    """Gradient by the input, from the sums and counts of all processes."""
     statistics = mean, invstd, sum_dy, sum_dy_xmu
     _, along = _checked(input, statistics, weight)
-    check_without_gaps(*statistics, weight, count)
-    (last, alike), compute = _lie_last(grad_out, input), opmath(input.dtype)
+    check_contiguous(*statistics, weight, count)
+    (last, alike), compute = _have_channels_last_kernels(grad_out, input), opmath(input.dtype)
     if last and not alike:
-        raise Decline("operands of two layouts, of which ATen's kernel reads the input as it does the gradient")
+        raise Decline("an input in another memory format than the gradient, which ATen reads as the same")
     if not last and weight is not None and weight.dtype is not compute:
-        raise Decline("a weight of a half type, which ATen refuses where channels are apart")
+        raise Decline("a 16-bit weight with channels that are not last, for which ATen raises")
     if count.dtype is not torch.int32 or not count.numel():
-        raise Decline("counts of another dtype, or none")
+        raise Decline(f"{count.numel()} counts of {count.dtype}; int32 is served")
     strides = input.stride() if last else format_strides(input.shape, False)
     every = present(grad_out, input, *statistics, weight, count)
     outs = outputs(every, [input.shape], [input.dtype], outs, strides=strides)

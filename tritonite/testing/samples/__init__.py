@@ -7,7 +7,9 @@ family's, and is the one to open for a new operator of it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
+from tritonite.ops.families import FAMILIES
 from tritonite.testing.samples.boundaries import at_boundaries
 from tritonite.testing.samples.facts import (
     CHOSEN,
@@ -23,45 +25,10 @@ from tritonite.testing.samples.facts import (
 )
 from tritonite.testing.samples.generate import Sample, calls, samples, values
 
-# A family adds what it needs when it is imported.
-for _family in (
-    "activation",
-    "arithmetic",
-    "attention",
-    "batch_norm",
-    "bessel",
-    "compaction",
-    "conditional",
-    "creation",
-    "cross",
-    "elementary",
-    "embedding",
-    "embedding_bag",
-    "gamma",
-    "histograms",
-    "indexing",
-    "jagged",
-    "loss",
-    "matmul",
-    "movement",
-    "nll_loss",
-    "normalization",
-    "polynomial",
-    "random",
-    "rearrangement",
-    "reduction",
-    "rounding",
-    "sampling",
-    "scan",
-    "scatter",
-    "searching",
-    "segment",
-    "sets",
-    "softmax",
-    "sorting",
-    "sync_batch_norm",
-):
-    importlib.import_module(f"tritonite.testing.samples.{_family}")
+# A family's module adds its samples when it is imported; schemas say all of a family without one.
+for _family in (*FAMILIES, "fused"):
+    if importlib.util.find_spec(f"{__name__}.{_family}"):
+        importlib.import_module(f"{__name__}.{_family}")
 
 __all__ = [
     "CHOSEN",

@@ -25,7 +25,7 @@ def _probabilities(op: Op, tensors: facts.Tensors, reduction: Any) -> facts.Tens
 facts.may_decline(
     ("binary_cross_entropy.out",),
     ("* 2", "zero_dim 1"),
-    "an output that ATen wants in the shape of the input, and makes 0-d",
+    "an output for a reduced loss, which ATen first uses in the input's shape",
     "ATen puts the losses of elements in the output before it reduces them, and resizes it",
 )
 facts.may_decline(
@@ -37,7 +37,7 @@ facts.may_decline(
 facts.may_decline(
     ("huber_loss_backward*", "mse_loss_backward*", "smooth_l1_loss_backward*"),
     ("broadcast *",),
-    "operands *",
+    "operands that do not broadcast*",
     "a gradient of more dimensions than the input's, as no loss has",
 )
 

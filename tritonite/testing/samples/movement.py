@@ -174,7 +174,7 @@ facts.may_decline(
 facts.may_decline(
     ("as_strided_copy", "as_strided_scatter"),
     ("functional", "out=", "gradient"),
-    "*a place in the storage, or sizes that it has not",
+    "*a storage offset, or invalid sizes or strides",
     "where a tensor begins in its storage is not in the key of a call",
 )
 
@@ -209,6 +209,6 @@ def _of_dimensions(arguments: dict[str, Any]) -> dict[str, Any]:
 facts.may_decline(
     ("view_as_complex_copy", "view_as_complex_copy.out"),
     ("empty", "zero_dim"),
-    "memory that may begin between two parts, for which ATen raises",
+    "no elements, or memory that is not aligned to 16 bytes",
     "of memory that begins at no 16 bytes a plan does not know whether it begins between two parts",
 )

@@ -102,13 +102,13 @@ def _weight_norm(tensors: facts.Tensors) -> dict[str, Any] | None:
 facts.may_decline(
     ("native_group_norm_backward*",),
     ("sliced",),
-    "tensors with gaps*",
+    "tensors that are neither contiguous*",
     "a gradient with gaps, of which ATen makes a copy",
 )
 facts.may_decline(
     ("native_group_norm_backward*",),
     ("*channels_last*",),
-    "tensors with gaps*",
+    "tensors that are neither contiguous*",
     "ATen's kernel for GPUs copies what has its channels last",
     device="cuda",
 )

@@ -48,13 +48,13 @@ def _masked(tensors: facts.Tensors) -> dict[str, Any] | None:
 facts.may_decline(
     ("_masked_softmax*",),
     ("zero_dim",),
-    "*of no dimensions",
+    "*or 0-d ones",
     "a number is no row",
 )
 facts.may_decline(
     ("log_softmax.with_dtype", "softmax.with_dtype"),
     ("out=",),
-    "*int_out: conversion to another dtype",
+    "*int_out: conversion from *",
     "ATen converts the input first, and asks for softmax of what it has made",
 )
 

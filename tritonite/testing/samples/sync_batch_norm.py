@@ -154,7 +154,7 @@ facts.REFERENCES |= {
 facts.may_decline(
     ("batch_norm_gather_stats", "batch_norm_gather_stats.out"),
     ("*",),
-    "a count that ATen rounds to a half type",
+    "a count that ATen rounds to a 16-bit float",
     "ATen's count has the dtype of running statistics, or of the input",
     dtypes=(torch.float16, torch.bfloat16),
     device="cuda",

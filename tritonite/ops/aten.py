@@ -1,0 +1,25 @@
+"""The one question that results depend on besides their operands: do they follow ATen's CPU or its GPU kernels?
+
+ATen has two kernels for most operators, and the two differ: in the order of roundings, in the sign of a zero, in
+the layout or dtype of a result, in what they refuse. On a GPU results are ATen's GPU results. In Triton's interpreter
+operands are CPU tensors, and results are ATen's CPU results. Code that exists for such a difference asks here, and
+says next to the question what the difference is.
+"""
+
+import triton.language as tl
+
+from tritonite import devices
+
+
+def on_cpu() -> bool:
+    """Return whether results follow ATen's CPU kernels."""
+    return devices.current.type == "cpu"
+
+
+def on_gpu() -> bool:
+    """Return whether results follow ATen's GPU kernels."""
+    return not on_cpu()
+
+
+# The answer for device functions. They import it by name: Triton's cache key has the values of named constants only.
+ON_CPU = tl.constexpr(on_cpu())
