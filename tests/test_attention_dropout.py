@@ -11,7 +11,7 @@ from tritonite.engine.attention import forward, problem
 from tritonite.engine.attention.table import Tile, Tiles
 from tritonite.errors import Decline
 from tritonite.install.python import recordable
-from tritonite.runtime.plan import record
+from tritonite.runtime.recorder import record
 
 SEED, OFFSET, P = 2**63 - 12345, 4 * (2**32 - 3), 0.3
 only_interpreted = pytest.mark.skipif(not tritonite.backend.interpreted, reason="of a state that is set")

@@ -16,7 +16,7 @@ from tritonite.engine.attention.problem import Problem
 from tritonite.engine.attention.table import Tile
 from tritonite.ops import attention
 from tritonite.runtime import contract
-from tritonite.runtime.launch import LibEntry
+from tritonite.runtime.libentry import LibEntry
 
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
 # Programs of 16 keys take the interpreter long: so many, of which there are several splits, where 300 are 19 of them.

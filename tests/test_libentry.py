@@ -10,7 +10,7 @@ import triton.language as tl
 import tritonite
 from tritonite import devices
 from tritonite.errors import InvalidDeclaration
-from tritonite.runtime.launch import _specialization
+from tritonite.runtime.libentry import _specialization
 
 pytestmark = pytest.mark.smoke
 

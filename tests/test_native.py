@@ -19,8 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritonite
 from tritonite.install import override
 from tritonite.registry.names import overload_named
-from tritonite.runtime import launch, native, plan
+from tritonite.runtime import launch, native
 from tritonite.runtime.contract import random_state
+from tritonite.runtime.recorder import Recorder, record
 from tritonite.testing.judge import poisoned
 from tritonite.testing.samples import samples
 from tritonite.testing.stand_in import standing_in
@@ -138,7 +139,7 @@ def test_tensors_not_given_keep_their_place(device):
 def test_numbers_that_do_not_fit_go_to_aten(device):
     i = torch.arange(6, dtype=torch.int8, device=device)
     check("add.Tensor", lambda: i + 1, lambda: i + 1000, lambda: i + 2, replayed=1)
-    assert tritonite.stats()["add.Tensor"].declined == {"number does not fit the dtype": 1}
+    assert tritonite.stats()["add.Tensor"].declined == {"a number outside the range that kernels serve": 1}
 
 
 def outcome(function, *args, **kwargs):
@@ -388,7 +389,7 @@ def _twice_the_tail(xs):
 
 
 def _recorded(run, *leaves):
-    results, recorder = plan.record(lambda: (run(),), leaves)
+    results, recorder = record(lambda: (run(),), leaves)
     return results, recorder.plan(results), recorder.reason
 
 
@@ -403,7 +404,7 @@ def test_a_host_function_is_recorded(device):
 
 
 def test_constants_have_their_parameters_types(device):
-    recorder = plan.Recorder([])
+    recorder = Recorder([])
 
     class Compiled:
         metadata = types.SimpleNamespace(num_warps=4, shared=0)
@@ -420,7 +421,7 @@ def test_constants_have_their_parameters_types(device):
     [
         (lambda x: x.t().exp(), "aten.exp"),
         (lambda x: x.cumsum(0), "aten.cumsum"),
-        (lambda x: torch.ones(2, device=x.device), "it calls"),
+        (lambda x: torch.ones(2, device=x.device), "the host function calls"),
     ],
 )
 def test_what_no_plan_repeats_is_told(device, run, reason):
@@ -520,7 +521,7 @@ def test_what_launches_may_need(device, dispatcher, host):
 def altered_launches(monkeypatch):
     """What to change of the launches that are recorded: a function from one to another."""
     changes = []
-    plan_of = plan.Recorder.plan
+    plan_of = Recorder.plan
 
     def altered(recorder, results):
         made = plan_of(recorder, results)
@@ -528,7 +529,7 @@ def altered_launches(monkeypatch):
             made.steps = [change(step) for step in made.steps]
         return made
 
-    monkeypatch.setattr(plan.Recorder, "plan", altered)
+    monkeypatch.setattr(Recorder, "plan", altered)
     return changes
 
 
@@ -574,7 +575,7 @@ def test_plans_keep_their_kernels_alive_and_let_them_go(device, dispatcher, alte
 
 
 def test_a_launch_of_nothing_is_no_launch():
-    recorder = plan.Recorder([])
+    recorder = Recorder([])
     recorder.add(["i32"], [7], (4, 0, 1), None, print)
     assert recorder.plan([]).launches == []
 

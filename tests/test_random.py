@@ -13,7 +13,7 @@ from tritonite.engine import random as engine
 from tritonite.engine.iteration import contiguous_strides, fastest_first
 from tritonite.errors import Decline
 from tritonite.ops.random import rrelu_with_noise
-from tritonite.runtime.contract import Limits
+from tritonite.runtime.symbols import Limits
 
 _ATEN = torch.ops.aten
 on_cpu = pytest.mark.skipif(devices.current.type != "cpu", reason="of seeds that the CPU's generator draws")

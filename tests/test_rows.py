@@ -25,8 +25,7 @@ from tritonite.engine.rows import table as rows_table
 from tritonite.engine.rows.space import Space
 from tritonite.engine.rows.table import Cooperative
 from tritonite.language.indices import quotient
-from tritonite.runtime import launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import LibEntry, libentry
 from tritonite.testing.judge import assert_close
 
 _SOFTMAX = sys.modules["tritonite.ops.softmax"]
@@ -300,7 +299,7 @@ def test_shared_rows_on_streams_and_in_graphs(device, cooperative_launches):
 
 def test_numbers_reach_kernels_as_they_are(device, monkeypatch):
     number, launches = object(), []
-    monkeypatch.setattr(launch.LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
+    monkeypatch.setattr(LibEntry, "run", lambda kernel, *args, **kwargs: launches.append(args))
     x, sums = torch.ones(4, 8, device=device), torch.empty(4, device=device)
     reduction = declare.Reduction((0.0,), None, None, None)
     reduction.run((x,), (1,), (sums,), torch.float32, (number,))

@@ -33,6 +33,6 @@ def test_every_overload_has_one():
 
 def test_a_docstring_lists_overloads_dtypes_and_where_a_formula_is_from():
     text = tritonite.ops.gelu.__doc__
-    assert "Family: activation." in text and "Hendrycks" in text and "Kernels take float16, bfloat16," in text
+    assert "Family: activation." in text and "Hendrycks" in text and "Kernels serve float16, bfloat16," in text
     assert "    gelu.out(self: torch.Tensor, *, approximate: str = 'none', out: torch.Tensor) -> torch.Tensor" in text
     assert "    max.other(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor  (ATen)" in tritonite.ops.max.__doc__

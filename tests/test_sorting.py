@@ -22,7 +22,7 @@ from tritonite.engine.sorting.table import Slower
 from tritonite.errors import Decline
 from tritonite.ops import sets, sorting
 from tritonite.runtime import contract
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 from tritonite.testing.samples import DRAWN
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.uint16]

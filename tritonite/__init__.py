@@ -11,8 +11,9 @@ from tritonite.registry import Op
 from tritonite.registry import overloads as _overloads
 from tritonite.report.explain import explain
 from tritonite.report.report import OperatorReport, Report, report
-from tritonite.runtime.launch import libentry
-from tritonite.runtime.stats import Counts, reset_stats, stats
+from tritonite.report.stats import stats
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.stats import Counts, reset_stats
 
 device = _devices.current.type
 backend = _devices.current

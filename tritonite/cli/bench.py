@@ -51,7 +51,7 @@ def _operators(chosen: list[str]) -> list[str]:
     """Return operators and globs unchanged, and add the operators that functions of these names call."""
     chosen = list(map(names.spelled, chosen))
     functions = [function for function in map(names.function_named, chosen) if function is not None]
-    reached = [names.reached(function) for function in functions if names.ways(function, composite=True)]
+    reached = [names.reached(function) for function in functions if names.candidate_calls(function, composite=True)]
     return [*chosen, *sorted({overloads()[name].packet for each in reached for name in each})]
 
 

@@ -105,7 +105,7 @@ def _calls(
     function = names.function_named(operator)
     if function is None:
         raise unknown(operator)
-    for _, parameters in names.ways(function):
+    for _, parameters in names.candidate_calls(function):
         given = _given(parameters, tensors())
         yield from ((values, {}) for values in itertools.islice(itertools.product(*given), _MOST_ATTEMPTS))
 

@@ -19,8 +19,9 @@ from tritonite.language.indices import strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, store_shared
-from tritonite.runtime.contract import Size, empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Size
 
 # Elements that a program takes at a time, and how often at least where there are many.
 _BLOCK, _LEAST = 4096, 2

@@ -15,7 +15,7 @@ from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.movement import check_conversion, move, words
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
 _MOST_PAIRS = 64

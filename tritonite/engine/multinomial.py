@@ -13,7 +13,8 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.random import uniform
 from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import empty, random_state
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 # ATen's blocks, the rows of its grid, and how far a row moves the generator on.
 _ATEN_BLOCK = 128

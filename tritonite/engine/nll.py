@@ -18,7 +18,8 @@ from tritonite.engine.iteration import collapse, contiguous_strides, offset_type
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 
 @triton.jit

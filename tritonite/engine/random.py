@@ -24,7 +24,8 @@ from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.random import interleave4, words
 from tritonite.runtime.contract import empty_strided, random_state
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 # ATen's block, and how far a draw moves a generator on.
 _ATEN_BLOCK = 256

@@ -35,7 +35,7 @@ from tritonite.engine.rows.space import Space
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import settings
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 def _like(state: Any, data: np.ndarray) -> Any:

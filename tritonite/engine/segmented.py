@@ -22,7 +22,8 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 _ELEMENTS = 1024
 _MESSAGE = tl.constexpr("segments that are not one after the other within their rows")

@@ -27,7 +27,7 @@ from tritonite.ops.normalization import BACKWARD, RMS_BACKWARD, gradient_of_norm
 from tritonite.ops.reduction import add_states, combine_moments, moment_leaf, over_count
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty, fusion, settings, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 def skip_layer_norm(

@@ -14,7 +14,7 @@ from tritonite.language.math import true_divide
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.ops.normalization import gradient_of_normalized, normalized_by
 from tritonite.ops.reduction import add_pairs
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit

@@ -23,7 +23,8 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST_HEAD = 256

@@ -27,7 +27,7 @@ from tritonite.fused.check import check_device, check_floats, check_shape
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.registry import library_operator
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 def rotary_embedding(

@@ -1,7 +1,7 @@
-"""Overloads put into torch and taken out again.
+"""From PyTorch's dispatcher to a host function.
 
-- override: `enable`, `disable` and `use_gems`
-- python: the kernel of an overload where the native dispatcher does not run
-- direct: calls of `tritonite.ops`, which go through no dispatcher
-- library: operators outside ATen, with schema, fake function and autograd
+- override: `enable`, `disable` and `use_gems`, which register overloads with torch and switch them on and off
+- python: the kernel of an overload without the native dispatcher, and the function that dispatcher calls for a plan
+- direct: calls of `tritonite.ops` that bypass PyTorch's dispatcher
+- library: operators outside ATen, with schema, fake function, gradient and vmap rule
 """

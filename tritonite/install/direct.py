@@ -1,4 +1,4 @@
-"""Calls that need not pass through PyTorch's dispatcher, and those that have to."""
+"""Calls that bypass PyTorch's dispatcher, and the test of whether a call may."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 @functools.lru_cache(maxsize=1)
 def _ordinary() -> int:
-    """The dispatch keys that ordinary tensors on the CPU or the device have, as bits."""
+    """Return the dispatch keys of ordinary tensors on the CPU and the device, as bits."""
     names = ["ADInplaceOrView"]
     for key in {"CPU", devices.current.dispatch_key or "CPU"}:
         names += [key, f"Autograd{key}", f"Autocast{key}"]
@@ -31,10 +31,10 @@ def _ordinary() -> int:
 
 
 def in_memory(values: Iterable[Any]) -> bool:
-    """Whether all tensors among a call's arguments are ordinary ones, which a kernel can read as they are.
+    """Return whether a kernel can read all tensors among a call's arguments directly.
 
-    Not so are subclasses (fake tensors, DTensor), what functorch wraps, sparse tensors, those on other devices, and
-    those that are negated, conjugated or filled with zeros when they are read: their dispatch keys tell.
+    False for tensor subclasses (fake tensors, DTensor) and for tensors with further dispatch keys: functorch wrappers,
+    sparse tensors, other devices, lazy negation or conjugation, and zero tensors.
     """
     ordinary = ~_ordinary()
     for value in values:
@@ -47,7 +47,7 @@ def in_memory(values: Iterable[Any]) -> bool:
 
 
 def may_pass_by(*args: Any) -> bool:
-    """Whether nothing of PyTorch's dispatcher concerns a call: no gradient, no transform, no mode that traces it."""
+    """Return whether a call may bypass PyTorch's dispatcher: no gradient, no transform and no dispatch mode applies."""
     return not (
         torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
@@ -56,7 +56,7 @@ def may_pass_by(*args: Any) -> bool:
 
 
 class Serving(OpaqueMode):
-    """Within it this thread's calls of ATen run the catalog's kernels, below autograd, transforms and other modes."""
+    """A mode in which calls of ATen run Tritonite's kernels, below autograd, transforms and other modes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -69,7 +69,7 @@ class Serving(OpaqueMode):
 
 
 def increment_versions(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell autograd that a call has written into arguments, as the dispatcher's own kernel for that would."""
+    """Increment autograd's version counters of the arguments that a call has written, as the dispatcher would."""
     for i in op.written:
         value = args[i] if i < len(args) else kwargs.get(op.schema.arguments[i].name)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Operators outside ATen: their schemas, kernels, fakes and gradients, as torch.library knows them."""
+"""Registration of operators outside ATen with torch.library: schema, kernel, fake function, gradient, vmap rule."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tritonite import devices, registry
 from tritonite.errors import Decline, Unsupported
 from tritonite.install import direct, override, python
 from tritonite.registry import Declaration, Op
+from tritonite.runtime.hollow import without_elements
 from tritonite.runtime.locks import fork_safe_lock
 from tritonite.runtime.opaque import opaque
-from tritonite.runtime.plan import without_elements
 
 _lock = fork_safe_lock()
 _registered: dict[str, Op] = {}
@@ -28,7 +28,7 @@ def _library(namespace: str) -> Any:
 
 
 def register(declarations: Iterable[Declaration]) -> None:
-    """Register those operators of `declarations` that are outside ATen and not registered yet."""
+    """Register the operators outside ATen among `declarations`, once each."""
     with _lock:
         for declaration in declarations:
             if declaration.library is not None and declaration.packets[0] not in _registered:
@@ -36,14 +36,14 @@ def register(declarations: Iterable[Declaration]) -> None:
 
 
 def overload_of(name: str) -> Any:
-    """What torch.ops has for an operator outside ATen, such as "tritonite::silu_and_mul"."""
+    """Return the torch.ops overload of an operator outside ATen, such as "tritonite::silu_and_mul"."""
     namespace, _, own = name.partition("::")
     packet, _, overload = own.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
 def registered() -> dict[str, Op]:
-    """The operators outside ATen that have been registered, by their names with the namespace."""
+    """Return the registered operators outside ATen by qualified name."""
     return dict(_registered)
 
 
@@ -58,7 +58,7 @@ def _register(declaration: Declaration) -> Op:
     if op.written:
         library.impl(own, _without_gradient(op), "Autograd", with_keyset=True)
     else:
-        # Without a formula, a gradient that is asked for raises an error that says so.
+        # With the formula None, torch raises an error for a gradient.
         torch.library.register_autograd(name, formulas.gradient, setup_context=formulas.save, lib=library)
         torch.library.register_vmap(name, _vmapped(op), lib=library)
     key = devices.current.dispatch_key
@@ -74,14 +74,14 @@ def _register(declaration: Declaration) -> Op:
 
 
 def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """A fake that raises what a call does where it declines, and takes meta tensors for those of a device."""
+    """Wrap a fake function: Decline becomes Unsupported, as in a call, and meta tensors are served too."""
 
     @functools.wraps(fake)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             if tensors and all(map(_is_meta, tensors)):
-                return _of_meta(fake, args, kwargs)
+                return _on_meta(fake, args, kwargs)
             return fake(*args, **kwargs)
         except Decline as decline:
             raise Unsupported(name=name, reason=decline.reason) from None
@@ -90,12 +90,12 @@ def _refusing(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on the meta device, and no fake tensor."""
+    """Return whether a tensor is an ordinary one on the meta device, not a fake tensor."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "meta"
 
 
-def _of_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return meta tensors for a call whose tensors are such: fake ones of the device stand for them."""
+def _on_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a fake function on meta tensors, replaced by fake tensors on the device. Returns meta tensors."""
 
     def fake_like(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -108,13 +108,13 @@ def _of_meta(fake: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _without_gradient(op: Op) -> Callable[..., Any]:
-    """The kernel at the key of autograd of an operator that writes into its arguments."""
+    """Return the autograd kernel of an operator that writes into its arguments, and so has no gradient."""
     name = op.overload
 
     @opaque
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs):
-            reason = "it writes into its arguments and has no gradient; take the functional form, or torch.no_grad()"
+            reason = "it writes into its arguments and has no gradient; use the functional form or torch.no_grad()"
             raise Unsupported(name=name, reason=reason)
         with torch._C._AutoDispatchBelowAutograd():
             result = overload_of(name).redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
@@ -125,7 +125,7 @@ def _without_gradient(op: Op) -> Callable[..., Any]:
 
 
 def _vmapped(op: Op) -> Callable[..., Any]:
-    """The operator's rule for torch.vmap: one call where only its leading arguments differ, or else one for each."""
+    """Return the vmap rule: one call if only leading arguments are batched, else one for each batch element."""
     formulas = op.declaration.library
     assert formulas is not None
     leading = formulas.leading
@@ -134,7 +134,7 @@ def _vmapped(op: Op) -> Callable[..., Any]:
         function, size = overload_of(op.qualified), info.batch_size
         pairs = list(zip(op.names, in_dims, args, strict=False))
         ranks = [arg.dim() - (dim is not None) for name, dim, arg in pairs if name in leading and _is_tensor(arg)]
-        # Those of no dimensions do not promote as those of one do, which they would become.
+        # A batch of 0-d tensors becomes 1-d, which promotes differently.
         promotes = formulas.broadcast and 0 in ranks and len({arg.dtype for arg in args if _is_tensor(arg)}) > 1
         if not promotes and all(dim is None or name in leading for name, dim, _ in pairs):
             values = [
@@ -147,12 +147,12 @@ def _vmapped(op: Op) -> Callable[..., Any]:
             ]
             results = function(*values)
         else:
-            every = [
+            calls = [
                 function(*[arg if dim is None else arg.select(dim, i) for dim, arg in zip(in_dims, args, strict=True)])
                 for i in range(size)
             ]
-            several = isinstance(every[0], tuple)
-            columns = zip(*every, strict=True) if several else [every]
+            several = isinstance(calls[0], tuple)
+            columns = zip(*calls, strict=True) if several else [calls]
             stacked = [None if column[0] is None else torch.stack(column) for column in map(tuple, columns)]
             results = tuple(stacked) if several else stacked[0]
         dims = tuple([None if each is None else 0 for each in results]) if isinstance(results, tuple) else 0
@@ -166,5 +166,5 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _batched(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """With so many dimensions after the first."""
+    """Insert dimensions of size 1 after the first, so that `rank` dimensions follow it."""
     return tensor[(slice(None),) + (None,) * (rank + 1 - tensor.dim())]

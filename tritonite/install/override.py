@@ -1,7 +1,7 @@
-"""Putting the catalog's operators in ATen's place, for the process or a scope, and taking them out again.
+"""`enable`, `disable` and `use_gems`: override ATen's operators, for the process or a scope.
 
-An overload is registered with torch when it is first selected and stays so until `disable()`: whether its kernel or
-ATen's runs is a switch, so that a scope costs microseconds once its selection has been in force.
+An overload is registered with torch when it is first selected, and stays registered until `disable()`. A switch decides
+whether Tritonite's kernel or ATen's runs, so that entering a scope again is cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tritonite.runtime.contract import Settings
 from tritonite.runtime.locks import fork_safe_lock
 from tritonite.runtime.opaque import opaque
 
-# Names that `enable()` takes, or functions of torch's.
+# A name that `enable()` takes, or a function of torch.
 Name = str | Callable[..., Any]
 Names = Name | Iterable[Name] | None
 
@@ -38,7 +38,7 @@ _scope_ids = itertools.count(1)
 
 
 class _Layer(NamedTuple):
-    """What `enable()` or a scope selects, also as the native dispatcher takes it, and what it asks of kernels."""
+    """The selection of `enable()` or a scope: overloads, the same as bits for the native dispatcher, and settings."""
 
     names: frozenset[str]
     switches: bytes
@@ -46,10 +46,10 @@ class _Layer(NamedTuple):
 
 
 class _PythonKernels(NamedTuple):
-    """What Python code had registered with torch when it was last looked through.
+    """A cache of the kernels that Python code has registered with torch.
 
-    Looking through all of it takes longer than all else that a scope does. What is there when this module is imported
-    is taken for torch's own, which stays: so if anything has changed, the total has, or something later is gone.
+    Scanning all registrations costs more than the rest of a scope. Registrations at the import of this module are
+    torch's own and stay. The cache is stale if the total has changed or one of the `later` registrations is gone.
     """
 
     total: int
@@ -60,39 +60,39 @@ class _PythonKernels(NamedTuple):
 _AT_IMPORT = frozenset(torch.library._impls)
 _python_kernels = _PythonKernels(-1, frozenset(), frozenset())
 _NOTHING = _Layer(frozenset(), b"", None)
-# Those in force: key 0 is the process-wide one of enable(); each scope adds one. The last one decides.
+# Open layers: key 0 is the process-wide layer of enable(), and each scope adds a key. The largest key is in force.
 _layers: dict[int, _Layer] = {}
 _in_force = _NOTHING
-# How to take out each overload that is registered with torch.
+# A function that unregisters, for each overload that is registered with torch.
 _registered: dict[str, Callable[[], None]] = {}
-# Selections that are registered as a whole.
+# Selections whose overloads are all registered.
 _complete: set[frozenset[str]] = set()
-# Those over a kernel that Python code has registered and may take back: they are taken out when they are not in force.
+# Overloads over a kernel that a user's Python code has registered and may remove: unregistered when not in force.
 _over_users: set[str] = set()
-# Whether nothing is to stay registered once the last scope has ended.
-_leaving = False
-# The native dispatcher, once it has been asked for and is there.
+# Whether to unregister everything when the last scope ends.
+_disabling = False
+# The native dispatcher, once loaded.
 _native: ModuleType | None = None
 
 
 def select(include: Names = None, exclude: Names = None) -> frozenset[str]:
-    """The overloads that `include` (default: the verified) names and `exclude` does not. Raises UnknownOperator."""
+    """Return the overloads of `include` (default: all verified) without those of `exclude`. Raises UnknownOperator."""
     return _selected(_listed(include), _listed(exclude))
 
 
 def _listed(given: Names) -> tuple[Name, ...] | None:
     if given is None:
         return None
-    every = (given,) if isinstance(given, str) or callable(given) else tuple(given)
-    return tuple([names.spelled(name) if isinstance(name, str) else name for name in every])
+    listed = (given,) if isinstance(given, str) or callable(given) else tuple(given)
+    return tuple([names.spelled(name) if isinstance(name, str) else name for name in listed])
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _selected(include: tuple[Name, ...] | None, exclude: tuple[Name, ...] | None) -> frozenset[str]:
     chosen = frozenset(registry.overloads()) if include is None else _match(include)
-    # What ATen has on another kind of device alone has no place here.
+    # Without overloads that ATen has on another kind of device only.
     chosen = frozenset(name for name in chosen if registry.overloads()[name].has_place)
-    # What is not verified on this kind of device is asked for by its own name, or by a pattern that has it.
+    # An overload that is not verified on this kind of device has to be named, or to match a glob.
     named = [pattern for pattern in include or () if isinstance(pattern, str)]
     verified = {name for name in chosen if registry.overloads()[name].verified}
     chosen = frozenset(name for name in chosen if name in verified or any(_names(each, name) for each in named))
@@ -104,26 +104,29 @@ def _match(patterns: Iterable[Name]) -> frozenset[str]:
 
 
 def _match_one(pattern: Name) -> frozenset[str]:
-    every = list(registry.overloads())
+    table = registry.overloads()
     function = names.function_named(pattern) if isinstance(pattern, str) else names.known_function(pattern)
-    found = {name for name in every if isinstance(pattern, str) and _names(pattern, name)}
+    found = {name for name in table if isinstance(pattern, str) and _names(pattern, name)}
     if function is not None and not (found and isinstance(function, torch._ops.OpOverload)):
         found |= names.reached(function)
     if not found:
-        raise unknown(pattern, "" if function is None else " (what it calls of ATen has no kernel here)")
+        raise unknown(pattern, "" if function is None else " (no ATen operator that it calls has a kernel here)")
     return frozenset(found)
 
 
 def unknown(name: Name, hint: str = "") -> UnknownOperator:
-    """The error for a name that nothing has, with the nearest of those that there are, if there is no other `hint`."""
-    every = registry.overloads()
+    """Return the error for an unknown name, with `hint` or else the nearest known name."""
+    table = registry.overloads()
     text = name if isinstance(name, str) else getattr(name, "__name__", str(name))
-    known = [*{overload.partition(".")[0] for overload in every}, *every]
+    known = [*{overload.partition(".")[0] for overload in table}, *table]
     return UnknownOperator(name=text, hint=hint or did_you_mean(text, known))
 
 
 def _names(pattern: str, overload: str) -> bool:
-    """A name without overload stands for all of them, in-place ones too; "add.default" for the unnamed overload."""
+    """Return whether a name or glob matches an overload.
+
+    A name without an overload matches all, in-place ones too; "add.default" matches the unnamed overload only.
+    """
     packet, _, rest = overload.partition(".")
     spelled = overload if rest else f"{packet}.default"
     operator = packet if packet.endswith("__") else packet.removesuffix("_")
@@ -136,13 +139,13 @@ def _layer(include: Names, exclude: Names, faster_only: bool, invariant: bool) -
 
 
 def _apply() -> None:
-    """Put the last layer in force."""
+    """Put the layer entered last in force, or nothing if none is open."""
     layer = _layers[max(_layers)] if _layers else _NOTHING
     if layer is not _in_force:
         _put_in_force(layer)
-    if _leaving and not _layers:
+    if _disabling and not _layers:
         for name in list(_registered):
-            _take_out(name)
+            _unregister(name)
 
 
 def _put_in_force(layer: _Layer) -> None:
@@ -150,36 +153,36 @@ def _put_in_force(layer: _Layer) -> None:
     wanted = layer.names
     if _over_users:
         for name in _over_users - wanted:
-            _take_out(name)
+            _unregister(name)
     if wanted:
-        users = _of_users(wanted)
+        users = _with_users_kernel(wanted)
         if users or wanted not in _complete:
             _register(wanted, users)
     _in_force = layer
     contract.put_in_force(layer.settings)
     python.put_in_force(wanted)
     if _native is not None:
-        _tell(_native)
+        _select_native(_native)
 
 
 def _register(wanted: frozenset[str], users: frozenset[str]) -> None:
-    """Have all overloads of a selection registered, over the kernels of `users` too."""
+    """Register all overloads of a selection that are not registered. `users` have a user's kernel."""
     users -= _in_force.names
     for name in users & _registered.keys():
-        # A kernel that came after ours is in its place.
-        _take_out(name)
+        # A kernel that a user registered later has replaced ours.
+        _unregister(name)
     missing = wanted - _registered.keys()
     _over_users.update(users)
-    # Apart, so that they can be taken out without the others.
-    _put_in(sorted(missing - users))
-    _put_in(sorted(missing & users))
+    # Separate libraries, so that overloads of `users` can be unregistered without the others.
+    _register_with_torch(sorted(missing - users))
+    _register_with_torch(sorted(missing & users))
     if len(_complete) >= _MOST_SELECTIONS:
         _complete.clear()
     _complete.add(wanted)
 
 
-def _put_in(names: list[str]) -> None:
-    """Register overloads with torch."""
+def _register_with_torch(names: list[str]) -> None:
+    """Register overloads with torch, with the native dispatcher's kernel or else Python's."""
     if not names:
         return
     key, table = devices.current.dispatch_key, registry.overloads()
@@ -190,7 +193,7 @@ def _put_in(names: list[str]) -> None:
             _registered[name] = functools.partial(dispatcher.uninstall, name)
         return
     with warnings.catch_warnings():
-        # torch warns once in a process that a kernel is overridden, which is what was asked for.
+        # Silences torch's warning that a kernel is overridden.
         warnings.filterwarnings("ignore", message=r"(?s).*verrid", category=UserWarning)
         library = torch._C._dispatch_library("IMPL", "aten", key, "tritonite", 0)
         remove = functools.partial(_remove_all, library, names)
@@ -199,11 +202,11 @@ def _put_in(names: list[str]) -> None:
             _registered[name] = remove
 
 
-def _take_out(name: str) -> None:
-    """Take an overload, and what shares its library with torch, out of it."""
+def _unregister(name: str) -> None:
+    """Unregister an overload, and all others of the same torch library."""
     _over_users.discard(name)
     _complete.clear()
-    # It may have gone with others of its library.
+    # Another overload of the library may have removed this one.
     if name in _registered:
         _registered.pop(name)()
 
@@ -214,34 +217,35 @@ def _remove_all(library: Any, names: list[str]) -> None:
         _registered.pop(name, None)
 
 
-def _of_users(wanted: frozenset[str]) -> frozenset[str]:
-    """The overloads among them that Python code has registered a kernel of its own for, which it may take back."""
+def _with_users_kernel(wanted: frozenset[str]) -> frozenset[str]:
+    """Return the overloads in `wanted` for which a user's Python code has registered a kernel that it may remove."""
     global _python_kernels
-    places = torch.library._impls
-    if len(places) != _python_kernels.total or not _python_kernels.later <= places:
+    # Keys such as "aten/add.Tensor/CUDA".
+    keys = torch.library._impls
+    if len(keys) != _python_kernels.total or not _python_kernels.later <= keys:
         begin, end = "aten/", f"/{devices.current.dispatch_key}"
-        ours = [place for place in places if place.startswith(begin) and place.endswith(end)]
-        overloads = frozenset(place[len(begin) : -len(end)] for place in ours)
-        _python_kernels = _PythonKernels(len(places), places - _AT_IMPORT, overloads)
+        on_device = [key for key in keys if key.startswith(begin) and key.endswith(end)]
+        overloads = frozenset(key[len(begin) : -len(end)] for key in on_device)
+        _python_kernels = _PythonKernels(len(keys), keys - _AT_IMPORT, overloads)
     return _python_kernels.overloads & wanted
 
 
 @functools.lru_cache(maxsize=_MOST_SELECTIONS)
 def _switches(names: frozenset[str]) -> bytes:
-    """A selection as the native dispatcher takes it: a bit for each overload in the catalog's order, in whole words."""
+    """Return a selection as bits, one for each overload in the order of `overloads()`, padded to 64-bit words."""
     table = registry.overloads()
     bits = sum(1 << i for i, name in enumerate(table) if name in names)
     return bits.to_bytes(8 * -(-len(table) // 64), "little")
 
 
-def _tell(dispatcher: ModuleType) -> None:
-    """Tell the native dispatcher what is in force."""
+def _select_native(dispatcher: ModuleType) -> None:
+    """Pass the selection and the settings in force to the native dispatcher."""
     dispatcher.select(_in_force.switches, (_in_force.settings or contract.settings_of()).bits)
 
 
 @functools.lru_cache(maxsize=1)
 def native_dispatcher() -> ModuleType | None:
-    """The native dispatcher, told of every operator there is; None where calls go through Python."""
+    """Return the native dispatcher, with every operator declared, or None if calls go through Python."""
     global _native
     module = native.module()
     if module is not None:
@@ -250,13 +254,13 @@ def native_dispatcher() -> ModuleType | None:
         launch.share_with(module)
         stats.read_native(module)
         with _lock:
-            _tell(module)
+            _select_native(module)
     _native = module
     return module
 
 
 def declare_native(module: ModuleType, op: Op) -> None:
-    """Tell the native dispatcher of an operator."""
+    """Declare an operator to the native dispatcher."""
     key = devices.current.dispatch_key
     written = [i in op.written for i in range(len(op.schema.arguments))]
     module.declare(op.overload, key, list(op.takes_tensors), written, list(op.slots), python.recording(op))
@@ -266,7 +270,7 @@ _functions: dict[str, Callable[..., Any]] = {}
 
 
 def _function_for(op: Op, key: str) -> Callable[..., Any]:
-    """The override over the kernel now in place; remembered, unless Python code has registered that kernel."""
+    """Return the Python override over the current kernel, cached unless a user's Python code registered that kernel."""
     name = op.overload
     if name in _functions and name not in _over_users:
         return _functions[name]
@@ -286,48 +290,55 @@ def enable(include: Names = None, exclude: Names = None, *, faster_only: bool = 
     """Run ATen's operators as Triton kernels in this process, from every thread, until `disable()`.
 
     Args:
-        include: which ones, one or several: the names of torch's functions ("softmax", "linear") or the functions
-            themselves (torch.relu), which stand for all that their calls reach, in place and in their backward
-            formulas too; overloads ("add.Tensor", torch.ops.aten.add.Tensor); or globs over overloads ("bitwise_*").
-            A name may have its module or namespace before it ("torch.softmax", "aten::add.Tensor").
-            Default: all that are verified on this kind of device. What is not takes a name of its own, or "*".
-        exclude: which of those to leave to ATen, likewise.
-        faster_only: leave calls to ATen for which it is known to be faster on this kind of device. `explain`, `stats`
-            and `report` give "ATen is faster here" for the reason.
-        invariant: have kernels compute an element in the same way, to the bit, however many rows are beside it. It
-            costs speed, and leaves nothing to ATen for its; docs/guides/batch-invariance.md says more.
+        include: operators to run as Triton kernels, one or several of:
 
-    A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, NoDevice where
-    nothing can run.
+            - names of torch's functions ("softmax", "linear") or the functions themselves (torch.relu), for every
+              overload that their calls reach, in-place forms and backward formulas included
+            - overloads ("add.Tensor", torch.ops.aten.add.Tensor)
+            - globs over overloads ("bitwise_*")
+
+            A name may have its module or namespace before it ("torch.softmax", "aten::add.Tensor").
+            Default: all overloads verified on this kind of device. Others must be named or match a glob, such as "*".
+        exclude: operators to leave to ATen, in the same forms.
+        faster_only: decline calls for which ATen is known to be faster on this kind of device. `explain`, `stats` and
+            `report` give the reason "ATen is faster here".
+        invariant: compute the same bits for a row of the batch, however many rows the batch has. Kernels are slower,
+            and no call is declined for speed; docs/guides/batch-invariance.md says more.
+
+    A later call replaces an earlier one. Raises UnknownOperator for a name that matches nothing, and NoDevice without a
+    device to run on.
     """
-    global _leaving
+    global _disabling
     _require_device()
     layer = _layer(include, exclude, faster_only, invariant)
     with _lock:
-        _leaving = False
+        _disabling = False
         _layers[0] = layer
         _apply()
 
 
 @opaque
 def disable() -> None:
-    """Undo `enable()`, and take all of ours out of torch. Scopes that are open stay in force until they end."""
-    global _leaving
+    """Undo `enable()`, and unregister all overloads from torch. Open scopes stay in force until they end."""
+    global _disabling
     with _lock:
-        _leaving = True
+        _disabling = True
         _layers.pop(0, None)
         _apply()
 
 
 class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a function is
-    """`enable()` for the length of a with block; what was in force outside returns at its end, exceptions or not.
+    """Apply `enable()` within a with block, or within calls of a decorated function.
 
-    It decorates functions, with parentheses or without: generators and coroutines have it in force while they run, and
-    not while they wait. One object may be entered several times. Scopes nest, and the one entered last decides alone:
-    inside `use_gems(include="add")` only add is overridden. They are process-wide, as torch's registrations are. A
-    selection's first scope registers it, in milliseconds; later ones switch it on and off, in microseconds, until
-    `disable()` takes it out of torch. So it is with `faster_only` and `invariant`, which are `enable()`'s: those of the
-    scope entered last count, for calls of `tritonite.ops` and `tritonite.fused` too.
+    - Arguments are those of `enable()`.
+    - Scopes are process-wide, as torch's registrations are.
+    - Scopes nest, and the scope entered last decides alone: inside `use_gems(include="add")` only add is overridden.
+    - `faster_only` and `invariant` of the scope entered last also hold for `tritonite.ops` and `tritonite.fused`.
+    - The state before returns at the end of the block, also after an exception.
+    - As a decorator, parentheses are optional. In generators and coroutines a scope is open while they run, not while
+      they wait.
+    - The first scope of a selection registers its overloads; later scopes only switch them on and off, until
+      `disable()` unregisters them.
     """
 
     @opaque
@@ -348,10 +359,10 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
 
     @opaque
     def __enter__(self) -> None:
-        global _leaving
+        global _disabling
         scope = next(_scope_ids)
         with _lock:
-            _leaving = _leaving and len(_layers) > 0
+            _disabling = _disabling and len(_layers) > 0
             _layers[scope] = self._layer
             _apply()
         self._scopes.append(scope)
@@ -379,7 +390,7 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
         return functools.wraps(function)(run)
 
     def _each_step(self, steps: Any) -> Any:
-        """A generator's steps, or a coroutine's, each within the scope."""
+        """Run the steps of a generator or a coroutine, each within the scope."""
         step = functools.partial(next, steps)
         while True:
             try:
@@ -398,11 +409,11 @@ class use_gems(contextlib.ContextDecorator):  # noqa: N801 - called as a functio
 
 
 def installed() -> frozenset[str]:
-    """The overloads in force at this moment."""
+    """Return the overloads in force."""
     return _in_force.names
 
 
 def registered() -> frozenset[str]:
-    """The overloads that are registered with torch, in force or not."""
+    """Return the overloads that are registered with torch, in force or not."""
     with _lock:
         return frozenset(_registered)

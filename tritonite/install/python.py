@@ -1,4 +1,4 @@
-"""Calls through Python: the whole path where there is no native dispatcher, and what that asks when it has no plan."""
+"""Calls through Python: the path without the native dispatcher, and the function that dispatcher calls for a plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch.autograd import profiler
 from tritonite import devices
 from tritonite.errors import Decline, Unsupported
 from tritonite.registry import Op
-from tritonite.runtime import launch, stats
-from tritonite.runtime.contract import Number, Settings, is_capturing, under
+from tritonite.runtime import contract, stats
+from tritonite.runtime.contract import Settings, is_capturing, under
 from tritonite.runtime.opaque import opaque
-from tritonite.runtime.plan import record
+from tritonite.runtime.recorder import record
+from tritonite.runtime.symbols import Number, SlotKind
 
 _NUMBERS = (bool, int, float)
 _FIRST_IN_CAPTURE = "a first call that writes into its arguments while a CUDA graph is captured"
@@ -27,27 +28,27 @@ class _InForce:
 
 
 def put_in_force(names: frozenset[str]) -> None:
-    """Whose host functions run from now on; other overloads that are registered go to ATen."""
+    """Set the overloads whose host functions run; other registered overloads go to ATen."""
     _InForce.names = names
 
 
 def override(op: Op, kernel: Any) -> Callable[..., Any]:
-    """The kernel to register for an operator: its host function, and `kernel`, ATen's, where that declines.
+    """Return the kernel to register for an operator: its host function, and ATen's `kernel` if that declines.
 
-    Where there is no such kernel, as of operators outside ATen, a call that is declined raises Unsupported.
+    `kernel` is None for operators outside ATen, whose declined calls raise Unsupported.
     """
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, devices.current.dispatch_key))
     counts = stats.counts_of(op.overload)
     count_launch, count_decline = counts.count_launch, counts.count_decline
     interpreted = devices.current.interpreted
     tensor_arguments = [i for i, takes in enumerate(op.takes_tensors) if takes]
-    inside_kernel, name, in_force = launch.inside_kernel, op.overload, _InForce
-    # In a profile a range of our own within that of ATen's operator.
+    inside_kernel, name, in_force = contract.inside_kernel, op.overload, _InForce
+    # The range in a profile, within the range of ATen's operator.
     label = f"tritonite::{name}"
 
     def aten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for i in tensor_arguments:
-            # The dispatcher hands numbers in tensor arguments to Python as numbers, and wants tensors back.
+            # The dispatcher unwraps numbers in tensor arguments for Python, and ATen's kernel needs tensors again.
             if i < len(args) and type(args[i]) in (bool, int, float, complex):
                 args = (*args[:i], _number_tensor(args[i], args), *args[i + 1 :])
         return kernel.call_boxed(keyset, *args, **kwargs)
@@ -74,16 +75,16 @@ def override(op: Op, kernel: Any) -> Callable[..., Any]:
 
 
 def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
-    """A 0-d tensor that promotes with the other arguments as the bare number does."""
+    """Return a 0-d tensor that promotes with the other arguments as the bare number does."""
     others = [value for value in args if isinstance(value, torch.Tensor)]
-    # Among numbers alone it has the default dtype.
+    # Without other tensors the number has the default dtype.
     tensor = torch.tensor(number, dtype=torch.float64 if others and type(number) is float else None)
     for other in others:
         if other.dtype.itemsize == 1 and other.is_floating_point():
-            # Beside a tensor with dimensions any number is of its dtype. With another 0-d tensor it does not promote.
+            # A float8 tensor with dimensions gives any number its dtype. A 0-d one promotes with no other dtype.
             tensor = tensor if other.dim() or type(number) is complex else tensor.to(other.dtype)
             continue
-        # The wider unsigned integers promote with few dtypes: an operator that needs to says so itself.
+        # result_type raises for most dtypes with wide unsigned integers; the operator raises its own error.
         with contextlib.suppress(RuntimeError):
             as_number = torch.result_type(other, number)
             if as_number != torch.result_type(other, tensor):
@@ -92,30 +93,31 @@ def _number_tensor(number: Any, args: tuple[Any, ...]) -> torch.Tensor:
 
 
 def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
-    """What the native dispatcher calls when it has no plan, with all of an operator's arguments and a word of settings.
+    """Return the function that the native dispatcher calls for a key without a plan.
 
-    Returns ("ran", results, plan or None) or ("declined", reason, whether for all calls of this key). Where an operator
-    outside ATen declines, it raises Unsupported.
+    The function takes all of the operator's arguments, and the bits of `Settings`. It returns ("ran", results, plan or
+    None) or ("declined", reason, whether for all calls with this key). A declined call of an operator outside ATen
+    raises Unsupported.
     """
     counts = stats.counts_of(op.overload)
 
-    # A part of such a call may be captured before a kernel is met that is not compiled, and ATen would do that again.
+    # During a capture, a launch may be captured before a kernel that is not compiled declines. ATen would repeat it.
     writes = op.writes and op.declaration.library is None
 
     @opaque
     def call(values: list[Any], settings: int) -> tuple[Any, ...]:
         if writes and is_capturing():
-            counts.tell(_FIRST_IN_CAPTURE)
+            counts.log(_FIRST_IN_CAPTURE)
             return "declined", _FIRST_IN_CAPTURE, False
         try:
-            # Those of the key: another thread may have put others in force since.
+            # The settings of the key, because another thread may have changed those in force.
             with under(Settings.of_bits(settings)):
                 results, recorder = record(*recordable(op, values), watch=op.declaration.watched)
         except Decline as decline:
             if op.declaration.library is not None:
                 counts.count_decline(decline.reason)
                 raise Unsupported(name=op.overload, reason=decline.reason) from None
-            counts.tell(decline.reason)
+            counts.log(decline.reason)
             return "declined", decline.reason, decline.lasting
         plan = recorder.plan(results)
         counts.count_launch()
@@ -129,28 +131,30 @@ def recording(op: Op) -> Callable[[list[Any], int], tuple[Any, ...]]:
 def recordable(
     op: Op, values: Sequence[Any]
 ) -> tuple[Callable[[], Sequence[Any]], list[torch.Tensor | None], dict[int, tuple[int, int]]]:
-    """What `plan.record` takes of a call with all of an operator's arguments: what runs it, leaves, and numbers."""
+    """Return the arguments (run, leaves, arguments) of `recorder.record` for a call with all arguments `values`."""
     leaves: list[torch.Tensor | None] = []
     numbers: dict[int, tuple[int, int]] = {}
     given = list(values)
 
-    def take(value: Any, takes: bool, slot: int, place: tuple[int, int]) -> Any:
+    def as_symbol(value: Any, takes: bool, slot: SlotKind, index: tuple[int, int]) -> Any:
         if isinstance(value, torch.Tensor):
-            if slot and not value.dim() and value.device.type == "cpu":
-                numbers[len(leaves)] = place
+            if slot is not SlotKind.PINNED and not value.dim() and value.device.type == "cpu":
+                numbers[len(leaves)] = index
             leaves.append(value)
             return value
         if takes:
             leaves.append(None)
-        return Number(value, *place, keyed=slot == 2) if slot and type(value) in _NUMBERS else value
+        if slot is SlotKind.PINNED or type(value) not in _NUMBERS:
+            return value
+        return Number(value, *index, keyed=slot is SlotKind.ZERO_OR_ONE)
 
     for i, (takes, slot) in enumerate(zip(op.takes_tensors, op.slots, strict=True)):
-        if takes or slot:
+        if takes or slot is not SlotKind.PINNED:
             value = values[i]
             if isinstance(value, (list, tuple)):
-                given[i] = [take(item, takes, slot, (i, j)) for j, item in enumerate(value)]
+                given[i] = [as_symbol(item, takes, slot, (i, j)) for j, item in enumerate(value)]
             else:
-                given[i] = take(value, takes, slot, (i, -1))
+                given[i] = as_symbol(value, takes, slot, (i, -1))
     args = tuple(given[: op.positional])
     kwargs = dict(zip(op.keywords, given[op.positional :], strict=True))
     return lambda: op.results(args, kwargs), leaves, numbers

@@ -14,8 +14,9 @@ from tritonite.language.math import divide, inverse, maximum_nan, minimum_nan, m
 from tritonite.ops import aten
 from tritonite.ops.aten import ON_CPU
 from tritonite.registry import pointwise
-from tritonite.runtime.contract import Limits, limit, number_type
-from tritonite.runtime.launch import looking
+from tritonite.runtime.contract import limit
+from tritonite.runtime.interpreter import reading_on_host
+from tritonite.runtime.symbols import Limits, number_type
 
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
@@ -125,7 +126,7 @@ def _check_divisor(self, other):
     if aten.on_gpu() or not values or any(x.is_floating_point() for x in values) or number_type(other) is float:
         return self, other
     if isinstance(other, torch.Tensor):
-        with looking():
+        with reading_on_host():
             if not bool(other.all()):
                 raise Decline("division by zero", lasting=False)
     elif number_type(self) is not float:

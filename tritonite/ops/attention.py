@@ -26,16 +26,8 @@ from tritonite.engine.iteration import (
 from tritonite.errors import Decline
 from tritonite.ops.matmul import precision_of
 from tritonite.registry import operator
-from tritonite.runtime.contract import (
-    Limits,
-    decline_if_slower,
-    empty,
-    empty_strided,
-    held,
-    limit,
-    number_in,
-    zero_or_one,
-)
+from tritonite.runtime.contract import decline_if_slower, empty, empty_strided, held, limit, number_in
+from tritonite.runtime.symbols import Limits, zero_or_one
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256

@@ -18,7 +18,8 @@ from tritonite.ops.scan import cumsum
 from tritonite.ops.scatter import destination
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, empty_strided, read, zeros
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 for _name in ("masked_select.out", "nonzero.out", "repeat_interleave.Tensor_out"):
     exclude(_name, "data decides the size of its output, which ATen resizes then")

@@ -10,7 +10,8 @@ from tritonite.errors import Decline
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.ops import aten
 from tritonite.registry import operator, pointwise, scalar_kernel
-from tritonite.runtime.contract import empty, limit, limits_of, number_type
+from tritonite.runtime.contract import empty, limit
+from tritonite.runtime.symbols import limits_of, number_type
 
 
 def _check_condition(condition, self, other):

@@ -22,7 +22,7 @@ from tritonite.ops import aten
 from tritonite.ops.bessel import bessel_i0
 from tritonite.registry import exclude, scalar_kernel
 from tritonite.registry import operator as any_operator
-from tritonite.runtime.contract import number_type
+from tritonite.runtime.symbols import number_type
 
 operator = functools.partial(any_operator, tensors_only=True)
 _TWO_PI = tl.constexpr(2 * math.pi)

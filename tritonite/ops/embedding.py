@@ -18,7 +18,8 @@ from tritonite.ops.indexing import check_index, select
 from tritonite.ops.scatter import destination
 from tritonite.registry import operator
 from tritonite.runtime.contract import zeros
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 _ON_CPU = devices.current.type == "cpu"
 

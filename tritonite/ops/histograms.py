@@ -16,7 +16,7 @@ from tritonite.ops.reduction import aminmax
 from tritonite.ops.scatter import refuse_if_deterministic
 from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros
-from tritonite.runtime.launch import looking
+from tritonite.runtime.interpreter import reading_on_host
 
 # ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
@@ -88,7 +88,7 @@ def _ends(x, given, dim):
     elif not x.numel():
         low, high = 0.0, 1.0
     else:
-        with looking():
+        with reading_on_host():
             low, high = float(x[:, dim].min()), float(x[:, dim].max())
     if not (math.isfinite(low) and math.isfinite(high)) or low > high:
         raise Decline("edges that are infinite or in the wrong order", lasting=False)
@@ -100,7 +100,7 @@ def _histogram(x, edges, weight, density, hist):
     fill(hist, 0)
     add_between(hist, x, edges, weight)
     if density:
-        with looking():
+        with reading_on_host():
             hist.div_(hist.sum())
             for dim, own in enumerate(edges):
                 hist.div_(own.diff().reshape([-1 if d == dim else 1 for d in range(len(edges))]))

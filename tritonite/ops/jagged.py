@@ -13,7 +13,8 @@ from tritonite.language.order import wait_for_previous_launch
 from tritonite.ops.indexing import check_index
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 # Where ATen refuses sequences beyond the values; on a GPU it does not look.
 _ON_CPU = devices.current.type == "cpu"

@@ -15,7 +15,8 @@ from tritonite.language.math import multiply_add
 from tritonite.ops.activation import gelu
 from tritonite.ops.reduction import add_states, added_to_zero
 from tritonite.registry import operator, pointwise
-from tritonite.runtime.contract import empty_strided, limit, limits_of, number_type, prepare_blas, zero_or_one
+from tritonite.runtime.contract import empty_strided, limit, prepare_blas
+from tritonite.runtime.symbols import limits_of, number_type, zero_or_one
 
 _gelu_formula = gelu.formula
 

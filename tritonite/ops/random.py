@@ -31,17 +31,8 @@ from tritonite.ops.arithmetic import add, mul
 from tritonite.ops.creation import alike, check_contiguous, fresh
 from tritonite.registry import exclude, scalar_kernel
 from tritonite.registry import operator as any_operator
-from tritonite.runtime.contract import (
-    Limits,
-    empty,
-    empty_strided,
-    limit,
-    limits_of,
-    number_type,
-    refuse_if_negative,
-    unrepeatable,
-    zero_or_one,
-)
+from tritonite.runtime.contract import empty, empty_strided, limit, refuse_if_negative, unrepeatable
+from tritonite.runtime.symbols import Limits, limits_of, number_type, zero_or_one
 
 _ON_CPU = devices.current.type == "cpu"
 operator = functools.partial(any_operator, tensors_only=True)

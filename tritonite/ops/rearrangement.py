@@ -19,7 +19,7 @@ from tritonite.language.indices import read_at
 from tritonite.ops import aten
 from tritonite.registry import operator as any_operator
 from tritonite.registry import scalar_kernel
-from tritonite.runtime.contract import is_negative_zero, zero_or_one
+from tritonite.runtime.symbols import is_negative_zero, zero_or_one
 
 operator = functools.partial(any_operator, tensors_only=True)
 _COMMON = (*ALL, *COMPLEX)

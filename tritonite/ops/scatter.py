@@ -32,7 +32,8 @@ from tritonite.ops.conditional import masked_fill_kernel
 from tritonite.ops.creation import ascending
 from tritonite.ops.indexing import Indexed, check_gathered, check_index, only_dimension, only_mask, without_dimension
 from tritonite.registry import exclude, operator, scalar_kernel
-from tritonite.runtime.contract import empty, empty_strided, limit, limits_of, number_type, zero_or_one, zeros
+from tritonite.runtime.contract import empty, empty_strided, limit, zeros
+from tritonite.runtime.symbols import limits_of, number_type, zero_or_one
 
 _ON_CPU = devices.current.type == "cpu"
 _OPERATIONS = {"add": ADD, "sum": ADD, "mean": ADD, "multiply": MULTIPLY, "prod": MULTIPLY}

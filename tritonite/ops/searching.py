@@ -9,7 +9,8 @@ from tritonite.engine.outputs import outputs
 from tritonite.engine.searching.search import FEW, TABLES, among_all, among_few, among_many, check_sorter, search
 from tritonite.errors import Decline
 from tritonite.registry import operator
-from tritonite.runtime.contract import empty, number_type, refuse_if_negative
+from tritonite.runtime.contract import empty, refuse_if_negative
+from tritonite.runtime.symbols import number_type
 
 
 def promoted(*values):

@@ -11,7 +11,8 @@ from tritonite.ops.indexing import check_index
 from tritonite.ops.scan import cumsum
 from tritonite.ops.scatter import check_number
 from tritonite.registry import operator
-from tritonite.runtime.contract import empty, number_type, zeros
+from tritonite.runtime.contract import empty, zeros
+from tritonite.runtime.symbols import number_type
 
 
 def _contiguous(tensor):

@@ -1,20 +1,17 @@
-"""What an operator is: its declaration, and the overloads of ATen that follow from it."""
+"""The operators: their declarations, and the ATen overloads that follow from the declarations.
 
-from tritonite.registry.declare import (
-    Declaration,
-    HostFunction,
-    LibraryFormulas,
-    Op,
-    declarations,
-    exclude,
-    excluded,
-    library_op,
-    library_operator,
-    operator,
-    overloads,
-    pointwise,
-    scalar_kernel,
-)
+- declare: the decorators `pointwise`, `operator` and `library_operator`, and `scalar_kernel`
+- declaration: a declaration as data, and the list of all declarations
+- op: overloads with a kernel, and the checks of a call before the host function runs
+- schema: facts that PyTorch's dispatcher has about operators
+- names: the overloads that a call of one of torch's functions reaches
+- signature: schemas as Python signatures
+- slower: operators in which ATen is faster, from slower.json
+"""
+
+from tritonite.registry.declaration import Declaration, HostFunction, LibraryFormulas, declarations, exclude, excluded
+from tritonite.registry.declare import library_operator, operator, pointwise, scalar_kernel
+from tritonite.registry.op import Op, library_op, overloads
 from tritonite.registry.schema import has_kernel, schemas
 
 __all__ = [

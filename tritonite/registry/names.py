@@ -1,7 +1,7 @@
-"""The names that users know: which overloads of the catalog a call of torch's function of that name reaches.
+"""Names that users know: the overloads that a call of one of torch's functions reaches.
 
-PyTorch itself says so: the function is called with tensors that hold nothing, of shapes that are tried until some fit,
-and what its decomposition, and the formulas of its gradient, call of ATen is noted.
+The function is called with fake tensors, of several shapes until some fit. A dispatch mode notes the ATen operators
+that its decomposition and its backward formulas call.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 
 from tritonite import devices
-from tritonite.registry.declare import overloads
+from tritonite.registry.op import overloads
 from tritonite.registry.schema import computes, decomposed, has_kernel, is_out, overload_name, schemas
 from tritonite.runtime.opaque import OpaqueMode
 
-# Where functions are looked up: those of tensors, not those that set what torch does.
+# Modules with functions of tensors; torch itself also has functions that change settings.
 _MODULES = (torch.nn.functional, torch.functional, torch._C._VariableFunctions, torch.special, torch.linalg)
-# What a name begins with where its operator is found, and what ATen's name begins with instead.
+# Prefixes of names, and the prefix that the ATen operator has instead.
 _PREFIXES = {
     "torch.ops.aten.": "",
     "aten::": "",
@@ -44,7 +44,7 @@ _MOST_ATTEMPTS, _MOST_CALLS = 500, 32
 
 
 class AtenCall(NamedTuple):
-    """A call of an operator, with its arguments."""
+    """A call of an ATen operator with its arguments."""
 
     operator: Any
     args: tuple[Any, ...]
@@ -56,7 +56,7 @@ class AtenCall(NamedTuple):
 
 
 class Calls(OpaqueMode):
-    """Notes the calls of ATen's operators that compute within it; views do not."""
+    """A dispatch mode that notes calls of ATen's computing operators. Views compute nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Calls(OpaqueMode):
 
 
 def spelled(name: str) -> str:
-    """Return a name or glob as ATen has it: "add.Tensor" for "aten::add.Tensor", "softmax" for "torch.softmax"."""
+    """Return ATen's form of a name or glob: "add.Tensor" for "aten::add.Tensor", "softmax" for "torch.softmax"."""
     prefix = next((each for each in _PREFIXES if name.startswith(each)), "")
     if not prefix:
         return name
@@ -85,12 +85,12 @@ def spelled(name: str) -> str:
 
 
 def is_glob(name: str) -> bool:
-    """Whether a name is a pattern over overloads."""
+    """Return whether a name is a glob over overloads."""
     return any(character in name for character in "*?[")
 
 
 def function_named(name: str) -> Callable[..., Any] | None:
-    """ATen's operator of that name, as "softmax" or "add.Tensor", or torch's function; None where there is neither."""
+    """Return ATen's operator for a name such as "softmax" or "add.Tensor", or torch's function, or None."""
     packet, _, overload = name.partition(".")
     if schemas(packet):
         found = getattr(torch.ops.aten, packet)
@@ -101,29 +101,29 @@ def function_named(name: str) -> Callable[..., Any] | None:
 
 
 def python_function(name: str) -> Callable[..., Any] | None:
-    """Return torch's own function of that name, which may take arguments otherwise than ATen's operator does."""
+    """Return torch's function of a name, or None. Its arguments may differ from those of ATen's operator."""
     return next((getattr(module, name) for module in _MODULES if callable(getattr(module, name, None))), None)
 
 
 def overload_named(name: str) -> Callable[..., Any]:
-    """ATen's overload of that name, as "add.Tensor", or the default one of a name without a point, as "softmax"."""
+    """Return ATen's overload for a name such as "add.Tensor", or the default overload for a name such as "softmax"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def known_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """ATen's operator that a function of torch's stands for; any other function is itself."""
+    """Return ATen's operator for one of torch's functions, or the function itself if ATen has none."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return function
     name = getattr(function, "__name__", "")
-    # Functions in C++, those of torch.special too, bear ATen's names.
+    # Functions in C++, also those of torch.special, have ATen's names.
     of_torch = inspect.isbuiltin(function) or any(getattr(m, name, None) == function for m in (*_MODULES, torch.Tensor))
     return (of_torch and function_named(name)) or function
 
 
 @functools.lru_cache(maxsize=1024)
 def reached(function: Callable[..., Any]) -> frozenset[str]:
-    """The overloads of the catalog that calls of a function reach, and the backward formulas of their gradients."""
+    """Return the overloads with a kernel that calls of a function reach, backward formulas included."""
     if isinstance(function, torch._ops.OpOverload) and overload_name(function) in overloads():
         return frozenset({overload_name(function)})
     found: set[str] = set()
@@ -131,26 +131,29 @@ def reached(function: Callable[..., Any]) -> frozenset[str]:
         name = function.__name__
         own = {overload for overload, _ in schemas(name)}
         found = {known for known in overloads() if known in own or known.partition(".")[0] == f"{name}_backward"}
-    for way, parameters in ways(function, composite=True):
-        found |= _reached_by(way, parameters)
+    for callable_, parameters in candidate_calls(function, composite=True):
+        found |= _reached_by(callable_, parameters)
     return frozenset(found)
 
 
-def ways(function: Callable[..., Any], composite: bool = False) -> list[tuple[Any, list[Sequence[Any]]]]:
-    """A function or its overloads, or those that ATen makes of others, with what may be tried for their parameters."""
+def candidate_calls(function: Callable[..., Any], composite: bool = False) -> list[tuple[Any, list[Sequence[Any]]]]:
+    """Return pairs (callable, candidates for each parameter): a function itself, or the overloads of a packet.
+
+    With `composite`, a packet's overloads that have a kernel of their own are left out.
+    """
     if isinstance(function, torch._ops.OpOverload):
         found = [(function, _of_schema(function._schema))]
     elif isinstance(function, torch._ops.OpOverloadPacket):
         key = devices.current.dispatch_key or "CPU"
-        every = [each for name, each in schemas(function.__name__) if not (composite and has_kernel(name, key))]
-        found = [(getattr(function, each.overload_name or "default", None), _of_schema(each)) for each in every]
+        chosen = [schema for name, schema in schemas(function.__name__) if not (composite and has_kernel(name, key))]
+        found = [(getattr(function, each.overload_name or "default", None), _of_schema(each)) for each in chosen]
     else:
         found = [(function, _of_signature(function))]
-    return [(way, parameters) for way, parameters in found if way is not None and parameters is not None]
+    return [(each, parameters) for each, parameters in found if each is not None and parameters is not None]
 
 
 def _reached_by(function: Callable[..., Any], parameters: Sequence[Sequence[Any]]) -> set[str]:
-    """What calls reach with each parameter one of its candidates."""
+    """Return the overloads with a kernel that calls reach, trying combinations of the candidates for each parameter."""
     found: set[str] = set()
     calls = 0
     for values in itertools.islice(_combinations(parameters), _MOST_ATTEMPTS):
@@ -166,7 +169,7 @@ def _reached_by(function: Callable[..., Any], parameters: Sequence[Sequence[Any]
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Fake tensors log the shapes that do not fit, and raise."""
+    """Silence the log of fake tensors, which log shapes that do not fit before they raise."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -181,10 +184,10 @@ def traced(
     kwargs: dict[str, Any],
     gradient: bool = False,
 ) -> tuple[list[AtenCall], list[AtenCall]]:
-    """The calls of ATen that a call of a function makes, and those of its `gradient`; nothing is computed.
+    """Return the ATen calls of a function call, and with `gradient` those of its backward pass. Computes nothing.
 
-    Tensors, and Like for them, become fake ones of the same device. What the function was given is so again in the
-    calls' arguments. They end where a number or a size is wanted that data decides.
+    Tensors and `Like`s become fake tensors. In the returned calls the arguments of the function are the original ones.
+    The trace ends at a data-dependent number or size.
     """
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     undecided = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
@@ -224,7 +227,7 @@ def _differentiable(value: Any) -> bool:
 
 
 class Like(NamedTuple):
-    """A tensor that is tried: nothing but its shape and dtype counts."""
+    """The shape and the dtype of a candidate tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -240,7 +243,7 @@ def is_like(value: Any) -> bool:
 
 _FLOATS = tuple(Like(shape) for shape in ((4, 4), (4,), (2, 4, 4), (2, 4, 4, 4), (3, 3)))
 _TENSORS = (*_FLOATS, Like((4,), torch.int64))
-# By what a type's name begins with, once it is no longer optional.
+# Candidates by the beginning of a type's name, without Optional[...].
 _CANDIDATES: dict[str, tuple[Any, ...]] = {
     "Tensor": _TENSORS,
     "List[Tensor": ([_TENSORS[0]] * 2,),
@@ -254,7 +257,7 @@ _CANDIDATES: dict[str, tuple[Any, ...]] = {
 
 
 def _candidates(kind: str, optional: bool = False) -> tuple[Any, ...]:
-    """What is tried for a parameter of a type; nothing for a type that is not known."""
+    """Return the candidates for a parameter of type `kind`, none for an unknown type."""
     if kind.startswith("Optional["):
         kind, optional = kind.removeprefix("Optional["), True
     values = next((found for name, found in _CANDIDATES.items() if kind.startswith(name)), ())
@@ -262,9 +265,9 @@ def _candidates(kind: str, optional: bool = False) -> tuple[Any, ...]:
 
 
 def _of_schema(schema: torch.FunctionSchema) -> list[Sequence[Any]] | None:
-    """Candidates for a schema's parameters, up to the last that has no default or is a tensor.
+    """Return candidates for a schema's parameters, up to the first keyword or default other than a tensor.
 
-    None where it writes, or has some that cannot be tried.
+    Returns None if the operator writes arguments, takes no tensor, or has a parameter without candidates.
     """
     if any(is_out(argument) or argument.alias_info is not None for argument in schema.arguments):
         return None
@@ -274,12 +277,12 @@ def _of_schema(schema: torch.FunctionSchema) -> list[Sequence[Any]] | None:
         if argument.kwarg_only or (argument.has_default_value() and "Tensor" not in kind):
             break
         parameters.append(_candidates(kind))
-    # Those of no tensors set what torch does, or make tensors.
+    # Functions without tensor arguments create tensors or change settings.
     return parameters if all(parameters) and any(any(map(is_like, values)) for values in parameters) else None
 
 
 def _of_signature(function: Callable[..., Any]) -> list[Sequence[Any]] | None:
-    """Candidates for the parameters without default of a function in Python: tensors, where it says nothing else."""
+    """Return candidates for a Python function's parameters without default: tensors if they have no annotation."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -292,7 +295,7 @@ def _of_signature(function: Callable[..., Any]) -> list[Sequence[Any]] | None:
 
 
 def _combinations(parameters: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Each parameter with each candidate, first those with tensors that are alike, in float32 and in float16."""
+    """Yield combinations of candidates, first those whose tensors share a shape, in float32 and in float16."""
     for dtype in (torch.float32, torch.float16):
         for like in _FLOATS:
             alike = [[like._replace(dtype=dtype)] if any(map(is_like, values)) else values for values in parameters]

@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher knows of an operator: its overloads, their schemas, and which have kernels."""
+"""Facts that PyTorch's dispatcher has about operators: overloads, schemas and kernels."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _HAVE_NAMES = hasattr(torch.Tensor, "has_names")
 
 
 def python_name(name: str) -> str:
-    """What a parameter in Python is called for an argument of a schema: `from_` for what is a word of Python's own."""
+    """Return the Python parameter name for an argument of a schema: `from_` for the keyword `from`."""
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def is_out(argument: Any) -> bool:
-    """Whether an argument of a schema is a destination to write, as `out` is."""
+    """Return whether an argument of a schema is an out= argument."""
     return argument.alias_info is not None and argument.alias_info.is_write and argument.kwarg_only
 
 
 def takes_numbers(argument: Any) -> bool:
-    """Whether a schema's argument may be a number, as Scalars, floats, lists of them and tensors may."""
+    """Return whether a schema's argument may be a number: Scalars, floats, tensors and lists of these."""
     kind = argument.type
     while kind.kind() in ("OptionalType", "ListType"):
         kind = kind.getElementType()
@@ -29,14 +29,14 @@ def takes_numbers(argument: Any) -> bool:
 
 
 def has_lazy_bits(value: Any) -> bool:
-    """Whether it is a tensor that is conjugated or negated when it is read, or holds one."""
+    """Return whether a tensor, or one in a list, has a lazy conjugation or negation."""
     if isinstance(value, (list, tuple)):
         return any(map(has_lazy_bits, value))
     return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
 def outgrows_storage(value: Any) -> bool:
-    """Whether a tensor, or one in a list, needs more memory than its storage has, which `resize_` may have freed."""
+    """Return whether a tensor, or one in a list, reaches beyond its storage, which `resize_` may have freed."""
     if isinstance(value, (list, tuple)):
         return any(map(outgrows_storage, value))
     if not isinstance(value, torch.Tensor):
@@ -44,7 +44,7 @@ def outgrows_storage(value: Any) -> bool:
     try:
         held = value.untyped_storage().nbytes()
     except NotImplementedError:
-        # It has none, as a sparse tensor.
+        # Sparse tensors have no storage.
         return False
     if held >= value.nbytes and value.is_contiguous() and not value.storage_offset():
         return False
@@ -53,12 +53,12 @@ def outgrows_storage(value: Any) -> bool:
 
 
 def raise_if_outgrown(value: Any) -> None:
-    """Raise PyTorch's error for a tensor that needs more memory than its storage has, or for one in a list."""
+    """Raise PyTorch's error for a tensor, or one in a list, that reaches beyond its storage."""
     if isinstance(value, (list, tuple)):
         for item in value:
             raise_if_outgrown(item)
     elif outgrows_storage(value):
-        # As a view, which PyTorch checks against the storage.
+        # PyTorch checks views against the storage.
         value.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
@@ -70,7 +70,7 @@ _ENUMERATIONS = {
 
 
 def enumeration(argument: Any) -> type | None:
-    """The class of what a schema's argument takes if that is a dtype, a layout or a memory format."""
+    """Return torch.dtype, torch.layout or torch.memory_format if a schema's argument is one, else None."""
     kind = argument.real_type
     while kind.kind() == "OptionalType":
         kind = kind.getElementType()
@@ -78,14 +78,14 @@ def enumeration(argument: Any) -> type | None:
 
 
 def most_dimensions(value: Any) -> int:
-    """The dimensions of a tensor, the most of a list of tensors, 0 of anything else."""
+    """Return the number of dimensions of a tensor, the largest number in a list of tensors, or 0 for anything else."""
     if isinstance(value, torch.Tensor):
         return value.dim()
     return max(map(most_dimensions, value), default=0) if isinstance(value, (list, tuple)) else 0
 
 
 def has_names(value: Any) -> bool:
-    """Whether it is a tensor whose dimensions have names, which torch has before 2.13, or holds one."""
+    """Return whether a tensor, or one in a list, has named dimensions, which torch dropped in 2.13."""
     if not _HAVE_NAMES:
         return False
     if isinstance(value, (list, tuple)):
@@ -94,21 +94,21 @@ def has_names(value: Any) -> bool:
 
 
 def overload_name(operator: Any) -> str:
-    """What the catalog calls a torch.ops.OpOverload: "add.Tensor", "relu", "tritonite::silu_and_mul"."""
+    """Return the name of a torch.ops.OpOverload for `enable()`: "add.Tensor", "relu", "tritonite::silu_and_mul"."""
     name, overload = operator._schema.name.removeprefix("aten::"), operator._schema.overload_name
     return f"{name}.{overload}" if overload else name
 
 
 def computes(operator: Any) -> bool:
-    """Whether a call of a torch.ops.OpOverload computes: views do not, nor what PyTorch asks and notes for itself."""
+    """Return whether a torch.ops.OpOverload computes something. Views, `prim` and `profiler` operators do not."""
     return not operator.is_view and operator.namespace not in ("prim", "profiler")
 
 
 def decomposed(operator: Any, dispatch_key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the operators that ATen makes a torch.ops.OpOverload of; NotImplemented where it has a kernel of its own.
+    """Call a composite operator by ATen's formula. Returns NotImplemented for an operator with a kernel of its own.
 
-    PyTorch decomposes such a call before a dispatch mode sees it, except in inference mode. ATen's own formula is
-    called, since the one that PyTorch's compilers have in Python may draw other random numbers.
+    PyTorch decomposes composite operators before a dispatch mode sees them, except in inference mode. PyTorch's Python
+    decompositions are not used, because they may draw other random numbers.
     """
     has, composite = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey.CompositeImplicitAutograd
     name = operator.name()
@@ -118,19 +118,19 @@ def decomposed(operator: Any, dispatch_key: str, args: tuple[Any, ...], kwargs: 
 
 
 def schemas(packet: str) -> list[tuple[str, torch.FunctionSchema]]:
-    """The overloads of an ATen packet, by the names `enable()` takes, with their schemas; none if torch lacks it."""
+    """Return (name for `enable()`, schema) for each overload of an ATen packet, none if torch lacks the packet."""
     found = torch._C._jit_get_schemas_for_operator(f"aten::{packet}")
     return [(f"{packet}.{schema.overload_name}" if schema.overload_name else packet, schema) for schema in found]
 
 
 def packet_names() -> set[str]:
-    """The names of all of ATen's operators, without their overloads."""
-    every = torch._C._dispatch_get_all_op_names()
-    return {name.removeprefix("aten::").partition(".")[0] for name in every if name.startswith("aten::")}
+    """Return the names of all ATen operators, without overloads."""
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")}
 
 
 def has_kernel(overload: str, dispatch_key: str) -> bool:
-    """Whether ATen has a kernel of its own for the overload, so that overriding it displaces no autograd formula."""
+    """Return whether ATen has a kernel of its own for an overload. Overriding any other would displace autograd."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     qualified = f"aten::{overload}"
     if not torch._C._dispatch_has_kernel(qualified):

@@ -1,4 +1,4 @@
-"""An operator's schemas as Python's signatures, for editors and `help`."""
+"""Schemas as Python signatures, for editors and `help`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tritonite.registry.declare import overloads
 from tritonite.registry.names import reached
+from tritonite.registry.op import overloads
 from tritonite.registry.schema import is_out, python_name, schemas
 
 Number = bool | int | float | complex
@@ -29,12 +29,12 @@ _TYPES = {
     "MemoryFormat": torch.memory_format,
     "Generator": torch.Generator,
 }
-# Those that are defaults in schemas, by the numbers that they have there.
+# Dtypes that are defaults in schemas, by their numbers there.
 _DTYPES = {4: torch.int64}
 
 
 def _annotation(kind: Any, length: int | None = None) -> Any:
-    """A schema's type in Python. For a list of integers whose length is given PyTorch takes one integer, too."""
+    """Return the Python type of a schema's type. PyTorch also takes one integer for a list with a given `length`."""
     if kind.kind() == "OptionalType":
         return _annotation(kind.getElementType(), length) | None
     if kind.kind() == "ListType":
@@ -58,7 +58,7 @@ def _parameter(argument: Any, kind: Any) -> inspect.Parameter:
 
 
 def _parameters(schema: torch.FunctionSchema) -> list[inspect.Parameter]:
-    """Arguments called by words of Python's own cannot be given by name, nor those before them."""
+    """Return the parameters of a schema. Arguments named like a Python keyword, and all before, are positional-only."""
     own = [i for i, argument in enumerate(schema.arguments) if python_name(argument.name) != argument.name]
     last = max(own, default=-1)
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -73,9 +73,9 @@ def _signature(schema: torch.FunctionSchema) -> inspect.Signature:
 
 @functools.lru_cache(maxsize=1024)
 def signatures(packet: str) -> dict[str, inspect.Signature]:
-    """The signature of each overload of an ATen packet, in ATen's order, those with `out` last.
+    """Return the signature of each overload of an ATen packet, in ATen's order, with out= overloads last.
 
-    Those that TorchScript has of numbers, lists and dictionaries are not among them.
+    TorchScript's own overloads, for numbers, lists and dictionaries, are left out.
     """
     known = torch._C._dispatch_has_kernel
     found = [(name, schema) for name, schema in schemas(packet) if known(f"aten::{name}")]
@@ -85,24 +85,24 @@ def signatures(packet: str) -> dict[str, inspect.Signature]:
 
 @functools.lru_cache(maxsize=1024)
 def described(packet: str) -> tuple[inspect.Signature, str]:
-    """The signature of a packet's first overload that has a kernel, and a docstring that lists all of them.
+    """Return (signature, docstring) of a packet: the first overload's with a kernel, and a list of all overloads.
 
-    Of a packet that ATen makes of others, the first overload's.
+    A composite packet has no such overload, and gets the first signature.
     """
     served = {name: op for name, op in overloads().items() if name.partition(".")[0] == packet}
     declarations = {id(op.declaration): op.declaration for op in served.values()}.values()
     accepted = dict.fromkeys(dtype for each in declarations for dtype in each.accepts)
-    every = signatures(packet)
+    found = signatures(packet)
     if not served:
-        parts = ", ".join(sorted(reached(getattr(torch.ops.aten, packet))))
-        lines = [f"aten::{packet}, which ATen makes of others.", f"\nKernels serve {parts}.", "\nOverloads:"]
-        return next(iter(every.values())), "\n".join([*lines, *(f"    {name}{each}" for name, each in every.items())])
+        called = ", ".join(sorted(reached(getattr(torch.ops.aten, packet))))
+        lines = [f"aten::{packet}, a composite of other operators.", f"\nKernels serve {called}.", "\nOverloads:"]
+        return next(iter(found.values())), "\n".join([*lines, *(f"    {name}{each}" for name, each in found.items())])
     lines = [
         f"aten::{packet}, run directly. Family: {', '.join(dict.fromkeys(each.family for each in declarations))}.",
         *(f"\n{each.method}" for each in declarations if each.method),
-        f"\nKernels take {', '.join(str(dtype).removeprefix('torch.') for dtype in accepted)}.",
+        f"\nKernels serve {', '.join(str(dtype).removeprefix('torch.') for dtype in accepted)}.",
         "ATen serves all other calls, and raises its errors.",
         "\nOverloads:",
-        *(f"    {name}{signature}{'' if name in served else '  (ATen)'}" for name, signature in every.items()),
+        *(f"    {name}{signature}{'' if name in served else '  (ATen)'}" for name, signature in found.items()),
     ]
-    return next(every[name] for name in every if name in served), "\n".join(lines)
+    return next(found[name] for name in found if name in served), "\n".join(lines)

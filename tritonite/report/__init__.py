@@ -2,4 +2,5 @@
 
 - `explain.py`: describe a call before it runs: its kernels, or the reason to decline it.
 - `report.py`: run a function and count its operators' calls in Triton kernels and in ATen.
+- `stats.py`: the counts of calls served and declined, as a table.
 """

@@ -19,9 +19,10 @@ from tritonite.install.python import recordable
 from tritonite.registry import Op, names
 from tritonite.registry.schema import schemas
 from tritonite.runtime import contract
-from tritonite.runtime.hollow import DataUnknown, hollow
+from tritonite.runtime.hollow import DataUnknown, hollow, without_elements
 from tritonite.runtime.launch import LaunchDescription
-from tritonite.runtime.plan import CopyStep, LaunchStep, ReadStep, Recorder, ZeroStep, record, without_elements
+from tritonite.runtime.plan import CopyStep, LaunchStep, ReadStep, ZeroStep
+from tritonite.runtime.recorder import Recorder, record
 
 
 def explain(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:

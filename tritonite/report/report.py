@@ -17,8 +17,9 @@ from tritonite.errors import ATEN_IS_FASTER
 from tritonite.install.override import installed, unknown, use_gems
 from tritonite.registry import names
 from tritonite.registry.schema import computes, decomposed, overload_name
+from tritonite.report.stats import stats
 from tritonite.runtime.opaque import OpaqueMode
-from tritonite.runtime.stats import Counts, stats
+from tritonite.runtime.stats import Counts
 
 # Prefix of the profiler ranges around operators' calls.
 _RANGE = "tritonite.report "

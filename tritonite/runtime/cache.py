@@ -1,4 +1,4 @@
-"""Where Tritonite keeps files between processes, and what it says of those that cannot be used."""
+"""The folder of files that Tritonite keeps between processes, and warnings about files that it cannot use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritonite.errors import UnusableFile
 
 
 def folder() -> Path:
-    """Return Tritonite's folder in the user's cache, which need not exist. Raises OSError where there is no home."""
+    """Return Tritonite's folder in the user's cache, which may not exist. Raises OSError if the user has no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tritonite"
     except RuntimeError:
@@ -20,12 +20,12 @@ def folder() -> Path:
 
 @functools.lru_cache(maxsize=64)
 def warn_once(message: str) -> None:
-    """Warn of a file that the work goes on without, once a process."""
+    """Issue a warning, once a process for each message."""
     warnings.warn(message, stacklevel=3)
 
 
 def check_writable(path: Path) -> None:
-    """Make the folders of a file that is to be written later. Raises UnusableFile where it could not be written."""
+    """Create the parent folders of a file to write later. Raises UnusableFile if the file cannot be written."""
     try:
         existed = path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)

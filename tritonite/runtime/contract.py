@@ -1,19 +1,21 @@
-"""The contract between a call and its host function: what such a function may take, ask for and return.
+"""The contract between a call and its host function: what the function may take, do and return.
 
-A host function may allocate memory (`empty`, `zeros`), take views, also of another dtype, copy (`copy_`, `clone`,
-`contiguous`, `to`), launch kernels, draw random numbers (`random_state`) and read sizes that data decides (`read`).
-The native dispatcher records all of it once and then repeats it. What differs from call to call reaches the function as
-a `Symbol`, which it can hand on but not look at: a number among its arguments, a random seed, a size read from data.
-What is asked of all calls alike, `settings`, is in the keys of what was recorded.
+A host function may
+
+- allocate memory: `empty`, `empty_strided`, `zeros`
+- take views, also with another dtype, and copy: torch's `copy_`, `clone`, `contiguous`, `to`
+- launch kernels, draw random numbers (`random_state`) and read data-dependent sizes (`read`)
+
+A recorder notes these steps once, and the native dispatcher repeats them for every call with the same key. A value that
+differs between such calls reaches the function as a `Symbol`, to hand on but not to look at: a scalar argument, a
+random seed, a data-dependent size. `settings` hold for all calls of a plan, because they are part of the key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import itertools
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,13 +27,14 @@ from tritonite import devices
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.runtime.hollow import hollow
 from tritonite.runtime.locks import brief
+from tritonite.runtime.symbols import Drawn, Limits, Number, Size, value_of
 
 
 class Settings(NamedTuple):
-    """What is asked of kernels by who puts them in ATen's place, beside which operators they are.
+    """Options in force for all kernels.
 
-    With `faster_only` calls go to ATen where that is known to be faster on this kind of device. With `invariant` the
-    bits of an element do not depend on how many rows are beside it.
+    `faster_only` declines calls for which ATen is known to be faster on this kind of device. `invariant` makes the bits
+    of a row's results independent of the number of rows in the batch.
     """
 
     faster_only: bool
@@ -39,7 +42,7 @@ class Settings(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """As the native dispatcher has them in its keys."""
+        """The settings as an integer, which the native dispatcher puts into its keys."""
         return self.faster_only | self.invariant << 1
 
     @staticmethod
@@ -50,10 +53,10 @@ class Settings(NamedTuple):
 class _Local(threading.local):
     recorder: Any = None
     in_host_function = False
-    # Whether the host function is of an operator that writes into arguments, and has launched a kernel.
+    # Whether the running host function belongs to an operator that writes into arguments, and has launched a kernel.
     writes = False
     launched = False
-    # The devices that this thread has a cuBLAS handle for.
+    # Devices for which this thread has a cuBLAS handle.
     blas: frozenset[torch.device] = frozenset()
     inside_kernel = False
     settings: Settings | None = None
@@ -63,31 +66,31 @@ _local = _Local()
 _in_force: Settings | None = None
 _comparing = True
 _strict = False
-# What Python raises of arguments that a host function's checks have not foreseen.
+# Errors that Python raises for arguments that a host function does not check.
 _UNFORESEEN = (IndexError, OverflowError, TypeError, ValueError)
 _poison = False
-# The native dispatcher, once it is in use: it moves generators on, which excludes its own calls.
+# The native dispatcher once in use. It also draws for host functions, so that one lock guards a generator.
 native: Any = None
 
 
 def recorder() -> Any:
-    """What this thread's host functions tell of what they do (see `dispatch.plan`), or None."""
+    """Return the `Recorder` that notes what this thread's host functions do, or None."""
     return _local.recorder
 
 
 def swap_recorder(recorder: Any) -> Any:
-    """Set who is told of what this thread's host functions do. Returns who was."""
+    """Set this thread's recorder. Returns the one before."""
     outer, _local.recorder = _local.recorder, recorder
     return outer
 
 
 def inside_kernel() -> bool:
-    """Whether this thread's calls of ATen's operators are served by ATen's own kernels, as the interpreter's are."""
+    """Return whether this thread runs a kernel in the interpreter, so that its calls of ATen must not be overridden."""
     return _local.inside_kernel
 
 
 def swap_inside_kernel(inside: bool) -> bool:
-    """Set whether they are, here and in the native dispatcher. Returns whether they were."""
+    """Set `inside_kernel` here and in the native dispatcher. Returns the value before."""
     outer, _local.inside_kernel = _local.inside_kernel, inside
     if native is not None:
         native.set_inside_kernel(inside)
@@ -95,24 +98,24 @@ def swap_inside_kernel(inside: bool) -> bool:
 
 
 def in_host_function() -> bool:
-    """Whether this thread runs an operator's host function, so that what it cannot do may decline."""
+    """Return whether this thread runs an operator's host function, which may decline."""
     return _local.in_host_function
 
 
 def set_strict(on: bool) -> bool:
-    """Set whether Python's errors leave host functions, as tests want them to. Returns whether they did."""
+    """Set whether host functions raise Python's errors instead of declining. Returns the value before; for tests."""
     global _strict
     before, _strict = _strict, on
     return before
 
 
 def note_launch() -> None:
-    """Note that this thread's host function launches a kernel, after which no error may decline the call."""
+    """Note that this thread's host function launches a kernel. From then on Python's errors leave it."""
     _local.launched = True
 
 
 def has_written() -> bool:
-    """Whether this thread's host function may have written into arguments, so that it can no longer decline."""
+    """Return whether this thread's host function may have written into arguments, and so can no longer decline."""
     return _local.writes and _local.launched
 
 
@@ -123,11 +126,12 @@ def run_host(
     writes: bool,
     falls_back: bool = False,
 ) -> Sequence[Any]:
-    """Run a host function, of an operator that `writes` into arguments or not. Raises Decline where it does.
+    """Run a host function and return its results. Raises Decline if the function does.
 
-    A call that `falls_back` declines, too, where the function raises one of Python's errors before it launches
-    anything: ATen raises its own error for what the function's checks have not foreseen. Where `set_strict` is on the
-    error is raised.
+    Args:
+        writes: whether the operator writes into arguments.
+        falls_back: whether an IndexError, OverflowError, TypeError or ValueError before the first launch declines the
+            call, so that ATen raises its own error. `set_strict(True)` has the error raised instead.
     """
     outer = _local.in_host_function, _local.writes, _local.launched
     _local.in_host_function, _local.writes, _local.launched = True, writes, False
@@ -142,15 +146,15 @@ def run_host(
 
 
 def is_capturing() -> bool:
-    """Whether this thread's current stream is captured into a CUDA graph."""
+    """Return whether this thread's current stream is captured into a CUDA graph."""
     return devices.current.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def prepare_blas(device: torch.device) -> None:
-    """Have PyTorch make this thread's cuBLAS handle for a device, as ATen's first product does.
+    """Have PyTorch create this thread's cuBLAS handle for a device, as ATen's first matrix product does.
 
-    ATen's products are captured into a CUDA graph in place of kernels that are not compiled, and no handle can be made
-    during a capture.
+    ATen's product needs the handle if a kernel that is not compiled declines while a CUDA graph is captured. No handle
+    can be created during a capture.
     """
     if device.type != "cuda" or device in _local.blas or is_capturing():
         return
@@ -161,37 +165,38 @@ def prepare_blas(device: torch.device) -> None:
 
 
 def settings_of(faster_only: bool = True, invariant: bool = False) -> Settings:
-    """The settings that are asked for.
+    """Return the settings for these options of `enable`.
 
-    Nothing is declined for speed where ATen's has not been measured, or where that could depend on how many rows there
-    are and must not.
+    `faster_only` stays off on devices without measurements of ATen. It also stays off with `invariant`, because a
+    decline may depend on the number of rows.
     """
     comparing = _comparing and devices.current.aten_measured and not invariant
     return Settings(faster_only and comparing, invariant)
 
 
 def put_in_force(settings: Settings | None) -> None:
-    """Set what every thread's host functions are asked for; None for what is so where nothing is enabled."""
+    """Set the settings of every thread's calls; None restores the defaults."""
     global _in_force
     _in_force = settings
 
 
 def settings() -> Settings:
-    """What is asked of the call that this thread makes."""
+    """Return the settings of the call that this thread makes."""
     return _local.settings or _in_force or settings_of()
 
 
 def fusion() -> dict[str, Any]:
-    """What the compiler is told, where rows must not depend on how many there are, of sums of products.
+    """Return compile options that turn fused multiply-add off in invariant mode.
 
-    It would make one operation of both where no mask is between them, which is a matter of whole blocks.
+    Triton fuses a product and a sum only if no mask is between them. A mask depends on whether a block is whole, and so
+    on the number of rows.
     """
     return {"enable_fp_fusion": False} if settings().invariant and not devices.current.interpreted else {}
 
 
 @contextlib.contextmanager
 def under(settings: Settings) -> Iterator[None]:
-    """Within it these are the settings of this thread's calls, whatever is put in force meanwhile."""
+    """Give this thread's calls these settings within the with block, whatever another thread puts in force."""
     outer, _local.settings = _local.settings, settings
     try:
         yield
@@ -200,151 +205,20 @@ def under(settings: Settings) -> Iterator[None]:
 
 
 def set_comparing(on: bool) -> bool:
-    """Whether what is enabled from now on may leave calls to ATen for its speed. Returns whether it might before."""
+    """Set whether later `settings_of` may have `faster_only` on. Returns the value before; for tests and benchmarks."""
     global _comparing
     before, _comparing = _comparing, on
     return before
 
 
 def decline_if_slower(slower: bool) -> None:
-    """Raise Decline where ATen is known to be faster, unless every call that can be served is to be."""
+    """Raise Decline if ATen is known to be faster (`slower`) and `faster_only` is in force."""
     if slower and settings().faster_only:
         raise Decline(ATEN_IS_FASTER)
 
 
-class Symbol:
-    """A number that stands for another one each time a plan is repeated: `value` is this call's.
-
-    It goes to kernels as it is. A host function that computes with it or compares it would decide for all later calls,
-    so that raises TypeError; an argument that it must look at is pinned in its declaration.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def _refuse(self, *_: Any) -> Any:
-        raise TypeError(f"a number of the call that is not pinned is looked at: {type(self).__name__}({self.value})")
-
-    __bool__ = __float__ = __int__ = __index__ = __hash__ = _refuse  # type: ignore[assignment]
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __neg__ = __abs__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
-
-
-class Limits(NamedTuple):
-    """What a number may be: an integer from `low` to `high`, or a float of at most `largest` or, if not `finite`, any
-    infinite one and nan. Neither is below `least`.
-    """
-
-    low: int
-    high: int
-    largest: float
-    finite: bool = False
-    least: float = -math.inf
-
-    def and_(self, other: Limits) -> Limits:
-        """Both."""
-        low, high, largest = max(self.low, other.low), min(self.high, other.high), min(self.largest, other.largest)
-        return Limits(low, high, largest, self.finite or other.finite, max(self.least, other.least))
-
-    def hold(self, value: Any) -> bool:
-        """Whether a number keeps them."""
-        if isinstance(value, complex) or value < self.least:
-            return False
-        if isinstance(value, float):
-            return abs(value) <= self.largest or not (self.finite or math.isfinite(value))
-        return self.low <= value <= self.high
-
-
-# Negated, the least integer of 64 bits would be itself.
-_LEAST, _MOST = 1 - 2**63, 2**63 - 1
-
-
-@functools.lru_cache(maxsize=64)
-def limits_of(dtype: torch.dtype) -> Limits:
-    """The numbers that `dtype` holds, whatever is lost of their precision; others ATen converts by no one rule."""
-    if dtype.is_floating_point:
-        largest = torch.finfo(dtype).max
-        return Limits(max(_LEAST, -int(largest)), min(_MOST, int(largest)), largest)
-    info = torch.iinfo(torch.int64 if dtype is torch.bool else dtype)
-    return Limits(info.min, info.max, math.inf)
-
-
-class Number(Symbol):
-    """A number among a call's arguments: its place in the schema, and in a list of numbers, or -1.
-
-    `keyed` where a recorded call serves either numbers that are 0, or that are 1, or all others. A recorded call serves
-    those alone that keep the `limits`.
-    """
-
-    __slots__ = ("argument", "item", "keyed", "limits")
-
-    def __init__(self, value: bool | int | float, argument: int, item: int = -1, keyed: bool = False) -> None:
-        super().__init__(value)
-        self.argument, self.item, self.keyed = argument, item, keyed
-        self.limits: Limits | None = None
-
-
-class Drawn(Symbol):
-    """A seed (`which` is 0) or an offset (1) of a draw on the call's generator."""
-
-    __slots__ = ("draw", "which")
-
-    def __init__(self, value: int, draw: int, which: int) -> None:
-        super().__init__(value)
-        self.draw, self.which = draw, which
-
-
-class Size(Symbol):
-    """A size that data decides, the `index`-th that the call reads.
-
-    It may stand among the sizes and strides of `empty_strided`, among a kernel's arguments (declared as tl.int64), in a
-    launch's grid as `blocks`, and among results.
-    """
-
-    __slots__ = ("index",)
-
-    def __init__(self, value: int, index: int) -> None:
-        super().__init__(value)
-        self.index = index
-
-    def blocks(self, block: int) -> Blocks:
-        """How many blocks of so many elements it takes."""
-        return Blocks(self, block)
-
-
-class Blocks(Symbol):
-    """A grid's extent that data decides: as many as `size` has blocks of `block`."""
-
-    __slots__ = ("block", "size")
-
-    def __init__(self, size: Size, block: int) -> None:
-        super().__init__(-(-size.value // block))
-        self.size, self.block = size, block
-
-
-def number_type(value: Any) -> type:
-    """Whether a number is a bool, an int, a float or a complex, whatever its value."""
-    return type(value.value) if isinstance(value, Symbol) else type(value)
-
-
-def zero_or_one(value: Any) -> int | None:
-    """0 or 1 where a number is that, or None, of a number whose declaration says `pin_zero_or_one`."""
-    if isinstance(value, Number) and value.keyed:
-        value = value.value
-    return 0 if value == 0 else 1 if value == 1 else None
-
-
-def is_negative_zero(value: Any) -> bool:
-    """Whether a number is -0.0, of one whose declaration says `pin_zero_or_one`."""
-    value = value_of(value)
-    return value == 0 and isinstance(value, float) and math.copysign(1.0, value) < 0
-
-
 def limit(value: Any, limits: Limits) -> None:
-    """Have a number of the call keep limits. Raises Decline where it does not."""
+    """Restrict a number of the call, now and in every replay, to `limits`. Raises Decline for a number outside them."""
     if isinstance(value, Number):
         given = value.limits
         value.limits = limits if given is None else given.and_(limits)
@@ -352,18 +226,12 @@ def limit(value: Any, limits: Limits) -> None:
             _local.recorder.limited(value)
         value = value.value
     if not limits.hold(value):
-        raise Decline("a number that the dtype does not hold", lasting=False)
-
-
-def value_of(value: Any) -> Any:
-    """What a value is in this very call: for who launches, and for none who decides."""
-    if isinstance(value, Symbol):
-        return value.value
-    return tuple([value_of(item) for item in value]) if type(value) is tuple else value
+        # Without the value, since each reason has a counter.
+        raise Decline("a number outside the range that kernels serve", lasting=False)
 
 
 def set_poison(on: bool) -> None:
-    """Whether fresh memory has all bits set, which is nan, so that an element that nobody writes shows."""
+    """Set whether fresh memory is filled with all bits set, which is nan, to show elements that nobody writes."""
     global _poison
     _poison = on
 
@@ -371,7 +239,7 @@ def set_poison(on: bool) -> None:
 def empty_strided(
     shape: Sequence[int | Size], strides: Sequence[int | Size], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A tensor to write: a result, or what one launch hands on to the next. Sizes and strides may be read from data."""
+    """Allocate a result or scratch tensor. Sizes and strides may be data-dependent."""
     if _local.recorder is None:
         result = torch.empty_strided(value_of(tuple(shape)), value_of(tuple(strides)), dtype=dtype, device=device)
     elif _local.recorder.dry:
@@ -388,14 +256,14 @@ def empty_strided(
 
 
 def empty(shape: Sequence[int | Size], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same, contiguous. Of sizes that data decides only the first may be one."""
+    """Allocate a contiguous result or scratch tensor. Only its first size may be data-dependent."""
     sizes = [max(size, 1) for size in shape[:0:-1]]
     strides = (*itertools.accumulate(sizes, lambda a, b: a * b, initial=1),) if len(shape) else ()
     return empty_strided(shape, strides[::-1], dtype, device)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous tensor of zeros, which a plan sets to zero each time."""
+    """Allocate a contiguous tensor of zeros. A plan sets it to zero in every replay."""
     result = empty(shape, dtype, device)
     if _local.recorder is None or not _local.recorder.dry:
         with _disable_current_modes():
@@ -410,18 +278,18 @@ def _set_bits(tensor: torch.Tensor, byte: int = 0xFF) -> None:
     if tensor.device.type == "cpu":
         ctypes.memset(tensor.data_ptr(), byte, storage.nbytes())
         return
-    # A recorder would take it for a part of the operator.
+    # Hidden from the recorder, because poison is no step of the operator.
     with _disable_current_modes():
         storage.fill_(byte)
 
 
 def read(numbers: torch.Tensor) -> list[Size]:
-    """Sizes that data decides, from a contiguous int64 tensor of any shape that kernels have written.
+    """Return data-dependent sizes from a contiguous int64 tensor of any shape that kernels have written.
 
-    The host waits for them. Raises Decline while a CUDA graph is captured, which cannot wait.
+    The host waits for the kernels. Raises Decline while a CUDA graph is captured, which cannot wait.
     """
     if numbers.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
-        raise Decline("a size that data decides while a CUDA graph is captured", lasting=False)
+        raise Decline("a data-dependent size while a CUDA graph is captured", lasting=False)
     if _local.recorder is None:
         return [Size(value, i) for i, value in enumerate(awaited(numbers))]
     sizes: list[Size] = _local.recorder.read(numbers)
@@ -429,7 +297,7 @@ def read(numbers: torch.Tensor) -> list[Size]:
 
 
 def number_in(tensor: torch.Tensor) -> Any:
-    """The number that a 0-d CPU tensor among the call's arguments holds, for kernels to take."""
+    """Return the number in a 0-d CPU tensor among the call's arguments, to pass to kernels."""
     if _local.recorder is not None:
         return _local.recorder.number(tensor)
     with _disable_current_modes():
@@ -437,7 +305,7 @@ def number_in(tensor: torch.Tensor) -> Any:
 
 
 def held(number: int | Drawn) -> torch.Tensor:
-    """A 0-d int64 tensor on the CPU that holds a seed or an offset: a result, not for kernels to take."""
+    """Return a 0-d int64 CPU tensor that holds a seed or an offset: a result, not an argument of kernels."""
     with _disable_current_modes():
         result = torch.empty((), dtype=torch.int64)
     ctypes.c_int64.from_address(result.data_ptr()).value = value_of(number)
@@ -447,9 +315,9 @@ def held(number: int | Drawn) -> torch.Tensor:
 
 
 def first(vector: torch.Tensor, count: Size) -> torch.Tensor:
-    """So many of the elements of a vector that `empty` made, in its memory: a result, not for kernels to take."""
+    """Return the first `count` elements of a vector from `empty`, sharing its memory: a result, not for kernels."""
     with _disable_current_modes():
-        # Not a view of a tensor that nobody has.
+        # No view, because the caller never sees the base.
         result = vector.new_empty(0).set_(vector.untyped_storage(), 0, (count.value,), (1,))
     if _local.recorder is not None:
         _local.recorder.shortened(result, vector, count)
@@ -457,28 +325,28 @@ def first(vector: torch.Tensor, count: Size) -> torch.Tensor:
 
 
 def awaited(numbers: torch.Tensor) -> list[int]:
-    """What kernels have written to a tensor, once they have."""
-    found: list[int] = numbers.flatten().tolist()
-    return found
+    """Wait for the kernels that write a tensor, and return its elements."""
+    values: list[int] = numbers.flatten().tolist()
+    return values
 
 
 def refuse_if_negative(flag: torch.Tensor, reason: str, lasting: bool = False) -> None:
-    """Decline, for this reason, where an int64 tensor's only element is negative, for which the host waits.
+    """Raise Decline with `reason` if the only element of an int64 tensor is negative. The host waits for the element.
 
-    Before anything is written or drawn: a repeated call leaves to ATen what it refuses. If `lasting`, calls like one
-    that was declined are not looked at again.
+    Call it before anything is written or drawn, because a replay also falls back to ATen here. If `lasting`, later
+    calls with the key of a declined one go to ATen at once.
     """
     (checked,) = read(flag)
     if checked.value < 0:
         raise Decline(reason, lasting=lasting)
     if lasting and _local.recorder is not None:
         _local.recorder.refuses(reason)
-    # The mark of it in a plan, which allocates nothing of a negative size.
+    # Marks the check in a plan: a replay refuses the call when a buffer's size is negative.
     empty((checked,), torch.uint8, flag.device)
 
 
 def unrepeatable(reason: str) -> None:
-    """Have no plan repeat the call, which depends on what is not in its key: every one like it goes through Python."""
+    """Have no plan made of the call, because it depends on something outside its key. Such calls run through Python."""
     if _local.recorder is not None:
         _local.recorder.unrecordable(reason)
 
@@ -488,7 +356,7 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
         seed, offset = native.draw(generator, advance)
         return seed, offset
     if generator.device.type == "cpu":
-        # Such a generator has no offset: each draw is a seed, by ATen's own kernel.
+        # A CPU generator has no offset: each draw is a seed from ATen's own kernel.
         outer = swap_inside_kernel(True)
         try:
             with _disable_current_modes():
@@ -504,15 +372,15 @@ def _draw(generator: torch.Generator, advance: int) -> tuple[int, int]:
 def random_state(
     device: torch.device, advance: int, generator: torch.Generator | None = None
 ) -> tuple[int | Drawn, int | Drawn]:
-    """(seed, offset) for a kernel that draws random numbers, from `generator` or else the device's own.
+    """Return (seed, offset) for a kernel that draws random numbers, from `generator` or the device's default one.
 
-    The generator moves on by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel takes both as
-    `tl.int64` parameters that it is not specialised for, so that a plan serves any. Raises Decline for another device's
-    generator, and while a CUDA graph is captured, whose replays would repeat the numbers.
+    The generator advances by `advance`, a multiple of 4, as PyTorch's Philox counters do. A kernel declares both as
+    unspecialised `tl.int64` parameters, so that one plan serves all values. Raises Decline for a generator of another
+    device, and while a CUDA graph is captured, because the graph's replays would repeat the numbers.
     """
-    # One that was made for "cuda" has no index.
+    # A generator made for "cuda" has no index.
     if generator is not None and generator.device not in (device, torch.device(device.type)):
-        raise Decline(f"a generator of device {generator.device}")
+        raise Decline(f"a generator of device {generator.device} for tensors on {device}")
     if device.type == "cpu":
         source = torch.default_generator if generator is None else generator
     elif torch.cuda.is_current_stream_capturing():

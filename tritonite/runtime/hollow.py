@@ -1,4 +1,4 @@
-"""Tensors without memory, which stand for results and scratch of a call that is described and not run."""
+"""Hollow tensors: metadata without memory, for the results and scratch of a call that is described but not run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-# No process has memory at these addresses. Each tensor has its own, so that none overlaps another.
+# No process maps these addresses. Each tensor gets a range of its own, so that no two tensors overlap.
 _FIRST, _LAST = 2**62, 2**63 - 2**60
 _ALIGNMENT = 512
 _next = _FIRST
@@ -18,36 +18,37 @@ _next = _FIRST
 def hollow(
     sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
-    """Return a tensor whose address is aligned as fresh memory is, and where nothing can be read or written.
+    """Return a tensor at an unmapped address, aligned to 512 bytes as fresh memory is.
 
-    Its metadata and its views are those of any tensor. Raises RuntimeError where ATen would for sizes beyond 64 bits.
+    Metadata and views work as for any tensor; reading or writing raises DataUnknown. Raises RuntimeError, as ATen does,
+    for sizes beyond 64 bits.
     """
     global _next
     with _disable_current_modes():
-        likeness = torch.empty_strided(tuple(sizes), tuple(strides), dtype=dtype, device="meta")
-        size = likeness.untyped_storage().nbytes()
+        meta = torch.empty_strided(tuple(sizes), tuple(strides), dtype=dtype, device="meta")
+        size = meta.untyped_storage().nbytes()
         if not size:
             return torch.empty_strided(tuple(sizes), tuple(strides), dtype=dtype, device=device)
         address = _next if _next + size < _LAST else _FIRST
         _next = address + -(-size // _ALIGNMENT) * _ALIGNMENT
-        place = torch.device(device)
-        if place.type == "cuda" and place.index is None:
-            place = torch.device("cuda", torch.cuda.current_device())
-        storage = torch._C._construct_storage_from_data_pointer(address, place, size)
-        return _wrapped(torch.empty(0, dtype=dtype, device=place).set_(storage, 0, likeness.shape, likeness.stride()))
+        device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+        return _wrapped(torch.empty(0, dtype=dtype, device=device).set_(storage, 0, meta.shape, meta.stride()))
 
 
 def is_hollow(value: object) -> bool:
-    """Whether a value is such a tensor or a view of one."""
+    """Return whether a value is a hollow tensor or a view of one."""
     return isinstance(value, _Hollow)
 
 
 class DataUnknown(Exception):
-    """What follows depends on data that nothing has computed."""
+    """Raised where a call depends on the contents of a hollow tensor."""
 
 
 class _Hollow(torch.Tensor):
-    """Its views and its likes can be taken. What would read or write its memory raises DataUnknown instead."""
+    """A hollow tensor. Views and `empty_like` work; operators that would read or write memory raise DataUnknown."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     plain: torch.Tensor
@@ -67,3 +68,8 @@ def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
     result = torch.Tensor._make_subclass(_Hollow, tensor)
     result.plain = tensor
     return result
+
+
+def without_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the device "meta" with the sizes, strides and dtype of `tensor`."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

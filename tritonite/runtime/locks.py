@@ -1,4 +1,4 @@
-"""Locks that no other thread holds at a fork."""
+"""Locks that are free in a forked child."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import threading
 import weakref
 from typing import Any
 
-# By the order in which they were made; those of objects that are gone are gone.
+# Every lock by the order of creation; a lock leaves with the object that owns it.
 _locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_places = itertools.count()
+_order = itertools.count()
 _held = contextlib.ExitStack()
 
 
 def fork_safe_lock() -> Any:
-    """A reentrant lock that a fork waits for, so that in the child it is free and what it guards is complete.
+    """Return a reentrant lock that a fork waits for: in the child the lock is free and the guarded data complete.
 
-    A fork takes the lock made last first. So must a thread that takes several.
+    A fork takes the newest lock first. A thread that takes several locks must use the same order.
     """
     lock = threading.RLock()
-    _locks[next(_places)] = lock
+    _locks[next(_order)] = lock
     return lock
 
 
@@ -38,6 +38,6 @@ def _release_all() -> None:
     _held.close()
 
 
-# For a few statements that take no other lock.
+# Guards short critical sections that take no other lock.
 brief = fork_safe_lock()
 os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

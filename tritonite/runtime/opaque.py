@@ -1,4 +1,4 @@
-"""What torch.compile must not look into."""
+"""Functions and dispatch modes that torch.compile does not trace into."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameActi
 
 
 def opaque(function: _Function) -> _Function:
-    """Have Dynamo trace neither a function nor what it calls: in a compiled function a call of it is a graph break.
+    """Have Dynamo trace neither a function nor its callees: a call from a compiled function is a graph break.
 
-    As torch.compiler.disable, which would import Dynamo, wrap the function, and cost each call of it microseconds.
+    torch.compiler.disable has the same effect, but imports Dynamo and wraps the function, which costs every call time.
     """
     _frames.set_code_exec_strategy(function.__code__, _SKIP)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ def opaque(function: _Function) -> _Function:
 
 
 class OpaqueMode(TorchDispatchMode):
-    """A dispatch mode that Dynamo does not trace into, without the import of Dynamo that torch's own way takes."""
+    """A dispatch mode that Dynamo does not trace into. Unlike torch's own way, it does not import Dynamo."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,7 +1,7 @@
-"""Lines on standard error for what takes seconds without a sign: waits, compiling, interpreting.
+"""Lines on standard error about slow causes: waiting, compiling, interpreting.
 
-Each cause has one line a process, after `PATIENCE` seconds. TRITONITE_QUIET=1 turns them off, and so does a level above
-WARNING of the logger "tritonite". Nothing here runs in a call whose kernel is compiled.
+A cause gets one line a process, after `PATIENCE` seconds in total. TRITONITE_QUIET=1 turns the lines off, as does a
+level above WARNING of the logger "tritonite". A call whose kernel is compiled runs nothing of this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _seconds: dict[str, float] = {}
 
 
 def tell(cause: str, line: str) -> None:
-    """Write a line to standard error, unless this cause has had one or the user wants none."""
+    """Write a line to standard error, once for each cause, unless the user turned lines off."""
     if cause in _told:
         return
     _told.add(cause)
@@ -32,9 +32,9 @@ def tell(cause: str, line: str) -> None:
 
 @contextlib.contextmanager
 def timed(cause: str, line: str, watched: bool = False) -> Iterator[None]:
-    """Add the block's duration to its cause, and write `line` when the total exceeds `PATIENCE` seconds.
+    """Add the duration of the with block to its cause, and write `line` once the total exceeds `PATIENCE` seconds.
 
-    A `watched` block has a timer, so that the line comes while the block still runs.
+    A `watched` block has a timer, which writes the line while the block still runs.
     """
     if cause in _told:
         yield

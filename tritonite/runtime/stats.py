@@ -1,4 +1,4 @@
-"""What became of the calls of each overridden overload."""
+"""Counters of the calls of each overridden overload: replayed, launched or declined."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritonite import text_table
 from tritonite.errors import ATEN_IS_FASTER
 from tritonite.runtime.locks import brief
 
 _log = logging.getLogger("tritonite")
-_REASONS = 64
-_UNSEEN = "Operators without a kernel here are not counted: tritonite.report(function, ...) lists their calls."
+_MOST_REASONS = 64
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Calls of one overload: replayed from a recorded plan, launched from Python, or declined, by reason.
+    """Calls of one overload.
 
-    `unrecordable` counts those of the launched that no plan could be made of, by reason.
+    `replayed` counts calls that ran from a plan, `launched` those that ran through Python, `declined` those that fell
+    back to ATen, by reason. `unrecordable` counts the launched calls that left no plan, by reason.
     """
 
     replayed: int = 0
@@ -30,7 +29,7 @@ class Counts:
 
     @property
     def faster_in_aten(self) -> int:
-        """How many of the declined calls a kernel could have served, had ATen not been faster."""
+        """Number of declined calls that a kernel could have served, but more slowly than ATen."""
         return self.declined.get(ATEN_IS_FASTER, 0)
 
 
@@ -40,7 +39,7 @@ class _Counter:
         self.launched = 0
         self.declined: Counter[str] = Counter()
         self.unrecordable: Counter[str] = Counter()
-        self.told: set[str] = set()
+        self.logged: set[str] = set()
 
     def count_launch(self) -> None:
         with brief:
@@ -48,12 +47,12 @@ class _Counter:
 
     def count_decline(self, reason: str) -> None:
         _count(self.declined, reason)
-        self.tell(reason)
+        self.log(reason)
 
-    def tell(self, reason: str) -> None:
-        """Log why a call is declined, each reason once until `reset_stats()`."""
-        if reason not in self.told and len(self.told) < _REASONS:
-            self.told.add(reason)
+    def log(self, reason: str) -> None:
+        """Log the reason of a decline, once until `reset_stats()`."""
+        if reason not in self.logged and len(self.logged) < _MOST_REASONS:
+            self.logged.add(reason)
             _log.debug("%s is left to ATen: %s", self.overload, reason)
 
     def count_unrecordable(self, reason: str) -> None:
@@ -62,7 +61,7 @@ class _Counter:
 
 def _count(reasons: Counter[str], reason: str) -> None:
     with brief:
-        if reason not in reasons and len(reasons) >= _REASONS:
+        if reason not in reasons and len(reasons) >= _MOST_REASONS:
             reason = "other reasons"
         reasons[reason] += 1
 
@@ -75,17 +74,17 @@ def counts_of(overload: str) -> _Counter:
         return _counters.setdefault(overload, _Counter(overload))
 
 
-# The native dispatcher, once it is in use.
+# The native dispatcher, once in use.
 _native: list[Any] = []
 
 
 def read_native(dispatcher: Any) -> None:
-    """Add the native dispatcher's counts to those of Python's path."""
+    """Have `counts` and `totals` include the counts of the native dispatcher."""
     _native[:] = [dispatcher]
 
 
 def counts(overload: str) -> Counts:
-    """Counts of one overload since the process began or `reset_stats()`."""
+    """Return the counts of one overload since the process began or `reset_stats()`."""
     counter = counts_of(overload)
     replayed, declined = 0, Counter[str]()
     for dispatcher in _native:
@@ -97,48 +96,16 @@ def counts(overload: str) -> Counts:
         return Counts(replayed, counter.launched, dict(declined), dict(counter.unrecordable))
 
 
-class Stats(dict[str, Counts]):
-    """Counts by overload; printed, they are a table."""
-
-    def __rich__(self) -> Any:
-        from rich.table import Column, Table
-
-        # Apart from other declines, where there are any.
-        faster = any(entry.faster_in_aten for entry in self.values())
-        names = ["replayed", "launched", *(["ATen faster"] if faster else []), "declined"]
-        numbers = (Column(name, justify="right") for name in names)
-        table = Table(
-            Column("operator", overflow="fold"),
-            *numbers,
-            "why declined, or not recorded",
-            caption=_UNSEEN,
-            caption_justify="left",
-        )
-        for name, entry in self.items():
-            declined = sum(entry.declined.values()) - entry.faster_in_aten
-            counts = (entry.replayed, entry.launched, *([entry.faster_in_aten] if faster else []), declined)
-            reasons = [*(reason for reason in entry.declined if reason != ATEN_IS_FASTER), *entry.unrecordable]
-            table.add_row(name, *(str(count or "") for count in counts), "; ".join(reasons))
-        return table
-
-    def __str__(self) -> str:
-        return text_table.text_of(self)
-
-
-def stats() -> Stats:
-    """Counts of every overload called since the process began or `reset_stats()`, which print as a table.
-
-    They are of overloads that have a kernel here: nothing of Tritonite's is called for the others, such as
-    convolutions. `tritonite.report(function, ...)` counts those, too.
-    """
+def every_count() -> dict[str, Counts]:
+    """Return the counts of every overload called since the process began or `reset_stats()`, by overload."""
     with brief:
         names = sorted(_counters)
     found = {name: counts(name) for name in names}
-    return Stats({name: entry for name, entry in found.items() if entry != Counts()})
+    return {name: entry for name, entry in found.items() if entry != Counts()}
 
 
 def totals() -> Counts:
-    """Counts of all overloads together, each reason behind the overload that gave it."""
+    """Return the sum of all overloads' counts, with the overload before each reason."""
     replayed, launched = 0, 0
     declined, unrecordable = Counter[str](), Counter[str]()
     with brief:
@@ -163,7 +130,7 @@ def reset_stats() -> None:
             counter.launched = 0
             counter.declined.clear()
             counter.unrecordable.clear()
-            counter.told.clear()
+            counter.logged.clear()
         names = list(_counters)
     for dispatcher in _native:
         for name in names:

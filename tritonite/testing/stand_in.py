@@ -13,7 +13,7 @@ import torch
 from tritonite import devices, registry
 from tritonite.install import override, python
 from tritonite.registry import Declaration
-from tritonite.registry.declare import overload_of
+from tritonite.registry.op import overload_of
 from tritonite.registry.schema import is_out
 
 # The native dispatcher keeps what it is first told of an operator, so that its host function is looked up anew.

@@ -48,7 +48,8 @@ from tritonite.errors import Decline, did_you_mean
 from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.install import library
 from tritonite.runtime import contract
-from tritonite.runtime.launch import LibEntry, Specialization
+from tritonite.runtime.launch import Specialization
+from tritonite.runtime.libentry import LibEntry
 from tritonite.testing.parts import part_of
 from tritonite.testing.samples import samples
 

@@ -22,7 +22,7 @@ from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.iteration import power_of_2
 from tritonite.errors import WrongAnswer
-from tritonite.runtime import launch
+from tritonite.runtime import libentry
 from tritonite.testing.judge import judge, terms
 
 # Timed calls of each candidate, then of the _BEST fastest.
@@ -106,7 +106,7 @@ def operands(problem: Problem, device: str, empty: bool = False) -> tuple[torch.
 
 def _compile(problem: Problem, config: Config, target: GPUTarget) -> None:
     """Compile a candidate's kernels into Triton's disk cache."""
-    with launch.compiling(target):
+    with libentry.compiling(target):
         product(*operands(problem, "cpu", empty=True), config=config)
 
 

@@ -32,7 +32,7 @@ from tritonite.engine.attention.scores import (
 from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @triton.jit

@@ -22,8 +22,10 @@ from tritonite.engine.attention.problem import Facts, Problem, compiler_options,
 from tritonite.engine.attention.scores import LOG2E, base_of, biased, exponentials, load_bias, score_factor
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import Number, empty, settings
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty, settings
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Number
 
 # What differs from call to call of one kernel.
 _SIZES = ["sequences", "tokens", "queries", "keys", "diagonal", "window", "shared", "splits", "least"]

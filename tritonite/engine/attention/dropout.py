@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from tritonite.language.random import interleave4, uniform_of, words
-from tritonite.runtime.contract import Drawn, Number
+from tritonite.runtime.symbols import Drawn, Number
 
 # The rounds of flash attention's Philox, its block of rows and columns, and the lanes of it.
 _ROUNDS = tl.constexpr(7)

@@ -17,7 +17,7 @@ from tritonite.engine.attention.scores import base_of, biased, exponentials, loa
 from tritonite.language.bf16x6 import dot_terms, split_terms
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import random_state
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # The natural logarithm of two.
 _LN2 = tl.constexpr(0.6931471805599453)

@@ -13,7 +13,7 @@ from tritonite.engine.attention import table as table
 from tritonite.engine.attention.dropout import Dropout
 from tritonite.engine.iteration import offset_type, power_of_2
 from tritonite.errors import Decline
-from tritonite.runtime.contract import Number
+from tritonite.runtime.symbols import Number
 
 # Tensor cores take as many elements of a product's inner dimension at least. Beside a size of over _NARROW two groups
 # of warps may share a result's columns, and Triton's products of 8 columns on Hopper are wrong or end the program.

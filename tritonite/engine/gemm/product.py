@@ -26,16 +26,8 @@ from tritonite.engine.gemm.kernels.portable import (
 from tritonite.engine.gemm.problem import FEW, Problem, divisor, vector
 from tritonite.engine.gemm.table import Config
 from tritonite.engine.iteration import offset_type, power_of_2
-from tritonite.runtime.contract import (
-    Number,
-    decline_if_slower,
-    empty,
-    empty_strided,
-    fusion,
-    prepare_blas,
-    settings,
-    zero_or_one,
-)
+from tritonite.runtime.contract import decline_if_slower, empty, empty_strided, fusion, prepare_blas, settings
+from tritonite.runtime.symbols import Number, zero_or_one
 
 _ROWS, _COLUMNS = 1, 2
 # The elements that a program copies, and how many rows a first operand in columns has that is copied by rows.

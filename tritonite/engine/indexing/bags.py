@@ -24,7 +24,8 @@ from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import move
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import zeros
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 # Rows that are on their way at once.
 _ROWS = 8

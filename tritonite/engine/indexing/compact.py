@@ -20,7 +20,8 @@ from tritonite.engine.movement import words
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 4096
 # Counts that are added up at a time, and elements that a program fills: each costs it two divisions of 64 bits.

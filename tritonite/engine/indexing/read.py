@@ -18,8 +18,9 @@ from tritonite.errors import Decline
 from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import alloc_shared, load_shared, store_shared
-from tritonite.runtime.contract import Size
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Size
 
 
 @triton.jit

@@ -26,7 +26,8 @@ from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
 
 # Rows without a place sort behind all others.
 _NOWHERE = 2**31 - 1

@@ -28,8 +28,10 @@ from tritonite.engine.movement import move, words
 from tritonite.language.atomic import atomic_add_16bit, compare_and_swap
 from tritonite.language.math import maximum_nan, minimum_nan
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import Number, empty_strided, number_type
-from tritonite.runtime.launch import ASSERTING, libentry
+from tritonite.runtime.contract import empty_strided
+from tritonite.runtime.launch import ASSERTING
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Number, number_type
 
 # Dtypes that every device adds to memory by itself.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)

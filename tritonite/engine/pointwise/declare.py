@@ -28,9 +28,10 @@ from tritonite.engine.pointwise.promotion import ConstantKind, Kind, PartsKind, 
 from tritonite.engine.pointwise.specialize import Space, specialize
 from tritonite.errors import Decline
 from tritonite.runtime import contract
-from tritonite.runtime.contract import Limits, empty_strided, number_type
+from tritonite.runtime.contract import empty_strided
 from tritonite.runtime.launch import Launch, Specialization
 from tritonite.runtime.locks import brief
+from tritonite.runtime.symbols import Limits, number_type
 
 _ITERATIONS_PER_OPERATOR = 1024
 

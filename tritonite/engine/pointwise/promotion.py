@@ -15,7 +15,7 @@ from tritonite import dtypes
 from tritonite.dtypes import TRITON_DTYPES
 from tritonite.engine.pointwise.layout import VARIANTS, Operand
 from tritonite.errors import Decline
-from tritonite.runtime.contract import Limits, limits_of
+from tritonite.runtime.symbols import Limits, limits_of
 
 _LARGEST_IN_64_BITS = math.nextafter(2.0**63, 0.0)
 # Dtypes whose numbers every half type holds.

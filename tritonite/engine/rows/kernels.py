@@ -19,7 +19,7 @@ from tritonite.language.indices import aligned_to, strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import reduce_all, reduce_rows, reduce_rows_in_order
 from tritonite.language.registers import from_registers, in_own_registers
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _KEPT, _REDUCED, _PARTS, _BOTH = (tl.constexpr(kind) for kind in (KEPT, REDUCED, PARTS, BOTH))
 

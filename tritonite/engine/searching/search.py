@@ -18,7 +18,7 @@ from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 1024
 # Programs of each multiprocessor that search from shared memory, what they search for at a time, and the rounds that

@@ -20,7 +20,7 @@ from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # The longest row that a program sorts, and how many elements of several it takes.
 LONGEST = 2048

@@ -24,7 +24,7 @@ from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, load_shared, or_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # Elements that a program takes at a time, by so many threads, and those of a thread where it does something at places.
 _BLOCK, _THREADS, _EACH = 4096, 256, 8

@@ -15,8 +15,9 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.sorting.keys import words
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.contract import Size, empty
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.contract import empty
+from tritonite.runtime.libentry import libentry
+from tritonite.runtime.symbols import Size
 
 # Runs that are merged at a time, and slices of them that a program places.
 _RUNS, _PLACED = 16, 16

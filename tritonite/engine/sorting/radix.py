@@ -31,7 +31,7 @@ from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared, warp_rank
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
 # digits would have; those of a thread where several programs share a row, where they have 64 bits, and of keys alone,

@@ -16,7 +16,7 @@ from tritonite.engine.sorting.radix import check_length, unwanted
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, first, read, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 1024
 _LONGEST_BLOCK = 2048

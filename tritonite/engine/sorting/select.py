@@ -33,7 +33,7 @@ from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _BLOCK = 2048
 # An addition to shared memory is made by every thread that has its element: there are as many elements as threads.

@@ -24,7 +24,7 @@ from tritonite.engine.sorting.keys import Keys, Rows, ordered, words
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, zeros
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # The bytes of keys of the longest row that a program holds, and the words of them that a thread has.
 _HELD, _PER_THREAD = 32 * 1024, 16

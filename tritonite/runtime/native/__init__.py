@@ -1,4 +1,16 @@
-"""The native dispatcher: built once for a torch and a source, loaded when an operator is first overridden."""
+"""The native dispatcher: a C++ extension, built once for a torch version and a source.
+
+- state.h: an overridden operator, and the table of all
+- key.h: the key of a call
+- cache.h: the plans of an operator by key
+- plan.h: a plan as C++ data
+- record.h: runs Python without a plan, and converts the plan that Python returns
+- replay.h: runs a plan
+- driver.h: the CUDA driver, loaded at run time
+- dispatcher.cpp: the boxed kernel of every overridden operator, and the functions that Python calls
+
+It is loaded when an operator is first overridden.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +38,16 @@ from tritonite.errors import BuildFailed, InvalidSetting
 from tritonite.runtime import cache, progress
 
 _NAME = "tritonite_dispatcher"
-# The kinds of device that it has a driver for, and whether it is used on them unasked.
-_DRIVERS = {"nvidia": True, "interpreter": False}
+# Kinds of device with a driver, and whether they use the dispatcher by default.
+_USED_BY_DEFAULT = {"nvidia": True, "interpreter": False}
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
-# For headers that refuse no standard.
+# The standard for torch headers that state no minimum.
 _NEWEST_STANDARD = "c++20"
-_PARTS = sorted(Path(__file__).parent.glob("*.h"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 
 
-def _asked() -> bool | None:
+def _requested() -> bool | None:
+    """Return TRITONITE_NATIVE as a bool, or None if it is unset. Raises InvalidSetting unless it is 0 or 1."""
     setting = os.environ.get("TRITONITE_NATIVE", "")
     if setting not in ("", "0", "1"):
         raise InvalidSetting(name="TRITONITE_NATIVE", value=setting, expected="0 or 1")
@@ -42,19 +55,19 @@ def _asked() -> bool | None:
 
 
 def wanted() -> bool:
-    """Whether calls should go through it: on NVIDIA's GPUs unless TRITONITE_NATIVE=0, in the interpreter if it is 1."""
-    asked, unasked = _asked(), _DRIVERS.get(devices.current.kind)
-    return unasked is not None and (unasked if asked is None else asked)
+    """Return whether to use the dispatcher: on NVIDIA unless TRITONITE_NATIVE=0, in the interpreter if it is 1."""
+    requested, default = _requested(), _USED_BY_DEFAULT.get(devices.current.kind)
+    return default is not None and (default if requested is None else requested)
 
 
 def flags() -> tuple[str, ...]:
-    """Flags for the compiler beyond the usual, from TRITONITE_NATIVE_FLAGS: sanitizers, for example."""
+    """Return additional compiler flags from TRITONITE_NATIVE_FLAGS, such as sanitizers."""
     return tuple(os.environ.get("TRITONITE_NATIVE_FLAGS", "").split())
 
 
 def library() -> Path:
-    """Where the built library is, or would be."""
-    digest = hashlib.sha256(b"".join([part.read_bytes() for part in (_SOURCE, *_PARTS)]))
+    """Return the path of the built library, which may not exist yet."""
+    digest = hashlib.sha256(b"".join([file.read_bytes() for file in (_SOURCE, *_HEADERS)]))
     digest.update(repr((torch.__version__, sys.version_info[:2], flags())).encode())
     folder = Path(os.environ.get("TRITONITE_CACHE") or cache.folder())
     return folder / f"{_NAME}-{digest.hexdigest()[:16]}.so"
@@ -69,7 +82,7 @@ def state() -> str:
 
 
 def build() -> Path:
-    """Build the dispatcher unless it is built. Returns the library's path; raises BuildFailed."""
+    """Build the dispatcher if necessary and return the library's path. Raises BuildFailed."""
     try:
         return _build(library())
     except OSError as error:
@@ -81,7 +94,7 @@ def _build(target: Path) -> Path:
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise BuildFailed(reason="there is no C++ compiler; install one, or set CXX")
+        raise BuildFailed(reason="no C++ compiler was found; install one, or set CXX")
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / "lock").open("w") as lock:
         _wait_for(lock, target.parent)
@@ -99,7 +112,7 @@ def _build(target: Path) -> Path:
 
 
 def _wait_for(lock: IO[str], folder: Path) -> None:
-    """Take the lock of a build, and tell the user where another process keeps it for seconds."""
+    """Take the lock of a build. Tells the user if another process holds it for seconds."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -109,7 +122,7 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
 
 
 def _failure(compiler: str, done: subprocess.CompletedProcess[str], log: Path) -> str:
-    """Return a line with the compiler's first error. Its whole output goes into the file `log`."""
+    """Write the compiler's output to the file `log`, and return a line with its first error."""
     log.write_text(f"{shlex.join(done.args)}\n{done.stdout}{done.stderr}")
     errors = [line.strip() for line in done.stderr.splitlines() if "error" in line]
     return f"{compiler} says: {errors[0] if errors else f'exit status {done.returncode}'} (all of it: {log})"
@@ -146,9 +159,9 @@ def _command(compiler: str, target: Path) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def module() -> ModuleType | None:
-    """The dispatcher, built first where it has to be; None where it is not wanted or, with a warning, cannot be."""
+    """Return the dispatcher, built if necessary, or None if it is not wanted or (with a warning) cannot be built."""
     if not wanted():
-        if _asked():
+        if _requested():
             kind = devices.current.kind
             warnings.warn(f"calls take the slower Python path: no native driver for {kind}", stacklevel=2)
         return None

@@ -1,4 +1,4 @@
-// The plans of an operator by the keys of its calls, those of the latest calls.
+// The plans of an operator by key; the least recently used are dropped.
 
 #pragma once
 
@@ -17,8 +17,8 @@ std::shared_ptr<const Plan> look_up(State& state, const Call& call) {
   if (!state.plans.empty() && state.plans.front().hash == call.hash && state.plans.front().words == call.words) {
     return state.plans.front().plan;
   }
-  const auto bucket = state.found.find(call.hash);
-  if (bucket == state.found.end()) return nullptr;
+  const auto bucket = state.by_hash.find(call.hash);
+  if (bucket == state.by_hash.end()) return nullptr;
   for (const auto& entry : bucket->second) {
     if (entry->words == call.words) {
       state.plans.splice(state.plans.begin(), state.plans, entry);
@@ -29,10 +29,10 @@ std::shared_ptr<const Plan> look_up(State& state, const Call& call) {
 }
 
 void insert(State& state, const Call& call, std::shared_ptr<const Plan> plan) {
-  // What is dropped is destroyed after the lock is released, because that takes the GIL.
+  // Destroying a plan takes the GIL, so dropped plans outlive the lock.
   std::vector<std::shared_ptr<const Plan>> dropped;
   std::lock_guard<std::mutex> lock(plans_mutex);
-  auto& bucket = state.found[call.hash];
+  auto& bucket = state.by_hash[call.hash];
   for (const auto& entry : bucket) {
     if (entry->words == call.words) {
       dropped.push_back(std::exchange(entry->plan, std::move(plan)));
@@ -43,9 +43,9 @@ void insert(State& state, const Call& call, std::shared_ptr<const Plan> plan) {
   bucket.push_back(state.plans.begin());
   while (state.plans.size() > most_plans) {
     const auto last = std::prev(state.plans.end());
-    auto& others = state.found[last->hash];
+    auto& others = state.by_hash[last->hash];
     others.erase(std::find(others.begin(), others.end(), last));
-    if (others.empty()) state.found.erase(last->hash);
+    if (others.empty()) state.by_hash.erase(last->hash);
     dropped.push_back(std::move(last->plan));
     state.plans.pop_back();
   }

@@ -1,8 +1,9 @@
-// One boxed kernel for every overridden operator. It keys the call, finds the plan recorded for that key and replays it:
-// allocations, launches, copies, results. Python runs when there is no plan yet; ATen's own kernel where the plan says
-// so, and where the operator is not selected at this moment.
+// The boxed kernel of every overridden operator, and the functions that Python calls.
 //
-// All parts are one translation unit and local to it, so that the compiler sees a call from its key to its launches.
+// `dispatch` makes the key of a call, looks up the plan for the key and replays it: allocations, launches, copies,
+// results. Without a plan Python runs. ATen's kernel runs if the plan is a decline or the operator is not selected.
+//
+// All headers form one translation unit, so that the compiler can inline a call from its key to its launches.
 
 #include <pthread.h>
 
@@ -29,14 +30,15 @@
 
 namespace {
 
-// ATen's kernel.
+// Calls ATen's kernel.
 void call_kernel(const State& state, c10::DispatchKeySet keys, Stack* stack) {
-  TORCH_CHECK_NOT_IMPLEMENTED(state.kernel, state.space, "::", state.name, " has no kernel of ATen's on this device");
+  TORCH_CHECK_NOT_IMPLEMENTED(state.kernel, state.space, "::", state.name, " has no ATen kernel on this device");
   const auto kernel = std::atomic_load(&state.kernel);
   kernel->callBoxed(state.handle, keys, stack);
 }
 
-// Read without the GIL, as a profiler may start at any time and only that there are hooks matters.
+// Whether Triton has launch hooks, such as a profiler's: calls then go through Python. Reads the lists without the GIL,
+// because a profiler may start at any time and only the lengths matter.
 bool launches_are_watched() {
   for (PyObject* hooks : launch_hooks) {
     if (Py_SIZE(hooks) != 0) return true;
@@ -45,7 +47,7 @@ bool launches_are_watched() {
 }
 
 void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  // No lock: an operator's state is there before it is installed, and installing is what makes this visible to others.
+  // No lock: a state is complete before its operator is installed, and installation publishes it to other threads.
   State& state = *states().find(&handle.schema())->second;
   if (inside_kernel || !state.active()) return call_kernel(state, keys, stack);
   const size_t arguments = handle.schema().arguments().size();
@@ -58,7 +60,8 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
       return call_kernel(state, keys, stack);
     }
     Replay replay{state, *plan, call, {}, {}, {}, {}};
-    reason = !replay.read_slots(*stack, arguments) ? "number does not fit the dtype" : replay.capture_forbids();
+    reason = replay.read_slots(*stack, arguments) ? replay.capture_forbids()
+                                                  : "a number outside the range that kernels serve";
     if (!reason) {
       try {
         const ProfiledRange range(state);
@@ -66,11 +69,11 @@ void dispatch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack
         state.replayed.fetch_add(1, std::memory_order_relaxed);
         return;
       } catch (const Refused&) {
-        reason = "data that ATen refuses";
+        reason = "a kernel refuses the data";
         if (!plan->lasting.empty() && state.kernel) {
           auto* counter = reason_counter(state, plan->lasting);
           counter->fetch_add(1, std::memory_order_relaxed);
-          leave_to_aten(state, call, counter);
+          keep_decline(state, call, counter);
           return call_kernel(state, keys, stack);
         }
       }
@@ -90,7 +93,7 @@ bool wants_gradient(const IValue& value) {
   return std::any_of(list.begin(), list.end(), wants_gradient);
 }
 
-// Stands before an operator's autograd, which takes microseconds of Python also where no gradient is wanted.
+// Skips an operator's autograd, which is in Python, for calls that need no gradient.
 void pass_autograd(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const State& state = *states().find(&handle.schema())->second;
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(handle.schema().arguments().size());
@@ -103,7 +106,7 @@ void pass_autograd(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   }
   at::AutoDispatchBelowAutograd below;
   handle.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
-  // So that autograd sees that a tensor it has saved is another one now.
+  // Lets autograd detect that a saved tensor has changed.
   for (const IValue& value : written) {
     if (value.toTensor().defined()) value.toTensor().unsafeGetTensorImpl()->bump_version();
   }
@@ -118,8 +121,8 @@ State& state_of(const std::string& name) {
   return *by_name().at(name);
 }
 
-// Whether each of ATen's operators is active, 64 to a word in the order they were declared in. Side by side, and not in
-// their states, because a scope sets all of them.
+// A bit for each ATen operator, in the order of declaration: whether it is active. The bits are contiguous, and not in
+// the states, because a scope sets all of them.
 std::deque<std::atomic<uint64_t>>& switches() {
   static auto* all = new std::deque<std::atomic<uint64_t>>();
   return *all;
@@ -132,7 +135,7 @@ std::vector<T> flags(const py::list& values) {
   return result;
 }
 
-// `name` has its namespace before it, unless that is ATen's.
+// Adds an operator. `name` starts with the namespace unless that is aten.
 void declare(
     const std::string& name,
     const std::string& key,
@@ -152,43 +155,44 @@ void declare(
   state->key = c10::parseDispatchKey(key);
   state->tensor = flags<bool>(tensors);
   state->written = flags<bool>(written);
-  state->slot = flags<uint8_t>(slots);
+  state->slots = flags<uint8_t>(slots);
   state->record = callable.release().ptr();
   static std::atomic<uint64_t> always{1};
   static size_t declared = 0;
-  const size_t place = state->is_atens() ? declared++ % 64 : 0;
-  state->bit = uint64_t{1} << place;
-  if (state->is_atens() && place == 0) switches().emplace_back(0);
+  const size_t bit = state->is_atens() ? declared++ % 64 : 0;
+  state->bit = uint64_t{1} << bit;
+  if (state->is_atens() && bit == 0) switches().emplace_back(0);
   state->switches = state->is_atens() ? &switches().back() : &always;
   by_name()[name] = state.get();
   states()[&handle.schema()] = std::move(state);
 }
 
-// Puts another implementation in an operator's place. Only for tests, since calls may be under way.
+// Replaces the implementation of an operator. For tests only, because calls may be running.
 void redeclare(const std::string& name, const py::list& slots, py::object callable) {
   State& state = state_of(name);
-  state.slot = flags<uint8_t>(slots);
+  state.slots = flags<uint8_t>(slots);
   py::reinterpret_steal<py::object>(std::exchange(state.record, callable.release().ptr()));
 }
 
-// Puts a selection in force, a bit for each of ATen's operators in the order they were declared in, with its settings.
-void select(const std::string& chosen, uint64_t word) {
-  settings.store(word, std::memory_order_relaxed);
+// Puts a selection in force: a bit for each ATen operator in the order of declaration, and `Settings.bits`.
+void select(const std::string& chosen, uint64_t bits_of_settings) {
+  settings.store(bits_of_settings, std::memory_order_relaxed);
   size_t next = 0;
-  for (std::atomic<uint64_t>& sixty_four : switches()) {
+  for (std::atomic<uint64_t>& word : switches()) {
     uint64_t bits = 0;
     if (next + sizeof bits <= chosen.size()) std::memcpy(&bits, chosen.data() + next, sizeof bits);
     next += sizeof bits;
-    sixty_four.store(bits, std::memory_order_relaxed);
+    word.store(bits, std::memory_order_relaxed);
   }
 }
 
-// torch warns of every kernel that is overridden, which is what was asked for.
+// Silences torch's warning that a kernel is overridden.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// The kernel that was there is fetched anew only where it may have changed: torch keeps a note of every fetch.
+// Registers an operator with torch. ATen's kernel is fetched again only if it may have `changed`, because torch keeps a
+// record of every fetch.
 void install(const std::string& name, bool changed) {
   State& state = state_of(name);
   if (state.library) return;
@@ -205,7 +209,7 @@ void install(const std::string& name, bool changed) {
   state.library->impl(state.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
 
-// To be called when an operator outside ATen has its gradient.
+// Registers `pass_autograd` for an operator outside ATen, after its gradient has been registered.
 void install_gate(const std::string& name) {
   State& state = state_of(name);
   const auto key = state.key == c10::DispatchKey::CUDA ? c10::DispatchKey::AutogradCUDA : c10::DispatchKey::AutogradCPU;
@@ -222,11 +226,11 @@ void clear(const std::string& name) {
   State& state = state_of(name);
   std::list<Entry> dropped;
   std::lock_guard<std::mutex> lock(plans_mutex);
-  state.found.clear();
+  state.by_hash.clear();
   dropped.swap(state.plans);
 }
 
-// What is kept for a call with these arguments: "plan", "decline", or "nothing".
+// Returns what is kept for a call with these arguments: "plan", "decline" or "nothing".
 std::string kept(const std::string& name, const py::list& values) {
   State& state = state_of(name);
   Stack stack;
@@ -247,14 +251,14 @@ std::string kept(const std::string& name, const py::list& values) {
   return !plan ? "nothing" : plan->declined ? "decline" : "plan";
 }
 
-// Zeros for an operator that it has not been told of.
+// Returns (replayed calls, declined calls by reason, plans), zeros for an operator that is not declared.
 py::tuple counts(const std::string& name) {
   if (!by_name().count(name)) return py::make_tuple(0, py::dict(), 0);
   State& state = state_of(name);
   std::vector<std::pair<std::string, uint64_t>> reasons;
   size_t plans = 0;
   {
-    // Making Python objects may run a collection, and that any code.
+    // No Python objects under the lock: making one may run the garbage collector, and so any code.
     std::lock_guard<std::mutex> lock(plans_mutex);
     for (const auto& reason : state.reasons) reasons.emplace_back(reason.first, reason.second->load());
     plans = state.plans.size();
@@ -286,13 +290,13 @@ bool set_inside_kernel(bool inside) {
 }  // namespace
 
 PYBIND11_MODULE(tritonite_dispatcher, module) {
-  // A child that is forked while another thread holds the lock would wait for ever.
+  // Otherwise a child that is forked while another thread holds the lock would wait for ever.
   pthread_atfork([] { plans_mutex.lock(); }, [] { plans_mutex.unlock(); }, [] { plans_mutex.unlock(); });
   module.def("declare", &declare);
   module.def("redeclare", &redeclare);
   module.def("install", &install);
   module.def("install_gate", &install_gate);
-  module.def("select", [](const py::bytes& chosen, uint64_t word) { select(chosen, word); });
+  module.def("select", [](const py::bytes& chosen, uint64_t bits_of_settings) { select(chosen, bits_of_settings); });
   module.def("set_active", [](const std::string& name, bool active) { state_of(name).set_active(active); });
   module.def("uninstall", &uninstall);
   module.def("clear", &clear);

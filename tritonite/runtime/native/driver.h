@@ -1,4 +1,4 @@
-// What launches kernels: the GPU's driver, loaded at run time.
+// The CUDA driver, loaded at run time, so that building needs no CUDA headers.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct LaunchConfig {
 
 enum AttributeId { kCooperative = 2, kCluster = 4, kClusterScheduling = 5, kProgrammaticSerialization = 6 };
 
-// What a tensor descriptor is to a kernel on NVIDIA: CUDA's CUtensorMap.
+// CUDA's CUtensorMap, a tensor descriptor as a kernel parameter.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -43,9 +43,9 @@ struct Driver {
   int (*get_device)(int*, int) = nullptr;
   int (*retain_context)(void**, int) = nullptr;
   int (*set_context)(void*) = nullptr;
-  // Not in drivers older than 12.0, whose GPUs have no such thing.
+  // Null in drivers older than 12.0, which know no GPU with tensor descriptors.
   int (*replace_address)(TensorMap*, void*) = nullptr;
-  // c10::cuda::getCurrentCUDAStream and c10::cuda::CUDAStream::stream, whose headers want CUDA's.
+  // c10::cuda::getCurrentCUDAStream and c10::cuda::CUDAStream::stream, whose headers include CUDA's.
   struct Stream {
     int64_t words[2];
   };
@@ -66,7 +66,7 @@ struct Driver {
     constexpr int kInvalidContext = 201;
     const int code = launch_kernel(&config, function, parameters, nullptr);
     if (code != kInvalidContext) return code;
-    // A thread that has called nothing of CUDA's runtime, which sets the context, has none.
+    // A thread without calls of CUDA's runtime has no context yet.
     int ordinal = 0;
     void* context = nullptr;
     if (get_device(&ordinal, device) || retain_context(&context, ordinal) || set_context(context)) return code;

@@ -1,4 +1,4 @@
-// What tells calls apart that need plans of their own.
+// The key of a call: everything about it that its plan depends on, as 64-bit words.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// A tensor argument as keying and replaying see it; null where None is given.
+// A tensor argument; null for None. `strided` if it has memory that a kernel can address.
 struct Leaf {
   const at::Tensor* tensor;
   bool strided;
@@ -31,10 +31,11 @@ struct Call {
   uint64_t hash = 0;
   uint64_t settings = 0;
   c10::SmallVector<Leaf, 8> leaves;
-  // Why ATen has to serve the call, where keying it shows that.
+  // The reason to decline the call, if making the key has found one.
   const char* declined = nullptr;
 };
 
+// The low byte of the word that starts a value in a key.
 enum Tag : uint64_t {
   kNone = 1,
   kUndefined,
@@ -58,9 +59,10 @@ uint64_t bits_of(double value) {
   return bits;
 }
 
-// Why ATen serves a call with a tensor whose storage was freed or made smaller by `resize_`: it raises what it raises.
+// The reason to decline a tensor whose storage `resize_` has freed or made smaller; ATen raises its own error.
 constexpr const char* kLargerThanStorage = "a tensor that needs more memory than its storage has";
 
+// Whether a tensor argument counts as a number: a wrapped number, or a 0-d CPU tensor next to GPU tensors.
 bool is_number(const State& state, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return impl->is_cpu() && (impl->is_wrapped_number() || (state.key != c10::DispatchKey::CPU && tensor.dim() == 0));
@@ -84,18 +86,18 @@ Number number_of(const at::Tensor& tensor) {
   }
 }
 
-// What a key says of a slot's value; zeros of either sign are told apart.
+// A key's word for a number of kind kZeroOrOne: 1 for 0, 2 for 1, 4 for -0.0, 3 for all others.
 uint64_t zero_or_one(const Number& number) {
   const double value = number.as_real();
   return value == 0 ? (std::signbit(value) ? 4 : 1) : value == 1 ? 2 : 3;
 }
 
-// The kind of device that an operator's kernels run on.
+// The type of device on which an operator's kernels run.
 c10::DeviceType device_of(const State& state) {
   return state.key == c10::DispatchKey::CPU ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
 }
 
-// Whether a tensor's dimensions have names, in a torch whose tensors may have them.
+// Whether a tensor has named dimensions, which newer versions of torch lack.
 template <class Impl>
 auto has_names(const Impl* impl, int) -> decltype(impl->has_named_tensor_meta()) {
   return impl->has_named_tensor_meta();
@@ -106,7 +108,7 @@ bool has_names(const Impl*, long) {
   return false;
 }
 
-// Appends what a tensor contributes to the key; false where calls like this cannot be told apart.
+// Appends a tensor to the key. Returns false if no key can describe the tensor.
 bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool written, Call& call) {
   Words& words = call.words;
   call.leaves.push_back({&tensor, false, written});
@@ -116,7 +118,7 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
   }
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->is_wrapped_number() && !impl->is_cpu()) {
-    // ATen makes these for itself. To promote as a number does, Python would have to read it from the device.
+    // ATen makes these itself. Promotion as a number would need a read from the device.
     call.declined = "a number on the device";
     return false;
   }
@@ -127,10 +129,10 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
       return false;
     }
     words.push_back(kNumberTensor | dtype | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
-    if (slot == 1) return true;
+    if (slot == kTypeOnly) return true;
     const Number number = number_of(tensor);
     words.push_back(
-        slot == 2 ? zero_or_one(number) : number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
+        slot == kZeroOrOne ? zero_or_one(number) : number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
     return number.known;
   }
   if (has_names(impl, 0)) {
@@ -139,22 +141,23 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
   }
   const c10::Device device = tensor.device();
   if (device.type() != device_of(state)) {
-    // As in copies from the host and to it, which are to be no slower for having come by here.
+    // For example a copy between host and device, which should not get slower.
     call.declined = "a tensor on another device";
     return false;
   }
-  const uint64_t place = static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
+  const uint64_t device_bits =
+      static_cast<uint64_t>(device.type()) << 16 | static_cast<uint64_t>(device.index() & 0xff) << 24;
   const c10::DispatchKeySet keys = impl->key_set();
   if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || !impl->has_storage() ||
       impl->is_python_dispatch() || keys.has(c10::DispatchKey::NestedTensorCUDA) ||
       keys.has(c10::DispatchKey::NestedTensorCPU) || keys.has(c10::DispatchKey::ZeroTensor)) {
-    words.push_back(kOpaqueTensor | dtype | place | static_cast<uint64_t>(impl->layout()) << 32);
+    words.push_back(kOpaqueTensor | dtype | device_bits | static_cast<uint64_t>(impl->layout()) << 32);
     return !impl->is_python_dispatch() && !impl->has_symbolic_sizes_strides();
   }
   call.leaves.back().strided = true;
   const auto pointer = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   words.push_back(
-      kTensor | dtype | place | static_cast<uint64_t>((pointer & 15) != 0) << 32 |
+      kTensor | dtype | device_bits | static_cast<uint64_t>((pointer & 15) != 0) << 32 |
       static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 33 |
       static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 34 | static_cast<uint64_t>(impl->dim()) << 40);
   const auto sizes = impl->sizes(), strides = impl->strides();
@@ -172,19 +175,20 @@ bool key_tensor(const State& state, const at::Tensor& tensor, uint8_t slot, bool
   return true;
 }
 
-// A number: its type, and of its value what `slot` says.
+// Appends a number: its type, and what `slot` (a SlotKind) says about its value.
 void key_number(Words& words, Tag tag, const Number& number, uint8_t slot) {
-  if (slot == 0) {
+  if (slot == kPinned) {
     words.push_back(tag);
     words.push_back(number.floating ? bits_of(number.real) : static_cast<uint64_t>(number.integer));
   } else {
-    words.push_back(kSlotNumber | tag << 8 | (slot == 2 ? zero_or_one(number) << 16 : 0));
+    words.push_back(kSlotNumber | tag << 8 | (slot == kZeroOrOne ? zero_or_one(number) << 16 : 0));
   }
 }
 
+// Appends an argument to the key. Returns false if no key can describe it.
 bool key_value(const State& state, const IValue& value, size_t argument, Call& call) {
   Words& words = call.words;
-  const uint8_t slot = state.slot[argument];
+  const uint8_t slot = state.slots[argument];
   if (value.isTensor()) return key_tensor(state, value.toTensor(), slot, state.written[argument], call);
   if (value.isNone()) {
     words.push_back(kNone);
@@ -228,11 +232,12 @@ bool key_value(const State& state, const IValue& value, size_t argument, Call& c
   return true;
 }
 
-struct Extent {
+// The addresses from the first byte of a tensor to the end of its last element.
+struct AddressRange {
   uintptr_t begin, end;
 };
 
-Extent extent_of(const at::Tensor& tensor) {
+AddressRange addresses_of(const at::Tensor& tensor) {
   const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   int64_t last = 0;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -242,40 +247,41 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * tensor.element_size()};
 }
 
-// The same of many arguments, by their addresses in order: the key grows with what overlaps, not with pairs.
+// `key_aliases` for many arguments, by a sweep over sorted addresses: the key grows with overlaps, not with pairs.
 void key_many_aliases(Call& call) {
-  struct Place {
-    Extent extent;
+  struct Argument {
+    AddressRange addresses;
     size_t leaf;
     bool written;
   };
-  std::vector<Place> places;
-  places.reserve(call.leaves.size());
+  std::vector<Argument> sorted;
+  sorted.reserve(call.leaves.size());
   for (size_t i = 0; i < call.leaves.size(); ++i) {
     const Leaf& leaf = call.leaves[i];
-    if (leaf.strided) places.push_back({extent_of(*leaf.tensor), i, leaf.written});
+    if (leaf.strided) sorted.push_back({addresses_of(*leaf.tensor), i, leaf.written});
   }
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-    return a.extent.begin != b.extent.begin ? a.extent.begin < b.extent.begin : a.leaf < b.leaf;
+  std::sort(sorted.begin(), sorted.end(), [](const Argument& a, const Argument& b) {
+    return a.addresses.begin != b.addresses.begin ? a.addresses.begin < b.addresses.begin : a.leaf < b.leaf;
   });
   std::vector<std::pair<uint64_t, uint64_t>> found;
-  // Those before, one for each address, that reach beyond where the next begins.
-  std::vector<Place> reaching;
-  for (size_t i = 0; i < places.size();) {
-    Place group = places[i];
+  // Earlier arguments, one for each address, that end after the current one begins.
+  std::vector<Argument> open;
+  for (size_t i = 0; i < sorted.size();) {
+    // All arguments at one address.
+    Argument group = sorted[i];
     size_t next = i + 1;
-    for (; next < places.size() && places[next].extent.begin == group.extent.begin; ++next) {
-      found.emplace_back(places[next].leaf << 32 | group.leaf, 0);
-      group.extent.end = std::max(group.extent.end, places[next].extent.end);
-      group.written |= places[next].written;
+    for (; next < sorted.size() && sorted[next].addresses.begin == group.addresses.begin; ++next) {
+      found.emplace_back(sorted[next].leaf << 32 | group.leaf, 0);
+      group.addresses.end = std::max(group.addresses.end, sorted[next].addresses.end);
+      group.written |= sorted[next].written;
     }
-    const auto ended = [&](const Place& earlier) { return earlier.extent.end <= group.extent.begin; };
-    reaching.erase(std::remove_if(reaching.begin(), reaching.end(), ended), reaching.end());
-    for (const Place& earlier : reaching) {
+    const auto ended = [&](const Argument& earlier) { return earlier.addresses.end <= group.addresses.begin; };
+    open.erase(std::remove_if(open.begin(), open.end(), ended), open.end());
+    for (const Argument& earlier : open) {
       if (!earlier.written && !group.written) continue;
-      found.emplace_back(group.leaf << 32 | earlier.leaf, group.extent.begin - earlier.extent.begin);
+      found.emplace_back(group.leaf << 32 | earlier.leaf, group.addresses.begin - earlier.addresses.begin);
     }
-    reaching.push_back(group);
+    open.push_back(group);
     i = next;
   }
   std::sort(found.begin(), found.end());
@@ -285,7 +291,7 @@ void key_many_aliases(Call& call) {
   }
 }
 
-// Which arguments are at one address, and by how much a written one overlaps another.
+// Appends which arguments share an address, and the distance in bytes where a written argument overlaps another.
 void key_aliases(Call& call) {
   constexpr size_t kMany = 12;
   if (call.leaves.size() > kMany) return key_many_aliases(call);
@@ -300,7 +306,7 @@ void key_aliases(Call& call) {
       if (a == b) {
         same |= bit;
       } else if (later.written || earlier.written) {
-        const Extent x = extent_of(*earlier.tensor), y = extent_of(*later.tensor);
+        const AddressRange x = addresses_of(*earlier.tensor), y = addresses_of(*later.tensor);
         if (x.begin < y.end && y.begin < x.end) {
           call.words.push_back(kUndefined | i << 8 | j << 32);
           call.words.push_back(y.begin - x.begin);
@@ -317,17 +323,18 @@ void key_aliases(Call& call) {
   call.words.push_back(same);
 }
 
-// The settings of torch that results may depend on.
+// torch's settings that results may depend on.
 uint64_t ambient() {
   const at::Context& context = at::globalContext();
   return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) |
       static_cast<uint64_t>(context.deterministicAlgorithms()) << 8 |
       static_cast<uint64_t>(context.deterministicFillUninitializedMemory()) << 9 |
       static_cast<uint64_t>(context.float32MatmulPrecision()) << 16 |
-      // How products of float32 may be rounded.
+      // The precision of float32 matrix products.
       static_cast<uint64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL)) << 24;
 }
 
+// Makes the key of a call. Returns false if no key can describe it, with `declined` set if ATen must serve it.
 bool key_call(const State& state, const Stack& stack, size_t arguments, Call& call) {
   call.settings = settings.load(std::memory_order_relaxed);
   call.words.push_back(ambient() | call.settings << 32);
@@ -335,10 +342,10 @@ bool key_call(const State& state, const Stack& stack, size_t arguments, Call& ca
   for (size_t i = 0; i < arguments; ++i) {
     if (!key_value(state, first[i], i, call)) return false;
   }
-  const auto is_placed = [](const Leaf& leaf) { return leaf.strided; };
+  const auto is_strided = [](const Leaf& leaf) { return leaf.strided; };
   if (call.leaves.size() > 1) {
     key_aliases(call);
-  } else if (state.key == c10::DispatchKey::CUDA && std::none_of(call.leaves.begin(), call.leaves.end(), is_placed)) {
+  } else if (state.key == c10::DispatchKey::CUDA && std::none_of(call.leaves.begin(), call.leaves.end(), is_strided)) {
     // A device without an index is the current one.
     call.words.push_back(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index());
   }

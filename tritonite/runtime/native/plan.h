@@ -1,4 +1,4 @@
-// What a recorded call does, as plan.py has described it.
+// A plan: the steps of a recorded call, as plan.py describes them.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace {
 namespace py = pybind11;
 using c10::IValue;
 
-// Where a pointer or a result comes from: a tensor argument, counted over lists, or a buffer that the plan allocates.
+// Origin of a pointer or a result: a tensor argument (lists flattened) or a buffer of the plan, and an offset in bytes.
 struct Source {
   bool buffer = false;
   size_t index = 0;
@@ -35,11 +35,12 @@ struct Parameter {
   enum Kind { kPointer, kConstant, kSlot, kDrawn, kSize, kDescriptor } kind = kConstant;
   Source source;
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  // Of a slot, of a drawn number, of a size read from data, or of a descriptor among the launch's.
+  // Index of a slot, a drawn number, a data-dependent size, or a descriptor of the launch.
   size_t index = 0;
   uint64_t bits = 0;
 };
 
+// A number of a call. Not `known` if its type fits neither int64 nor double, as complex and uint64.
 struct Number {
   bool floating = false, known = true;
   int64_t integer = 0;
@@ -50,7 +51,8 @@ struct Number {
   }
 };
 
-// A number among the arguments that plans do not hold; `item` is its place in a list of numbers, or -1.
+// A number among the arguments that the plan does not hold, with the limits that a call has to keep (Limits of
+// symbols.py). `item` is the index in a list of numbers, or -1.
 struct Slot {
   size_t argument = 0;
   int64_t item = -1;
@@ -69,9 +71,9 @@ struct Slot {
   }
 };
 
-// An extent that data decides: of a grid as many as a size has blocks, of a tensor the size itself.
-struct FromData {
-  size_t place = 0;
+// A data-dependent extent of a tensor or a grid: ceil(sizes[size] / block) in a dimension.
+struct DynamicExtent {
+  size_t dimension = 0;
   size_t size = 0;
   int64_t block = 1;
 };
@@ -80,14 +82,14 @@ struct Launch {
   void* function = nullptr;
   LaunchConfig config{};
   unsigned clusters = 1;
-  std::vector<FromData> extents;
+  std::vector<DynamicExtent> dynamic_grid;
   std::vector<LaunchAttribute> attributes;
   std::vector<Parameter> parameters;
   std::vector<TensorMap> descriptors;
-  // Whether a parameter is a seed or an offset.
+  // Whether a parameter is a seed or an offset of a draw.
   bool draws = false;
-  // Whose `function` is: a compiled kernel, which unloads it when it goes; where there is no function, the host driver's,
-  // to be called with tensors and numbers. Never released without the GIL.
+  // The compiled kernel, which unloads `function` when it is destroyed. Without a function: the Python function that
+  // runs the kernel in the interpreter, on tensors and numbers. Released under the GIL only.
   PyObject* owner = nullptr;
 };
 
@@ -99,7 +101,7 @@ struct View {
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
 
-// What a replay does in turn: launch a kernel, set a buffer to 0, copy, or wait for sizes that kernels have written.
+// A step of a replay: launch a kernel, set buffer `to` to 0, copy `from` to `to`, or wait for `count` sizes in `from`.
 struct Step {
   enum Kind { kLaunch, kZero, kCopy, kRead } kind = kLaunch;
   Launch launch;
@@ -109,9 +111,9 @@ struct Step {
 
 struct Buffer {
   Integers sizes, strides;
-  std::vector<FromData> sizes_from_data, strides_from_data;
-  // How many sizes must have been read before it can be allocated.
-  size_t after = 0;
+  std::vector<DynamicExtent> dynamic_sizes, dynamic_strides;
+  // Number of data-dependent sizes that must have been read before the allocation.
+  size_t sizes_needed = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Allocator* allocator = nullptr;
   c10::DispatchKeySet keys;
@@ -120,8 +122,8 @@ struct Buffer {
 struct Result {
   enum Kind { kAbsent, kWhole, kView, kSize, kDrawn, kValue, kList } kind = kAbsent;
   View view;
-  std::vector<FromData> sizes_from_data;
-  // Of a size read from data, or of a drawn number.
+  std::vector<DynamicExtent> dynamic_sizes;
+  // Index of a data-dependent size or of a drawn number.
   size_t index = 0;
   IValue value;
   std::vector<Result> items;
@@ -129,13 +131,14 @@ struct Result {
 };
 
 struct Plan {
+  // Set if calls with this key go to ATen: the counter of the reason. The plan is then empty.
   std::atomic<uint64_t>* declined = nullptr;
-  // Why calls of this key are ATen's from the first on whose data a kernel refuses; "" where each is looked at.
+  // If not "", the first call whose data a kernel refuses sends all later calls to ATen, for this reason.
   std::string lasting;
   c10::Device device = c10::kCPU;
   bool reads = false;
   std::vector<Slot> slots;
-  // For each time that the call draws on a generator, how far it advances it.
+  // The advance of the generator for each draw.
   std::vector<uint64_t> draws;
   std::vector<Buffer> buffers;
   std::vector<Step> steps;

@@ -1,4 +1,4 @@
-// Making a plan: a call of Python's host function, and what it tells of its steps.
+// A call without a plan: runs the host function in Python, and converts the plan that Python returns.
 
 #pragma once
 
@@ -23,8 +23,8 @@ c10::TypeKind kind_of(const c10::Argument& argument) {
   return type->kind();
 }
 
-// Whether an argument is an int that names no dtype, layout or memory format of PyTorch's.
-bool names_nothing(const IValue& value, const c10::Argument& argument) {
+// Whether an argument is an int that is not a valid dtype, layout or memory format.
+bool is_invalid_enumeration(const IValue& value, const c10::Argument& argument) {
   if (!value.isInt()) return false;
   int64_t count = 0;
   switch (kind_of(argument)) {
@@ -36,7 +36,7 @@ bool names_nothing(const IValue& value, const c10::Argument& argument) {
   return value.toInt() < 0 || value.toInt() >= count;
 }
 
-// A layout as Python has it. PyTorch's own conversion gives nothing before 2.13.
+// Returns a layout as a Python object. PyTorch's own conversion does not work before 2.13.
 py::object python_of(at::Layout layout) {
   const char* name = layout == at::kStrided     ? "strided"
                      : layout == at::kSparse    ? "sparse_coo"
@@ -49,7 +49,7 @@ py::object python_of(at::Layout layout) {
   return py::module_::import("torch").attr(name);
 }
 
-// As PyTorch hands it to a Python kernel: dtypes, layouts and memory formats are ints on the stack.
+// Converts an argument as PyTorch does for a Python kernel. Dtypes, layouts and memory formats are ints on the stack.
 py::object to_python(const IValue& value, const c10::Argument& argument) {
   if (value.isInt()) {
     switch (kind_of(argument)) {
@@ -76,8 +76,10 @@ c10::ScalarType dtype_of(const py::handle& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-Source source_of(const py::tuple& parts) {
-  return {parts[0].cast<bool>(), parts[1].cast<size_t>(), parts[2].cast<int64_t>()};
+// The converters below take the objects that plan.py describes.
+
+Source source_of(const py::tuple& described) {
+  return {described[0].cast<bool>(), described[1].cast<size_t>(), described[2].cast<int64_t>()};
 }
 
 Parameter parameter_of(const py::handle& described, Launch& launch) {
@@ -86,120 +88,123 @@ Parameter parameter_of(const py::handle& described, Launch& launch) {
     parameter.bits = described.cast<uint64_t>();
     return parameter;
   }
-  const auto parts = py::reinterpret_borrow<py::tuple>(described);
-  if (py::isinstance<py::str>(parts[0])) {
-    const auto kind = parts[0].cast<std::string>();
-    parameter.index = parts[1].cast<size_t>();
+  const auto items = py::reinterpret_borrow<py::tuple>(described);
+  if (py::isinstance<py::str>(items[0])) {
+    const auto kind = items[0].cast<std::string>();
+    parameter.index = items[1].cast<size_t>();
     parameter.kind = kind == "slot" ? Parameter::kSlot : kind == "size" ? Parameter::kSize : Parameter::kDrawn;
-    if (parameter.kind == Parameter::kDrawn) parameter.index = 2 * parameter.index + parts[2].cast<size_t>();
+    if (parameter.kind == Parameter::kDrawn) parameter.index = 2 * parameter.index + items[2].cast<size_t>();
     return parameter;
   }
-  parameter.source = source_of(parts);
-  const py::object about = parts[3];
-  if (PyBytes_Check(about.ptr())) {
-    const auto bytes = about.cast<std::string>();
-    TORCH_CHECK(bytes.size() == sizeof(TensorMap) && driver().replace_address, "tritonite: no such tensor descriptor");
+  parameter.source = source_of(items);
+  const py::object dtype_or_map = items[3];
+  if (PyBytes_Check(dtype_or_map.ptr())) {
+    const auto bytes = dtype_or_map.cast<std::string>();
+    TORCH_CHECK(
+        bytes.size() == sizeof(TensorMap) && driver().replace_address,
+        "tritonite: a tensor descriptor of ", bytes.size(), " bytes, which this driver does not support");
     parameter.kind = Parameter::kDescriptor;
     parameter.index = launch.descriptors.size();
     std::memcpy(launch.descriptors.emplace_back().bytes, bytes.data(), bytes.size());
     return parameter;
   }
   parameter.kind = Parameter::kPointer;
-  parameter.dtype = dtype_of(about);
+  parameter.dtype = dtype_of(dtype_or_map);
   return parameter;
 }
 
-// From a LaunchStep of plan.py.
 Launch launch_of(const py::handle& described) {
-  const auto parts = py::reinterpret_borrow<py::tuple>(described);
   Launch launch;
-  if (!py::object(parts[2]).is_none()) launch.function = reinterpret_cast<void*>(parts[2].cast<uintptr_t>());
-  const py::tuple grid = parts[1];
-  const auto clusters = launch.clusters = parts[5].cast<unsigned>();
+  const py::object function = described.attr("function");
+  if (!function.is_none()) launch.function = reinterpret_cast<void*>(function.cast<uintptr_t>());
+  const py::tuple grid = described.attr("grid");
+  const auto threads = described.attr("threads").cast<unsigned>();
+  const auto clusters = launch.clusters = described.attr("clusters").cast<unsigned>();
   for (size_t i = 0; i < 3; ++i) {
     if (py::isinstance<py::tuple>(grid[i])) {
       const py::tuple blocks = grid[i];
-      launch.extents.push_back({i, blocks[0].cast<size_t>(), blocks[1].cast<int64_t>()});
+      launch.dynamic_grid.push_back({i, blocks[0].cast<size_t>(), blocks[1].cast<int64_t>()});
     } else {
       launch.config.grid[i] = grid[i].cast<unsigned>() * (i == 0 ? clusters : 1);
     }
-    launch.config.block[i] = i == 0 ? parts[3].cast<unsigned>() : 1;
+    launch.config.block[i] = i == 0 ? threads : 1;
   }
-  launch.config.shared = parts[4].cast<unsigned>();
+  launch.config.shared = described.attr("shared").cast<unsigned>();
   const auto attribute = [&](int id, std::initializer_list<unsigned> words) {
     LaunchAttribute added{};
     added.id = id;
     std::copy(words.begin(), words.end(), added.value);
     launch.attributes.push_back(added);
   };
-  if (parts[7].cast<bool>()) attribute(kProgrammaticSerialization, {1});
-  if (parts[6].cast<bool>()) attribute(kCooperative, {1});
+  if (described.attr("programmatic").cast<bool>()) attribute(kProgrammaticSerialization, {1});
+  if (described.attr("cooperative").cast<bool>()) attribute(kCooperative, {1});
   if (clusters != 1) {
     attribute(kCluster, {clusters, 1, 1});
     attribute(kClusterScheduling, {1});
   }
-  for (const py::handle item : py::list(parts[0])) {
+  for (const py::handle item : described.attr("parameters")) {
     launch.parameters.push_back(parameter_of(item, launch));
     launch.draws |= launch.parameters.back().kind == Parameter::kDrawn;
   }
-  launch.owner = py::object(parts[8]).release().ptr();
+  launch.owner = py::object(described.attr("owner")).release().ptr();
   return launch;
 }
 
-View view_of_python(const py::tuple& parts) {
-  return {source_of(parts[0]), integers(parts[1]), integers(parts[2]), dtype_of(parts[3])};
+View view_of_python(const py::handle& described) {
+  return {
+      source_of(described.attr("source")), integers(described.attr("sizes")), integers(described.attr("strides")),
+      dtype_of(described.attr("dtype"))};
 }
 
-// From a step of plan.py, which its class's name tells.
 Step step_of(const py::handle& described) {
   const auto kind = py::type::of(described).attr("__name__").cast<std::string>();
-  const auto parts = py::reinterpret_borrow<py::tuple>(described);
   Step step;
   if (kind == "LaunchStep") {
     step.launch = launch_of(described);
   } else if (kind == "ZeroStep") {
     step.kind = Step::kZero;
-    step.to.source = {true, parts[0].cast<size_t>(), 0};
+    step.to.source = {true, described.attr("buffer").cast<size_t>(), 0};
   } else if (kind == "CopyStep") {
     step.kind = Step::kCopy;
-    step.to = view_of_python(parts[0]);
-    step.from = view_of_python(parts[1]);
+    step.to = view_of_python(described.attr("destination"));
+    step.from = view_of_python(described.attr("source"));
   } else {
     step.kind = Step::kRead;
-    step.from.source = source_of(parts[0]);
-    step.count = parts[1].cast<size_t>();
+    step.from.source = source_of(described.attr("source"));
+    step.count = described.attr("numbers").cast<size_t>();
   }
   return step;
 }
 
-// The sizes or strides of a buffer, those that data decides apart.
-void read_extents(const py::handle& described, Integers& known, std::vector<FromData>& from_data, size_t& after) {
-  known.clear();
+// Splits sizes or strides into `fixed` ones, 0 for those that are data-dependent, and the `dynamic` ones.
+void read_extents(
+    const py::handle& described, Integers& fixed, std::vector<DynamicExtent>& dynamic, size_t& sizes_needed) {
+  fixed.clear();
   for (const py::handle extent : described) {
     if (!py::isinstance<py::tuple>(extent)) {
-      known.push_back(extent.cast<int64_t>());
+      fixed.push_back(extent.cast<int64_t>());
       continue;
     }
     const auto size = extent.cast<py::tuple>()[0].cast<size_t>();
-    from_data.push_back({known.size(), size, 1});
-    known.push_back(0);
-    after = std::max(after, size + 1);
+    dynamic.push_back({fixed.size(), size, 1});
+    fixed.push_back(0);
+    sizes_needed = std::max(sizes_needed, size + 1);
   }
 }
 
 Buffer buffer_of(const py::handle& described) {
-  const auto parts = py::reinterpret_borrow<py::tuple>(described);
-  const auto like = parts[0].cast<at::Tensor>();
+  const auto like = described.attr("like").cast<at::Tensor>();
   Buffer buffer;
   buffer.sizes.assign(like.sizes().begin(), like.sizes().end());
   buffer.strides.assign(like.strides().begin(), like.strides().end());
-  if (!py::object(parts[1]).is_none()) {
-    read_extents(parts[1], buffer.sizes, buffer.sizes_from_data, buffer.after);
-    read_extents(parts[2], buffer.strides, buffer.strides_from_data, buffer.after);
+  const py::object sizes = described.attr("sizes");
+  if (!sizes.is_none()) {
+    read_extents(sizes, buffer.sizes, buffer.dynamic_sizes, buffer.sizes_needed);
+    read_extents(described.attr("strides"), buffer.strides, buffer.dynamic_strides, buffer.sizes_needed);
   }
   buffer.dtype = like.scalar_type();
   buffer.allocator = like.storage().allocator();
-  TORCH_CHECK(buffer.allocator, "tritonite: a buffer without an allocator");
+  TORCH_CHECK(buffer.allocator, "tritonite: a tensor without an allocator cannot be a buffer of a plan");
   buffer.keys = c10::DispatchKeySet(c10::computeDispatchKey(buffer.dtype, c10::kStrided, like.device()));
   return buffer;
 }
@@ -208,38 +213,38 @@ Result result_of(const py::handle& described, const c10::TypePtr& type) {
   Result result;
   result.type = type;
   if (described.is_none()) return result;
-  const auto parts = described.cast<py::tuple>();
-  if (py::isinstance<py::str>(parts[0])) {
-    const auto kind = parts[0].cast<std::string>();
+  const auto fields = described.cast<py::tuple>();
+  if (py::isinstance<py::str>(fields[0])) {
+    const auto kind = fields[0].cast<std::string>();
     if (kind == "list") {
       result.kind = Result::kList;
-      for (const py::handle item : parts[1]) result.items.push_back(result_of(item, c10::TensorType::get()));
+      for (const py::handle item : fields[1]) result.items.push_back(result_of(item, c10::TensorType::get()));
     } else if (kind == "size") {
       result.kind = Result::kSize;
-      result.index = parts[1].cast<size_t>();
+      result.index = fields[1].cast<size_t>();
     } else if (kind == "drawn") {
       result.kind = Result::kDrawn;
-      result.index = 2 * parts[1].cast<size_t>() + parts[2].cast<size_t>();
+      result.index = 2 * fields[1].cast<size_t>() + fields[2].cast<size_t>();
     } else {
       result.kind = Result::kValue;
-      result.value = torch::jit::toIValue(parts[1], type);
+      result.value = torch::jit::toIValue(fields[1], type);
     }
     return result;
   }
-  result.kind = py::object(parts[1]).is_none() ? Result::kWhole : Result::kView;
-  result.view.source = source_of(parts[0]);
+  result.kind = py::object(fields[1]).is_none() ? Result::kWhole : Result::kView;
+  result.view.source = source_of(fields[0]);
   if (result.kind == Result::kView) {
-    const auto layout = parts[1].cast<py::tuple>();
-    size_t after = 0;
-    read_extents(layout[0], result.view.sizes, result.sizes_from_data, after);
+    const auto layout = fields[1].cast<py::tuple>();
+    size_t sizes_needed = 0;
+    read_extents(layout[0], result.view.sizes, result.dynamic_sizes, sizes_needed);
     result.view.strides = integers(layout[1]);
     result.view.dtype = dtype_of(layout[2]);
   }
   return result;
 }
 
-// A key whose calls are ATen's, counted.
-void leave_to_aten(State& state, const Call& call, std::atomic<uint64_t>* counter) {
+// Keeps a decline under the key of a call: later calls with the key go to ATen and are counted.
+void keep_decline(State& state, const Call& call, std::atomic<uint64_t>* counter) {
   auto plan = std::make_shared<Plan>();
   plan->declined = counter;
   insert(state, call, plan);
@@ -250,15 +255,16 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::Func
   plan->device = reinterpret_cast<THPDevice*>(py::object(described.attr("device")).ptr())->device;
   plan->lasting = described.attr("lasting").cast<std::string>();
   for (const py::handle item : described.attr("slots")) {
-    const auto parts = item.cast<py::tuple>();
-    Slot slot{parts[0].cast<size_t>(), parts[1].cast<int64_t>(), parts[2].cast<bool>(), !parts[3].is_none()};
+    const py::object limits = item.attr("limits");
+    Slot slot{
+        item.attr("argument").cast<size_t>(), item.attr("item").cast<int64_t>(), item.attr("floating").cast<bool>(),
+        !limits.is_none()};
     if (slot.limited) {
-      const auto limits = parts[3].cast<py::tuple>();
-      slot.low = limits[0].cast<int64_t>();
-      slot.high = limits[1].cast<int64_t>();
-      slot.largest = limits[2].cast<double>();
-      slot.finite = limits[3].cast<bool>();
-      slot.least = limits[4].cast<double>();
+      slot.low = limits.attr("low").cast<int64_t>();
+      slot.high = limits.attr("high").cast<int64_t>();
+      slot.largest = limits.attr("largest").cast<double>();
+      slot.finite = limits.attr("finite").cast<bool>();
+      slot.least = limits.attr("least").cast<double>();
     }
     plan->slots.push_back(slot);
   }
@@ -275,7 +281,7 @@ std::shared_ptr<const Plan> plan_of(const py::handle& described, const c10::Func
   return plan;
 }
 
-// In a profile a range of our own within that of ATen's operator.
+// A range in a profile, within the range of ATen's operator.
 class ProfiledRange {
  public:
   explicit ProfiledRange(const State& state) {
@@ -290,21 +296,23 @@ class ProfiledRange {
   std::optional<at::RecordFunction> range;
 };
 
-// Counts a call that ATen serves, for this key from now on where the call is `keyed`.
+// Counts a declined call. If the call is `keyed`, later calls with its key are declined at once.
 void decline(State& state, const Call& call, bool keyed, const std::string& reason) {
   auto* counter = reason_counter(state, reason);
   counter->fetch_add(1, std::memory_order_relaxed);
-  if (keyed) leave_to_aten(state, call, counter);
+  if (keyed) keep_decline(state, call, counter);
 }
 
-// Runs the operator's Python implementation under the recorder. Returns false where ATen has to serve the call.
-// It is kept for calls of this key only where the call is `keyed`.
+// Runs the operator's host function under the recorder. Returns false if ATen has to serve the call. The plan or the
+// decline is kept only if the call is `keyed`.
 bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arguments) {
   const auto& schema = state.handle.schema();
   const IValue* first = stack->data() + (stack->size() - arguments);
   for (size_t i = 0; i < arguments; ++i) {
-    if (!names_nothing(first[i], schema.arguments()[i])) continue;
-    TORCH_CHECK(state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", first[i].toInt(), ", which names nothing");
+    if (!is_invalid_enumeration(first[i], schema.arguments()[i])) continue;
+    TORCH_CHECK(
+        state.kernel, state.label, ": ", schema.arguments()[i].name(), " is ", first[i].toInt(),
+        ", which is not a dtype, layout or memory format");
     decline(state, call, keyed, "an integer that names no dtype, layout or memory format");
     return false;
   }
@@ -324,7 +332,9 @@ bool record(State& state, const Call& call, bool keyed, Stack* stack, size_t arg
   const auto& returns = schema.returns();
   const auto results = outcome[1].cast<py::tuple>();
   std::vector<IValue> converted;
-  for (size_t i = 0; i < returns.size(); ++i) converted.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
+  for (size_t i = 0; i < returns.size(); ++i) {
+    converted.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
+  }
   torch::jit::drop(*stack, arguments);
   for (IValue& result : converted) stack->push_back(std::move(result));
   return true;

@@ -1,4 +1,4 @@
-// Doing again what a plan holds: allocations, launches, copies, results.
+// The replay of a plan: allocations, launches, copies, results.
 
 #pragma once
 
@@ -18,7 +18,12 @@
 
 namespace {
 
-at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, c10::ScalarType dtype) {
+at::Tensor view_of(
+    const at::Tensor& base,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), c10::scalarTypeToTypeMeta(dtype));
   result.unsafeGetTensorImpl()->set_storage_offset(offset);
@@ -26,13 +31,13 @@ at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRe
   return result;
 }
 
-// Bytes into `base`'s storage for a source at `offset` bytes from where `base` begins, in elements of `dtype`.
+// Returns the storage offset, in elements of `dtype`, of a source `offset` bytes after the first element of `base`.
 int64_t element_offset(const at::Tensor& base, int64_t offset, c10::ScalarType dtype) {
   return (base.storage_offset() * static_cast<int64_t>(base.element_size()) + offset) /
       static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// The seed and offset for one kernel; the generator moves on. A CPU's has no offset: each draw is a seed.
+// Returns seed and offset for a draw and advances the generator. A CPU generator has no offset: each draw is a seed.
 std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advance) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   if (generator.device().is_cpu()) {
@@ -43,8 +48,8 @@ std::pair<uint64_t, uint64_t> draw_from(at::Generator generator, uint64_t advanc
   return {generator.current_seed(), offset};
 }
 
-// Thrown where ATen raises an error of its own: by the interpreter where a kernel's assertion fails, and where data that
-// has been read says so.
+// Thrown if ATen has to serve the call because of its data: a kernel's assertion has failed in the interpreter, or a
+// size is negative (`refuse_if_negative` of contract.py).
 struct Refused {};
 
 struct Replay {
@@ -53,16 +58,16 @@ struct Replay {
   const Call& call;
   c10::SmallVector<at::Tensor, 4> buffers;
   c10::SmallVector<Number, 8> numbers;
-  // Those that data has decided so far.
+  // The data-dependent sizes read so far.
   c10::SmallVector<int64_t, 2> sizes;
-  // Seed and offset of each draw.
+  // Seed and offset of each draw, in turn.
   c10::SmallVector<uint64_t, 2> drawn;
 
   const at::Tensor& base(const Source& source) const {
     return source.buffer ? buffers[source.index] : *call.leaves[source.index].tensor;
   }
 
-  // False where a number does not fit what the kernel was made for.
+  // Reads the call's numbers. Returns false if one is outside its limits.
   bool read_slots(const Stack& stack, size_t arguments) {
     const IValue* first = stack.data() + (stack.size() - arguments);
     for (const Slot& slot : plan.slots) {
@@ -75,15 +80,16 @@ struct Replay {
     return true;
   }
 
-  // Why a plan cannot run while a CUDA graph is captured, if one is: its replays would repeat what was drawn or read.
+  // Returns the reason to decline if a CUDA graph is captured, whose replays would repeat what was drawn or read.
   const char* capture_forbids() const {
     if ((plan.draws.empty() && !plan.reads) || plan.device.is_cpu()) return nullptr;
     if (!driver().is_capturing(plan.device.index())) return nullptr;
-    return plan.reads ? "a size that data decides while a CUDA graph is captured"
+    return plan.reads ? "a data-dependent size while a CUDA graph is captured"
                       : "random numbers while a CUDA graph is captured";
   }
 
-  // All draws of the call, once: a generator stays as it is where data that was read before has ATen refuse the call.
+  // Makes all draws of the call, once. It is delayed until a launch needs one, so that a call that is refused before
+  // leaves the generator as it was.
   void draw(const Stack& stack, size_t arguments) {
     if (drawn.size() == 2 * plan.draws.size()) return;
     at::Generator generator = at::globalContext().defaultGenerator(plan.device);
@@ -97,20 +103,20 @@ struct Replay {
     }
   }
 
-  // Those that nothing more has to be known of.
+  // Allocates the buffers whose sizes are known by now.
   void allocate() {
     buffers.resize(plan.buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       const Buffer& buffer = plan.buffers[i];
-      if (buffers[i].defined() || buffer.after > sizes.size()) continue;
-      if (buffer.after == 0) {
+      if (buffers[i].defined() || buffer.sizes_needed > sizes.size()) continue;
+      if (buffer.sizes_needed == 0) {
         buffers[i] = at::detail::empty_strided_generic(
             buffer.sizes, buffer.strides, buffer.allocator, buffer.keys, buffer.dtype);
       } else {
         Integers own_sizes = buffer.sizes, own_strides = buffer.strides;
-        for (const FromData& extent : buffer.sizes_from_data) own_sizes[extent.place] = sizes[extent.size];
-        for (const FromData& extent : buffer.strides_from_data) own_strides[extent.place] = sizes[extent.size];
-        // So a host function has told that ATen refuses the data.
+        for (const DynamicExtent& extent : buffer.dynamic_sizes) own_sizes[extent.dimension] = sizes[extent.size];
+        for (const DynamicExtent& extent : buffer.dynamic_strides) own_strides[extent.dimension] = sizes[extent.size];
+        // A negative size marks a call that ATen has to serve: `refuse_if_negative` of contract.py.
         if (std::any_of(own_sizes.begin(), own_sizes.end(), [](int64_t size) { return size < 0; })) throw Refused();
         buffers[i] =
             at::detail::empty_strided_generic(own_sizes, own_strides, buffer.allocator, buffer.keys, buffer.dtype);
@@ -144,7 +150,7 @@ struct Replay {
     viewed(step.to).copy_(viewed(step.from));
   }
 
-  // Waits for numbers that kernels have written.
+  // Waits for data-dependent sizes that kernels have written.
   void read(const Step& step) {
     const size_t known = sizes.size(), bytes = step.count * sizeof(int64_t);
     sizes.resize(known + step.count);
@@ -164,7 +170,7 @@ struct Replay {
   }
 
   uintptr_t address(const Source& source) const {
-    // A tensor that is lazily cloned gets memory of its own where it is asked for to be written.
+    // Asking for a mutable pointer gives a lazily cloned tensor memory of its own.
     const bool written = !source.buffer && call.leaves[source.index].written;
     const void* data = written ? base(source).mutable_data_ptr() : base(source).const_data_ptr();
     return reinterpret_cast<uintptr_t>(data) + source.offset;
@@ -207,9 +213,9 @@ struct Replay {
 
   LaunchConfig config_of(const Launch& launch) const {
     LaunchConfig config = launch.config;
-    for (const FromData& extent : launch.extents) {
+    for (const DynamicExtent& extent : launch.dynamic_grid) {
       const int64_t blocks = (sizes[extent.size] + extent.block - 1) / extent.block;
-      config.grid[extent.place] = static_cast<unsigned>(blocks) * (extent.place == 0 ? launch.clusters : 1);
+      config.grid[extent.dimension] = static_cast<unsigned>(blocks) * (extent.dimension == 0 ? launch.clusters : 1);
     }
     return config;
   }
@@ -277,9 +283,9 @@ struct Replay {
       case Result::kAbsent: return result.type->kind() == c10::TypeKind::TensorType ? IValue(at::Tensor()) : IValue();
       case Result::kWhole: return base(result.view.source);
       case Result::kView: {
-        if (result.sizes_from_data.empty()) return viewed(result.view);
+        if (result.dynamic_sizes.empty()) return viewed(result.view);
         View view = result.view;
-        for (const FromData& extent : result.sizes_from_data) view.sizes[extent.place] = sizes[extent.size];
+        for (const DynamicExtent& extent : result.dynamic_sizes) view.sizes[extent.dimension] = sizes[extent.size];
         return viewed(view);
       }
       case Result::kValue: return result.value;

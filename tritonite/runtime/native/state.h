@@ -1,4 +1,4 @@
-// All that is known of the operators that are overridden.
+// The state of overridden operators: ATen's kernels, switches, plans and counters.
 
 #pragma once
 
@@ -20,18 +20,22 @@ namespace {
 
 using Words = c10::SmallVector<uint64_t, 64>;
 
+// How much of a number in an argument a key holds, as in symbols.py: its value, its type, or its type and whether it is
+// 0, 1 or neither.
+enum SlotKind : uint8_t { kPinned = 0, kTypeOnly = 1, kZeroOrOne = 2 };
+
 struct Entry {
   uint64_t hash;
   Words words;
   std::shared_ptr<const Plan> plan;
 };
 
-// All that is known of an overridden operator. Made once and never freed: calls may be under way at any time.
+// An overridden operator. Made once and never freed, because calls may be running at any time.
 struct State {
   State(c10::OperatorHandle handle, std::string space, std::string name)
       : handle(std::move(handle)), space(std::move(space)), name(std::move(name)), label("tritonite::" + this->name) {}
 
-  // ATen's, or of operators outside ATen, behind which there is no other kernel.
+  // False for operators outside ATen, which have no other kernel to fall back to.
   bool is_atens() const {
     return space == "aten";
   }
@@ -39,21 +43,24 @@ struct State {
   c10::OperatorHandle handle;
   std::string space, name, label;
   c10::DispatchKey key = c10::DispatchKey::CUDA;
-  // By argument: whether it is a tensor or a list of them, and whether it is written.
+  // By argument: whether it is a tensor or a list of tensors, and whether the operator writes it.
   std::vector<bool> tensor, written;
-  // By argument: of numbers plans hold the value (0), the type alone (1), or whether they are 0 or 1, too (2).
-  std::vector<uint8_t> slot;
-  // The bit that says whether it is in the selection that is in force. Others go to ATen's kernel.
+  // By argument: the SlotKind.
+  std::vector<uint8_t> slots;
+  // The word and the bit of the switch: set if the operator is in the selection in force, else ATen's kernel runs.
   std::atomic<uint64_t>* switches = nullptr;
   uint64_t bit = 0;
+  // `install.python.recording`: runs the host function and returns a plan.
   PyObject* record = nullptr;
   std::shared_ptr<c10::SafeKernelFunction> kernel;
-  // Of an operator outside ATen what autograd does, in Python, where a gradient is wanted.
+  // For an operator outside ATen: autograd in Python, which runs only if a gradient is needed.
   std::shared_ptr<c10::SafeKernelFunction> gradient;
+  // Whether `kernel` may have been registered by a user's Python code, and so has to be fetched again.
   bool provisional = false;
   std::unique_ptr<torch::Library> library, gate;
+  // The plans, most recently used first, and where they are by hash.
   std::list<Entry> plans;
-  std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> found;
+  std::unordered_map<uint64_t, std::vector<std::list<Entry>::iterator>> by_hash;
   std::atomic<uint64_t> replayed{0};
   std::unordered_map<std::string, std::unique_ptr<std::atomic<uint64_t>>> reasons;
 
@@ -64,14 +71,14 @@ struct State {
   }
 };
 
-// Guards the plans of all operators; held for a look-up or an insertion.
+// Guards the plans of all operators, for the length of a look-up or an insertion.
 std::mutex plans_mutex;
 size_t most_plans = 1024;
 std::atomic<bool> poison{false};
-// What is asked of all calls alike: `Settings.bits` of call.py.
+// The settings in force: `Settings.bits` of contract.py.
 std::atomic<uint64_t> settings{0};
 thread_local bool inside_kernel = false;
-// Lists of what Triton is to call at launches: a profiler's, for example.
+// Triton's lists of launch hooks, which a profiler fills, for example.
 std::vector<PyObject*> launch_hooks;
 
 std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<State>>& states() {

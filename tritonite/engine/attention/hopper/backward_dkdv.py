@@ -22,7 +22,7 @@ from tritonite.engine.attention.place import place
 from tritonite.engine.attention.scores import probabilities_of, score_factor
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit

@@ -44,7 +44,7 @@ from tritonite.engine.gemm.kernels.hopper_fp32 import (
 )
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit

@@ -37,7 +37,7 @@ from tritonite.engine.gemm.kernels.hopper_fp32 import (
     transposed,
 )
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit

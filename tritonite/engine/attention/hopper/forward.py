@@ -41,7 +41,7 @@ from tritonite.engine.attention.scores import base_of, exponentials
 from tritonite.engine.gemm.kernels.hopper import load, store
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import settings
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 _LN2 = gl.constexpr(0.6931471805599453)
 # The bytes of shared memory that are left for barriers, and for what Triton has beside them.

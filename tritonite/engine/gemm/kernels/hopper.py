@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonite.engine.gemm.kernels.epilogue import begin_within, epilogue, place
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 if TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout

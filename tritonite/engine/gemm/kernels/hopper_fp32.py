@@ -19,7 +19,7 @@ from tritonite.engine.gemm.kernels.epilogue import epilogue, place, store
 from tritonite.language.bf16x6 import split_terms
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from tritonite.engine.gemm.kernels.epilogue import begin_within, epilogue_of_float64, place, store
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
-from tritonite.runtime.launch import libentry
+from tritonite.runtime.libentry import libentry
 
 # Tensor cores multiply as many rows; fewer are added up one by one.
 LEAST = tl.constexpr(16)

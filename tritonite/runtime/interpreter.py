@@ -1,0 +1,110 @@
+"""Changes to Triton's interpreter while it runs a kernel, so that it computes what a GPU computes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import triton
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime.interpreter import InterpretedFunction
+
+from tritonite.errors import Decline, InvalidDeclaration
+from tritonite.runtime import contract, progress
+from tritonite.runtime.locks import fork_safe_lock
+
+_INTERPRETED = (
+    "kernels run in Triton's interpreter on the CPU, thousands of times slower than on a GPU: no GPU is used here, or "
+    "TRITON_INTERPRET is set"
+)
+_lock = fork_safe_lock()
+
+
+@contextlib.contextmanager
+def reading_on_host() -> Iterator[None]:
+    """Let a host function read CPU data with ATen's operators within the with block. No plan is made of the call.
+
+    A dry recorder watches the block, so that nothing is written and hollow tensors are not read.
+    """
+    outer = contract.swap_inside_kernel(True)
+    recorder = contract.recorder()
+    if recorder is not None:
+        recorder.unrecordable("the host reads data that is on the CPU")
+    watching = recorder.watch() if recorder is not None and recorder.dry else contextlib.nullcontext()
+    try:
+        with _disable_current_modes(), watching:
+            yield
+    finally:
+        contract.swap_inside_kernel(outer)
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare_core() -> None:
+    """Patch the part of Triton's language that its own functions use, once a process, as Triton's first call would."""
+    from triton.runtime import interpreter
+
+    from tritonite.language import interpreted
+
+    interpreter._patch_lang(triton.language.cdiv.fn)
+    interpreter._get_np_dtype = interpreted.by_name(interpreter._get_np_dtype)
+
+
+@contextlib.contextmanager
+def interpreting() -> Iterator[None]:
+    """Change Triton's interpreter within the with block, in which a kernel runs.
+
+    - One kernel runs at a time, because the interpreter keeps its state in module globals.
+    - ATen's operators, which the interpreter calls, are neither overridden nor recorded.
+    - Integer operators wrap around, as on a GPU, instead of checking for overflow.
+    - A failing assertion, which would stop a GPU, raises Decline, so that ATen raises its error.
+
+    Raises InvalidDeclaration for a kernel that branches on a block.
+    """
+    from triton.runtime import interpreter
+    from triton.runtime.errors import InterpreterError
+    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+
+    from tritonite.language import interpreted
+
+    dot = interpreted.dot_in_order if contract.settings().invariant else interpreted.dot
+    changes = {
+        "options": InterpreterOptions(debug=True, sanitize_overflow=False),
+        "binary_op": functools.partial(interpreted.arithmetic, interpreter_builder, "binary_op"),
+        "unary_op": functools.partial(interpreted.arithmetic, interpreter_builder, "unary_op"),
+        "create_assert": interpreted.refuse_unless,
+        "cast_impl": functools.partial(interpreted.cast, interpreter_builder),
+        "create_fp_to_fp": functools.partial(interpreted.to_float8, interpreter_builder),
+        "create_dot": functools.partial(dot, interpreter_builder),
+        "create_splat": functools.partial(interpreted.splat, interpreter_builder),
+    }
+    contract.note_launch()
+    with _lock:
+        _prepare_core()
+        outer = contract.swap_inside_kernel(True)
+        semantic = interpreter.interpreter_semantic
+        saved, caller = dict(vars(interpreter_builder)), InterpretedFunction.__call__
+        constant = semantic.scalar_constant
+        patch_tensor, reduce = interpreter._patch_lang_tensor, interpreter.ReduceOps.generic_reduce
+        vars(interpreter_builder).update(changes)
+        semantic.scalar_constant = functools.partial(interpreted.scalar_constant, semantic, constant)
+        interpreter._patch_lang_tensor = functools.partial(interpreted.patch_tensor, patch_tensor)
+        interpreter.ReduceOps.generic_reduce = lambda *given: interpreted.reduce_pairwise(reduce, *given)
+        # Triton's own call patches its whole language again for every function that a kernel calls, which is slow.
+        InterpretedFunction.__call__ = lambda function, *args, **kwargs: function.rewrite()(*args, **kwargs)
+        try:
+            with progress.timed("interpreting", _INTERPRETED), np.errstate(all="ignore"), _disable_current_modes():
+                yield
+        except InterpreterError as error:
+            if isinstance(error.__cause__, (Decline, InvalidDeclaration)):
+                raise error.__cause__ from None
+            raise
+        finally:
+            contract.swap_inside_kernel(outer)
+            vars(interpreter_builder).clear()
+            vars(interpreter_builder).update(saved)
+            InterpretedFunction.__call__ = caller
+            semantic.scalar_constant = constant
+            interpreter._patch_lang_tensor = patch_tensor
+            interpreter.ReduceOps.generic_reduce = reduce
