@@ -148,7 +148,10 @@ def in_python(request, monkeypatch):
             self.names = list(kernel.jit.signature.parameters)
             # Its own last, whose functions have names that others' have, too.
             modules = hopper_fp32, scores, place, backward_dq, backward_dkdv, float32_tiles, module
-            helpers, constants = warps.device_functions(*modules), {"ROWS": 64, "BEGUN": 5, "LOG2E": scores.LOG2E.value}
+            helpers, constants = (
+                warps.device_functions(*modules),
+                {"ROWS": 64, "SMALL_PRODUCTS": 5, "LOG2E": scores.LOG2E.value},
+            )
             self.kernel = warps.Kernel(kernel.jit.fn, helpers, request.param, parts=cut, **constants)
 
         def __getitem__(self, grid):

@@ -98,8 +98,8 @@ def _bags_of(offsets, n):
 @pytest.mark.parametrize("offsets", [[0, 3, 1], [2, 3], [9, 3], [0, 9], [0, 9, 2], [0, -5, 2], [0, -(2**40), 2**40]])
 def test_bags_without_checks_stay_within_the_indices(offsets, mode, device, monkeypatch):
     """What a GPU does, by kernels that ask nothing of the offsets. What is behind the indices is no row."""
-    facts = bags._facts
-    monkeypatch.setattr(bags, "_facts", lambda *a, **k: dataclasses.replace(facts(*a, **k), checks=False))
+    meta = bags._meta
+    monkeypatch.setattr(bags, "_meta", lambda *a, **k: dataclasses.replace(meta(*a, **k), checks=False))
     weight = torch.randn(6, 3, device=device)
     indices = torch.tensor([-7, -7, -7, -7, 1, 2, -1, 5, -7, -7, -7, -7], device=device)[4:8]
     out, sizes = torch.empty(len(offsets), 3, device=device), torch.empty(len(offsets), dtype=int, device=device)
@@ -133,8 +133,8 @@ def test_gradients_of_numbers_of_bags_out_of_range_are_nothing(mode, device):
 @pytest.mark.parametrize("bounds", [[0, 3, 1, 4], [2, 9], [0, 9, 4], [-3, 2], [3, 1]])
 def test_segments_without_checks_stay_within_the_data(bounds, reduce, device, monkeypatch):
     """What a GPU does: segments are cut to the data, and one that ends before it begins is empty."""
-    facts = segmented._Facts
-    monkeypatch.setattr(segmented, "_Facts", lambda *a, **k: facts(*a, **k | {"checks": False}))
+    meta = segmented._SegmentMeta
+    monkeypatch.setattr(segmented, "_SegmentMeta", lambda *a, **k: meta(*a, **k | {"checks": False}))
     memory = torch.full((12, 2), float("nan"), device=device)
     data = memory[4:8].copy_(torch.rand(4, 2, device=device) + 0.5)
     given = torch.tensor(bounds, device=device)

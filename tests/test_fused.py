@@ -302,7 +302,7 @@ WRONG = [
     (fused.rotary_embedding, (X, X[..., :4], COS[:2], COS[:2]), "key has the shape"),
     (fused.rotary_embedding, (X, None, COS, COS), "cos has the shape"),
     (fused.rotary_embedding, (X, None, COS[:2], COS), "sin has the shape"),
-    (fused.rotary_embedding, (X, None, torch.zeros(2, 5), torch.zeros(2, 5)), "half as many"),
+    (fused.rotary_embedding, (X, None, torch.zeros(2, 5), torch.zeros(2, 5)), "at most"),
     (fused.rotary_embedding, (X, X.half(), COS[:2], COS[:2]), "one dtype"),
     (fused.rotary_embedding, (X, None, COS[:2].int(), COS[:2].int()), "cos is torch.int32"),
     (fused.rotary_embedding, (X[0], None, COS, COS), "query has the shape"),

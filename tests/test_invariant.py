@@ -11,11 +11,13 @@ import tritonite
 from tritonite import devices, fused
 from tritonite.devices import nvidia
 from tritonite.engine import scan
+from tritonite.engine.gemm import launch as gemm_launch
+from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm import select
 from tritonite.engine.gemm.problem import FEW, Problem
 from tritonite.engine.rows import blocks
-from tritonite.engine.rows.blocks import Traits
-from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.blocks import RowTraits
+from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS as ROWS_OF
 from tritonite.engine.rows.table import Invariant
 from tritonite.runtime import contract
@@ -166,18 +168,18 @@ def spaces(length, counts):
     """Rows of a length that lie one after the other, and those that stand upright, as many as each count."""
     for count in counts:
         for x, dim in ((torch.empty(count, length, device="meta"), 1), (torch.empty(length, count, device="meta"), 0)):
-            yield Space.of((x,), (dim,), (x,), (), False)
+            yield RowSpace.of((x,), (dim,), (x,), (), False)
 
 
 @pytest.mark.parametrize("length", [1, 64, 1000, 1024, 1025, 4096, 65_536, 128_256, 2**24])
 def test_a_row_is_cut_by_its_length(length, on_a_gpu, monkeypatch):
-    traits = Traits(4, True, 1, torch.float32)
+    traits = RowTraits(4, True, 1, torch.float32)
     with contract.under(contract.Settings(False, True)):
         found = set()
         for space in spaces(length, EVERY):
             of_reduction, of_transform = blocks.for_reduction(space, 1), blocks.for_transform(space, traits)
             for each in (of_reduction, of_transform, scan._blocks(space, space.inner)):
-                assert each.programs * each.rows >= space.n_kept and each.sharing == 1
+                assert each.programs * each.rows >= space.n_kept and each.programs_per_row == 1
                 assert each.steps * each.splits * each.columns >= length
                 found.add((each.columns, each.steps, each.splits))
             states = space._replace(n_reduced=of_reduction.splits, reduced=(((space.n_kept,),), ()))
@@ -213,8 +215,8 @@ def test_products_are_the_same_beside_any(shape, dtype, device, invariant):
 def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
     N, K = shape
     found = set()
-    monkeypatch.setattr(PRODUCT, "_run", lambda work, config: found.add(config))
-    monkeypatch.setattr(PRODUCT, "_copy_rows", lambda *_: None)
+    monkeypatch.setattr(gemm_launch, "run", lambda work, config: found.add(config))
+    monkeypatch.setattr(gemm_operands, "copy_padded", lambda *_: None)
     result = torch.int32 if dtype is torch.int8 else dtype
 
     def multiply(count, transposed, full=True):
@@ -254,13 +256,13 @@ def test_tiles_are_alike_for_any_rows(shape, dtype, on_a_gpu, monkeypatch):
 def test_sums_have_the_same_bits_by_all_tiles_alike(dtype, K):
     """For sums of numbers of very different sizes, in every kind of kernel that a table has tiles for."""
     device = torch.device("cuda", torch.cuda.current_device())
-    assert select.has_tiles_alike(dtype, device)
+    assert select.has_invariant_tiles(dtype, device)
     M, N = 100, 264
     a, b = torch.randn(1, M, K, device=device), torch.randn(1, N, K, device=device)
     a, b = (a * 2 ** torch.randn_like(a).mul(3)).to(dtype), b.to(dtype).mT
     problem = Problem.of(a, b, b.new_empty(1, M, N))._replace(invariant=True)
     table = select.table_for(problem, device, True)
-    tiles = table.candidates[select._alike(problem, table.candidates, device)]
+    tiles = table.candidates[select._invariant(problem, table.candidates, device)]
     found, kinds = set(), set()
     for tile in tiles:
         config = table.configs[tile["number"]]._replace(splits=int(tile["splits"]))

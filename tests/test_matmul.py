@@ -17,6 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritonite
 from tritonite import devices, registry
 from tritonite.engine.gemm import cost, cost_pointers, product, select
+from tritonite.engine.gemm import launch as gemm_launch
+from tritonite.engine.gemm import operands as gemm_operands
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.table import Config
 from tritonite.errors import Decline
@@ -108,7 +110,7 @@ def check(actual, function, *operands, **keywords):
 def test_every_kernel_in_every_layout(name, dtype, layouts, use, monkeypatch):
     config = CONFIGS[name]
     # Nothing is copied, so that elements apart from each other come to the kernel as they are.
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: math.inf if sizes else 0.0)
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: math.inf if sizes else 0.0)
     descriptors = use(config)
     # Of four rows, a group of tiles and a part of one.
     rows = {1: 1, 4: 40}.get(config.BLOCK_M, 72)
@@ -158,10 +160,10 @@ def test_columns_that_begin_alike(name, K, offset, beyond, batches, use, monkeyp
     b = torch.full((offset + batches * N * length + 8,), math.nan, dtype=torch.float16, device=tritonite.device)
     b = b[offset:].as_strided((batches, K, N), (N * length, 1, length)).copy_(normal(batches, K, N))
     a, bias, out = (normal(batches, M, size, dtype=torch.float16) for size in (K, N, N))
-    problem = Problem.of(a, b, out).with_columns_apart()
-    assert problem.columns_apart == 16 // math.gcd(16, 2 * length) and problem.b_vector == 16
+    problem = Problem.of(a, b, out).with_column_stride()
+    assert problem.column_stride == 16 // math.gcd(16, 2 * length) and problem.b_vector == 16
     tiles = cost.records([config])
-    assert problem.tiles(config) == cost.count(problem, tiles)[0] >= problem.columns_apart
+    assert problem.tiles(config) == cost.count(problem, tiles)[0] >= problem.column_stride
     check(matmul.baddbmm(bias, a, b, beta=0.5, alpha=2.0)[0], torch.baddbmm, bias, a, b, beta=0.5, alpha=2.0)
     few_columns = b.mT, a.mT
     check(matmul.bmm(*few_columns)[0], torch.bmm, *few_columns)
@@ -206,7 +208,7 @@ def test_parts_of_rows_that_are_no_multiple_of_16_bytes(
     rows, layout, batches, split_store, transposed, use, monkeypatch
 ):
     """Halves are copied for descriptors; parts of their product, which a program writes several of, lie likewise."""
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     use(Config(64, 32, 32, descriptors=True, transposed=transposed, split_store=split_store, splits=2))
     a, b = normal(*batches, rows, 80, dtype=torch.bfloat16), laid_out(80, 51, layout, torch.bfloat16, batches)
@@ -244,14 +246,14 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
             return lambda *operands, **_: launched.append(operands)
 
     for module, kernel in (
-        (product, "multiply"),
-        (product, "multiply_persistent"),
-        (product, "copy_rows"),
-        (product, "reduce_split_k"),
-        (product.hopper, "multiply_warp_specialized"),
+        (gemm_launch, "multiply"),
+        (gemm_launch, "multiply_persistent"),
+        (gemm_operands, "copy_rows"),
+        (gemm_launch, "reduce_split_k"),
+        (gemm_launch.hopper, "multiply_warp_specialized"),
     ):
         monkeypatch.setattr(module, kernel, Launched())
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     other = Config(32, 32, 32)
@@ -267,9 +269,10 @@ def test_descriptors_are_of_what_begins_at_16_bytes(config, dtype, monkeypatch):
         out = _laid_anyhow(draw, batches, M, N, result)
         beside = {"addend": draw.choice([out, out[:1, :1], out[:, :, :1]]), "beta": 1.0} if draw.random() < 0.5 else {}
         invariant = types.SimpleNamespace(invariant=draw.random() < 0.3)
-        monkeypatch.setattr(product, "settings", lambda kept=invariant: kept)
+        for module in (product, gemm_launch, gemm_operands):
+            monkeypatch.setattr(module, "settings", lambda kept=invariant: kept)
         product.product(a, b, out, **beside)
-    kinds = TensorDescriptor, product.hopper.TensorDescriptor
+    kinds = TensorDescriptor, gemm_launch.hopper.TensorDescriptor
     described = sum(isinstance(x, kinds) for operands in launched for x in operands)
     assert len(launched) >= 150 and (described > 60 or not config.descriptors)
 
@@ -321,9 +324,9 @@ def test_warps_that_divide_the_work_have_two_stages(result, use, monkeypatch):
 
     class Launched:
         def __getitem__(self, grid):
-            return lambda *_, STAGES, **__: stages.append(STAGES)
+            return lambda *_, META, **__: stages.append(META.stages)
 
-    monkeypatch.setattr(product.hopper, "multiply_warp_specialized", Launched())
+    monkeypatch.setattr(gemm_launch.hopper, "multiply_warp_specialized", Launched())
     monkeypatch.setattr(devices, "shared_memory", lambda device: 227 * 1024)
     monkeypatch.setattr(devices, "has_tma", lambda device: True)
     a, b = (torch.empty(1, 512, 512, dtype=torch.float16)[..., :n] for n in (448, 512))
@@ -786,7 +789,7 @@ def test_results_in_float32_that_aten_has_on_cuda_alone(packet):
 
 @pytest.mark.parametrize("layouts", [("plain", "plain"), ("plain", "transposed"), ("strided", "plain")])
 def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monkeypatch):
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     descriptors = use(next(config for config in CONFIGS.values() if config.descriptors and not config.warp_specialize))
     a, b = laid_out(70, 77, layouts[0], torch.bfloat16), laid_out(77, 51, layouts[1], torch.bfloat16)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
@@ -798,9 +801,9 @@ def test_long_halves_of_odd_sizes_are_copied_for_descriptors(layouts, use, monke
 @pytest.mark.parametrize(("rows", "by_rows"), [(9, True), (70, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
-    copies, copy = [], product._copied
-    monkeypatch.setattr(product, "_copied", lambda *given: copies.append(copy(*given)) or copies[-1])
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    copies, copy = [], gemm_operands.padded_copy
+    monkeypatch.setattr(gemm_operands, "padded_copy", lambda *given: copies.append(copy(*given)) or copies[-1])
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     a, b = normal(77, rows, dtype=dtype).mT, normal(77, 51, dtype=dtype)
     check(matmul.mm(a, b)[0], torch.mm, a, b)
     (found,) = [each for each in copies if each.shape == (1, rows, 77)]
@@ -810,8 +813,8 @@ def test_a_copy_of_few_rows_lies_along_them(rows, by_rows, dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
-    monkeypatch.setattr(product, "_copied", lambda *_: pytest.fail("a copy"))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
+    monkeypatch.setattr(gemm_operands, "padded_copy", lambda *_: pytest.fail("a copy"))
     a, b, added = normal(33, 77, dtype=dtype), normal(77, 37, dtype=dtype), normal(37, dtype=dtype)
     assert torch.equal(matmul.addmm(added, a, b, 1, 0)[0], added.expand(33, 37))
 
@@ -820,9 +823,11 @@ def test_nothing_is_copied_of_products_without_terms(dtype, monkeypatch):
     ("name", "first", "second"), some(["three parts", "transposed, split", "four rows"], LAYOUTS, LAYOUTS, turns=3)
 )
 def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, second, use, monkeypatch):
-    copied, copy = [], product._copied
-    monkeypatch.setattr(product, "_copied", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows))
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    copied, copy = [], gemm_operands.padded_copy
+    monkeypatch.setattr(
+        gemm_operands, "padded_copy", lambda x, *by_rows: copied.append(x.data_ptr()) or copy(x, *by_rows)
+    )
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     use(CONFIGS[name])
     # Of four rows at a time the interpreter takes a while for as many.
     rows = 66 if FULL or name != "four rows" else 10
@@ -842,7 +847,7 @@ def test_long_float32_of_odd_sizes_is_copied_with_zeros_behind_it(name, first, s
 
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_products_of_copies_are_replayed(path, monkeypatch):
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes))
     bias = normal(51, dtype=torch.bfloat16)
     tritonite.reset_stats()
     with calls_through(path):
@@ -866,7 +871,7 @@ def test_a_product_without_rows_has_its_addends_shape_in_aten(shape):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch):
-    run, tried = product._run, []
+    run, tried = gemm_launch.run, []
 
     def refusing(work, config):
         tried.append(config.num_stages)
@@ -874,7 +879,7 @@ def test_what_a_compiler_wants_besides_costs_stages(stages, device, monkeypatch)
             raise OutOfResources(2**18, 2**17, "shared memory")
         run(work, config)
 
-    monkeypatch.setattr(product, "_run", refusing)
+    monkeypatch.setattr(gemm_launch, "run", refusing)
     # Of other sizes each time: plans outlive a scope, and one that is replayed tries nothing.
     a, b = torch.randn(70 + stages, 40, device=device), torch.randn(40, 90, device=device)
     with tritonite.use_gems():

@@ -1,4 +1,4 @@
-"""Products of float32 by Hopper's kernel of bfloat16 parts: its algorithm without a GPU, its values, and its bits."""
+"""Products of float32 by Hopper's kernel of bfloat16 terms: its algorithm without a GPU, its values, and its bits."""
 
 import dataclasses
 import itertools
@@ -12,13 +12,13 @@ from warps import Pointer, number
 
 from tritonite import devices
 from tritonite.engine.gemm import cost, select
-from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper_fp32
 from tritonite.engine.gemm.problem import Problem
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
 
-_TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.in_parts]
+_TILES = [tile for tile in cost.load(cost.FOLDER / "sm_90.json")[4].configs if tile.hopper_fp32]
 
 
 def cut(x, _):
@@ -57,12 +57,12 @@ def in_python(request, monkeypatch):
         def __getitem__(self, grid):
             def launch(a, b, out, *, num_warps, maxnreg=None, **options):
                 kernel = warps.Kernel(
-                    hopper_fp32.multiply_in_parts.jit.fn,
+                    hopper_fp32.multiply_bf16x6.jit.fn,
                     warps.device_functions(epilogue, hopper_fp32),
                     request.param,
                     parts=cut,
                     store=write,
-                    BEGUN=5,
+                    **warps.named_tuples(hopper_fp32),
                 )
                 options |= {"INDEX": torch.int64, "a": Pointer(a), "b": Pointer(b), "out": Pointer(out)}
                 options["addend"] = options["addend"] if options["addend"] is None else Pointer(options["addend"])
@@ -75,8 +75,8 @@ def in_python(request, monkeypatch):
 
             return launch
 
-    monkeypatch.setattr(products, "multiply_in_parts", Launcher())
-    monkeypatch.setattr(products._Work, "takes_parts", property(lambda work: True))
+    monkeypatch.setattr(gemm_launch, "multiply_bf16x6", Launcher())
+    monkeypatch.setattr(gemm_launch.Work, "suits_bf16x6", property(lambda work: True))
 
 
 @pytest.mark.skipif(devices.current.type != "cpu", reason="what stands in for a GPU")
@@ -86,7 +86,7 @@ def test_products_follow_each_other(in_python, columns, K, splits):
     """Nothing is read before it has been written, or overwritten before the products that read it have ended."""
     a, b = operands(2, 70, 40, K, *columns)
     addend, out = drawn(2, 70, 40, dtype=torch.float32), torch.full((2, 70, 43), math.nan)[..., :-3]
-    config = Config(64, 32, 32, 4, bf16x6=True, in_parts=True, splits=splits)
+    config = Config(64, 32, 32, 4, bf16x6=True, hopper_fp32=True, splits=splits)
     product(a, b, out, config=config, addend=addend, beta=0.5)
     torch.testing.assert_close(out.double(), a.double() @ b.double() + addend.double() / 2, atol=1e-5, rtol=1e-6)
 
@@ -95,7 +95,7 @@ def test_products_follow_each_other(in_python, columns, K, splits):
 def test_sums_that_are_not_finite_are_computed_again(in_python):
     a, b = not_finite(*operands(1, 30, 20, 70))
     out = torch.full((1, 30, 20), math.nan)
-    product(a, b, out, config=Config(64, 32, 32, 4, bf16x6=True, in_parts=True))
+    product(a, b, out, config=Config(64, 32, 32, 4, bf16x6=True, hopper_fp32=True))
     torch.testing.assert_close(out, (a.double() @ b.double()).float(), atol=1e-4, rtol=1e-5, equal_nan=True)
 
 
@@ -104,14 +104,14 @@ def test_an_activation_is_the_other_kernels(monkeypatch, splits):
     """It is a function of Triton's language, whose blocks have no layout; of K in parts it comes after them."""
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, interpreted=False))
     tile, launched = _TILES[0]._replace(splits=splits), []
-    for kernel in (products.multiply, products.multiply_in_parts, products.reduce_split_k):
+    for kernel in (gemm_launch.multiply, gemm_launch.multiply_bf16x6, gemm_launch.reduce_split_k):
         monkeypatch.setattr(kernel, "run", lambda *_, name=kernel.jit.__name__, **given: launched.append(name))
     for activation in (None, object()):
         a, b = operands(1, 64, 64, 512)
         product(a, b, torch.empty_like(a[..., :64]), config=tile, activation=activation)
     ends = ["reduce_split_k"] * (splits - 1)
-    second = "multiply_in_parts" if splits > 1 else "multiply"
-    assert launched == ["multiply_in_parts", *ends, second, *ends]
+    second = "multiply_bf16x6" if splits > 1 else "multiply"
+    assert launched == ["multiply_bf16x6", *ends, second, *ends]
 
 
 def check(a, b, config, **given):
@@ -153,4 +153,4 @@ def test_any_tile_gives_the_same_bits():
 @pytest.mark.parametrize("rows", [20, 300])
 def test_the_model_chooses_them(rows):
     problem = Problem(1, rows, 4096, 4096, torch.float32, torch.float32, True, True)
-    assert select.choose(problem, torch.device("cuda"), False).in_parts
+    assert select.choose(problem, torch.device("cuda"), False).hopper_fp32

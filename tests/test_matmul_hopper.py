@@ -10,7 +10,7 @@ from test_attention_hopper import drawn
 from warps import Descriptor, Pointer, number
 
 from tritonite import devices
-from tritonite.engine.gemm import product as products
+from tritonite.engine.gemm import launch as gemm_launch
 from tritonite.engine.gemm.kernels import epilogue, hopper
 from tritonite.engine.gemm.product import product
 from tritonite.engine.gemm.table import Config
@@ -41,7 +41,8 @@ def launched(request, monkeypatch):
                     source,
                     warps.device_functions(epilogue, hopper),
                     request.param,
-                    _begin_to_load=lambda *_: None,
+                    _prefetch_addend=lambda *_: None,
+                    **warps.named_tuples(hopper),
                 )
                 language = kernel.scope["gl"]
                 language.allocate_shared_memory = of_known_width(language.allocate_shared_memory)
@@ -58,7 +59,7 @@ def launched(request, monkeypatch):
 
             return launch
 
-    monkeypatch.setattr(products.hopper, "multiply_warp_specialized", Launcher())
+    monkeypatch.setattr(gemm_launch.hopper, "multiply_warp_specialized", Launcher())
     monkeypatch.setattr(warps.Block, "split", lambda tile: tile.unbind(-1), raising=False)
     monkeypatch.setattr(devices, "multiprocessors", lambda _: 3)
     return found

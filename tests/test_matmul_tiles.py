@@ -55,7 +55,7 @@ def drawn(request, monkeypatch):
         if of.K <= select.OUTER or not len(tiles):
             return usual(of, device, descriptors, warp_specialized)
         tile = tiles[draw.randrange(len(tiles))]
-        whole = table.configs[tile["number"]]._replace(in_parts=False)
+        whole = table.configs[tile["number"]]._replace(hopper_fp32=False)
         own = {name: int(tile[name]) for name in ("BLOCK_N", "BLOCK_K", "splits")}
         return select.without_idle(whole._replace(**own), whole, of)
 
@@ -66,12 +66,12 @@ def drawn(request, monkeypatch):
             (problem, "LEAST_ALIKE", (4, 10, 64)),
             (problem, "LEAST_LENGTH", (10, 100, 768)),
             (problem, "LONG", (10, 100, 3000)),
-            (select, "PART", (16, 64, 128)),
-            (select, "ROUNDS_OF_PARTS", (2, 1000)),
+            (select, "LEAST_SLICE", (16, 64, 128)),
+            (select, "ROUNDS_OF_SLICES", (2, 1000)),
         ):
             monkeypatch.setattr(where, name, draw.choice(values))
         cost = draw.choice((-1e9, 0.0, 2.0, 1e9))
-        monkeypatch.setattr(cost_pointers, "copying", lambda sizes: cost * len(sizes))
+        monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: cost * len(sizes))
 
     monkeypatch.setattr(select, "choose", any_tiles)
     return draw, thresholds

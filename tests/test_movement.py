@@ -13,7 +13,7 @@ from conftest import some
 import tritonite
 from tritonite import devices, dtypes
 from tritonite.engine.pointwise.blocks import choose_tile
-from tritonite.engine.pointwise.placed import Placed
+from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.ops import aten
@@ -187,7 +187,7 @@ def test_far_elements_are_read_by_64_bits(device, monkeypatch):
     monkeypatch.setattr("tritonite.engine.pointwise.declare.INT32_LIMIT", 8)
     x = torch.randn(3, 12, device=device)
     out = torch.empty(3, 10, device=device)
-    _shifted.run((Placed(x, (1,)), 2, 1), (out,))
+    _shifted.run((Gathered(x, (1,)), 2, 1), (out,))
     assert torch.equal(out, x[:, 2:])
 
 
@@ -203,7 +203,7 @@ def test_a_placed_operand_must_not_overlap_its_result(device):
     from tritonite.errors import Decline
 
     with pytest.raises(Decline, match="overlaps"):
-        _shifted.run((Placed(x, (0,)), 0, 0), (x,))
+        _shifted.run((Gathered(x, (0,)), 0, 0), (x,))
 
 
 def test_factories_follow_the_default_dtype(device, path):

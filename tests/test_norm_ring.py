@@ -8,7 +8,8 @@ import torch
 
 import tritonite
 from tritonite import devices
-from tritonite.fused import norm, norm_ring
+from tritonite.engine.norm import launch, ring
+from tritonite.engine.norm.meta import RingMeta
 from tritonite.testing.judge import RTOL
 
 library = torch.ops.tritonite
@@ -118,7 +119,7 @@ def run(program, programs, at_once, *args, **constants):
         "wait_for_previous_launch": lambda: None,
     }
     for name in ("_before_end", "_copy", "_scale", "norm_backward_by_ring"):
-        function = getattr(norm_ring, name)
+        function = getattr(ring, name)
         function = function.jit.fn if name == "norm_backward_by_ring" else function.fn
         scope[name] = types.FunctionType(function.__code__, scope, name)
     pointers = lambda value: tuple(map(Pointer, value)) if isinstance(value, tuple) else Pointer(value)
@@ -128,19 +129,19 @@ def run(program, programs, at_once, *args, **constants):
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("layer", [False, True])
-@pytest.mark.parametrize(("chunks", "ring", "late"), [(3, 5, 2), (3, 4, 0), (2, 7, 3), (1, 2, 1)])
-def test_every_chunk_has_come_when_it_is_read(chunks, ring, late, layer, at_once):
-    n_rows, n_columns, programs, sums = 7, 128 * chunks - 20, 2, (1, int(layer))
+@pytest.mark.parametrize(("chunks", "slots", "late"), [(3, 5, 2), (3, 4, 0), (2, 7, 3), (1, 2, 1)])
+def test_every_chunk_has_come_when_it_is_read(chunks, slots, late, layer, at_once):
+    n_rows, n_columns, programs = 7, 128 * chunks - 20, 2
     grad, grad_total, total = (torch.randn(n_rows, n_columns + 8)[:, :n_columns] for _ in range(3))
     weight, mean, rstd = torch.randn(n_columns), torch.randn(n_rows) * layer, torch.rand(n_rows)
     total = total.contiguous()
     own, partials = torch.empty_like(total), torch.empty(1 + layer, programs, n_columns)
     grads = (grad, grad_total) if late else (grad,)
     given = tuple(each._base for each in grads), total, (rstd, mean)[: 1 + layer], (weight,), own, partials
-    facts = {"SUMS": sums, "CHUNKS": chunks, "WHOLE": chunks - 1, "RING": ring, "LATE": late, "HELD": chunks - 1}
+    meta = RingMeta(torch.int64, True, layer, chunks, chunks - 1, slots, late, chunks - 1)
     for program in range(programs):
         strides = (n_columns + 8,) * len(grads)
-        run(program, programs, at_once, *given, strides, n_rows, n_columns, INDEX=torch.int64, **facts)
+        run(program, programs, at_once, *given, strides, n_rows, n_columns, META=meta)
     exact = gradients(grad, grad_total if late else None, total, mean, rstd, weight)
     torch.testing.assert_close(own.double(), exact[0], rtol=1e-5, atol=1e-5)
     for found, expected in zip(partials, exact[1:], strict=False):
@@ -157,9 +158,9 @@ def test_every_chunk_has_come_when_it_is_read(chunks, ring, late, layer, at_once
     ids=str,
 )
 def test_rows_that_stream_through_a_ring(dtype, n, layer, monkeypatch):
-    launches, kernel = [], norm.norm_backward_by_ring
+    launches, kernel = [], launch.norm_backward_by_ring
     counted = type("Counted", (), {"__getitem__": lambda _, grid: launches.append(grid) or kernel[grid]})()
-    monkeypatch.setattr(norm, "norm_backward_by_ring", counted)
+    monkeypatch.setattr(launch, "norm_backward_by_ring", counted)
     normal = lambda *shape: torch.randn(shape, device=tritonite.device).to(dtype)
     rows = 3 * devices.multiprocessors(torch.device(tritonite.device)) + 5
     grad, grad_total, total = normal(rows, n + 8)[:, :n], normal(rows, n), normal(rows, n)

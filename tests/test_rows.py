@@ -19,10 +19,10 @@ from triton.runtime import interpreter
 import tritonite
 from tritonite import devices
 from tritonite.devices import nvidia
-from tritonite.engine.rows import blocks, cooperative, declare, facts
+from tritonite.engine.rows import blocks, cooperative, declare, meta
 from tritonite.engine.rows import space as spaces
 from tritonite.engine.rows import table as rows_table
-from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import Cooperative
 from tritonite.language.indices import quotient
 from tritonite.runtime.libentry import LibEntry, libentry
@@ -205,7 +205,7 @@ def in_threads(monkeypatch):
 def test_programs_that_share_a_row_take_tickets(dtype, device, cooperative_launches, in_threads, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, row_elements=32))
     few = {"cooperative": Cooperative(256, 4, 4), "cooperative_staged": Cooperative(256, 3, 4)}
-    few["cooperative_halves"] = few["cooperative_staged"]
+    few["cooperative_16bit"] = few["cooperative_staged"]
     table = rows_table.ROWS[devices.current.kind]._replace(cooperative_bytes=256, **few)
     monkeypatch.setitem(rows_table.ROWS, devices.current.kind, table)
     x, grad = (torch.randn(4, 1000, device=device).to(dtype) for _ in range(2))
@@ -316,10 +316,10 @@ def test_facts_are_known_by_their_functions_source():
 
     def known_by(leaf="x", combine="x + y", in_stage="x", **more):
         stage = declare.Stage(0.0, Function(in_stage), Function("x + y"), Function("x"))
-        return str(facts.Facts(Function(leaf), Function(combine), None, None, (0.0,), stages=(stage,), **more))
+        return str(meta.RowsMeta(Function(leaf), Function(combine), None, None, (0.0,), stages=(stage,), **more))
 
     assert known_by() == known_by()
-    others = [{"leaf": "2 * x"}, {"combine": "x * y"}, {"in_stage": "2 * x"}, {"once": True}, {"block": (1, 4)}]
+    others = [{"leaf": "2 * x"}, {"combine": "x * y"}, {"in_stage": "2 * x"}, {"single_block": True}, {"block": (1, 4)}]
     assert len({known_by(), *[known_by(**other) for other in others]}) == 6
 
 
@@ -493,15 +493,15 @@ def test_outputs_may_have_any_strides_but_no_input(device):
 def test_one_stride_serves_what_several_dimensions_share():
     """A group norm's weights have one for each channel; its elements lie in a line, and are read in vectors."""
     x, weight = torch.empty(3, 2, 4, 36, dtype=torch.float16), torch.empty(8).view(1, 2, 4, 1).expand(3, 2, 4, 36)
-    space = Space.of((x, weight), (2, 3), (x,), (), False)
+    space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
     assert space.reduced[0] == ((1,), (0, 1)) and space.reduced[1] == ((1,),)
     assert space.shapes == ((2,), (36,)) and space.kept[0][0] == (144,)
 
 
 def test_weights_of_parts_leave_elements_in_vectors():
     x, weight = torch.empty(3, 2, 8, 7, dtype=torch.float16), torch.empty(1, 2, 8, 1).expand(3, 2, 8, 7)
-    space = Space.of((x, weight), (2, 3), (x,), (), False)
-    assert space.aligned == 8 and space.word == 8 and space.part == 1 and space.full_operands == 2
+    space = RowSpace.of((x, weight), (2, 3), (x,), (), False)
+    assert space.aligned == 8 and space.vector_width == 8 and space.segment == 1 and space.full_operands == 2
 
 
 @pytest.mark.parametrize("width", [16, 17, 40])
@@ -523,7 +523,7 @@ def test_columns_whose_elements_are_grouped(dtype, programs, device, monkeypatch
     for shape in ((200, 40), (201, 33), (4101, 64)):
         x = torch.randn(shape, device=device).to(dtype)
         x[:150, 0], x[:, 1], x[9, 2], x[190, 3] = -math.inf, -math.inf, math.inf, math.nan
-        space = Space.of((x,), (0,), (), (), False)
+        space = RowSpace.of((x,), (0,), (), (), False)
         chosen = blocks.for_reduction(space, 2)
         assert chosen.steps > 1 and (dtype.itemsize < 4 or chosen.groups(space)[0] > 1)
         expected = x.double().logsumexp(0).to(dtype)
@@ -559,17 +559,17 @@ def test_split_columns_of_a_gradient_that_is_one_number(device, monkeypatch):
 
 def cut_for_transform(x, inputs, dim, traits):
     """The blocks of a row operator, which are all of the space."""
-    space = Space.of(inputs, (dim,), (x,), (), False)
+    space = RowSpace.of(inputs, (dim,), (x,), (), False)
     cut = blocks.for_transform(space, traits)
-    assert cut.programs * cut.rows >= space.n_kept * cut.sharing
-    assert cut.columns * cut.steps * cut.splits * cut.sharing >= space.n_reduced
+    assert cut.programs * cut.rows >= space.n_kept * cut.programs_per_row
+    assert cut.columns * cut.steps * cut.splits * cut.programs_per_row >= space.n_reduced
     return cut
 
 
 def test_few_short_rows_are_for_more_threads(monkeypatch):
     """A thread has no more elements of few rows than of many."""
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.Traits(2, True, 1, torch.float32)
+    traits = blocks.RowTraits(2, True, 1, torch.float32)
     found = []
     for count in (300, 18_727, 2**20):
         x = torch.empty(count, 17, dtype=torch.float16, device="meta")
@@ -620,7 +620,7 @@ def test_offsets_whose_terms_are_beyond_32_bits(long, device, monkeypatch):
 )
 def test_rows_in_several_parts_are_aligned_where_each_is(part, dtype, aligned):
     x = torch.empty(16, 3, part, dtype=dtype)
-    assert Space.of((x,), (0, 2), (), (), False).aligned == aligned
+    assert RowSpace.of((x,), (0, 2), (), (), False).aligned == aligned
 
 
 BEGINNINGS = [
@@ -671,11 +671,13 @@ def test_only_rows_alike_in_all_operands_are_shifted(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     x, y = torch.empty(300, 36_555, dtype=torch.float16), torch.empty(300, 36_560, dtype=torch.float16)
     for others, shifted in (((x,), True), ((x, x), True), ((y[:, :-5],), False), ((x.float(),), False)):
-        space = Space.of((x,), (1,), others, (), False)
-        found = blocks.by_words(space, (x, *others), True)
-        assert found.shifted == shifted and found.word == (8 if shifted else 1)
+        space = RowSpace.of((x,), (1,), others, (), False)
+        found = blocks.with_aligned_loads(space, (x, *others), True)
+        assert found.misaligned == shifted and found.vector_width == (8 if shifted else 1)
     short = x[:, :1000]
-    assert not blocks.by_words(Space.of((short,), (1,), (short,), (), False), (short, short), True).shifted
+    assert not blocks.with_aligned_loads(
+        RowSpace.of((short,), (1,), (short,), (), False), (short, short), True
+    ).misaligned
 
 
 @pytest.mark.parametrize(
@@ -685,7 +687,7 @@ def test_padded_rows_are_read_by_what_divides_their_length(length_and_word, devi
     """Where one element does, they are read by whole words as far as there are any."""
     length, word = length_and_word
     x = torch.randn(9 if FULL else 5, 112, device=device).half()[:, :length]
-    assert Space.of((x,), (1,), (torch.empty_like(x),), (), False).word == word
+    assert RowSpace.of((x,), (1,), (torch.empty_like(x),), (), False).vector_width == word
     expected = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
     with tritonite.use_gems():
         found = x.sum(1), x.softmax(1), torch.nn.functional.layer_norm(x, (length,))
@@ -716,7 +718,7 @@ def test_many_rows_in_the_middle_of_words(shape, dtype, device, monkeypatch):
 def test_few_upright_rows_are_for_many_programs(monkeypatch):
     """The fewer there are the fewer a program has, but of rows beside each other as many as a read of 32 bytes has."""
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
-    traits = blocks.Traits(2, False, 2, torch.float32)
+    traits = blocks.RowTraits(2, False, 2, torch.float32)
     found = []
     for shape in ((31, 1781, 5), (5000, 1781, 5), (31, 1781, 64)):
         x = torch.empty(shape, dtype=torch.float16, device="meta")
@@ -736,7 +738,7 @@ def test_upright_rows_are_read_by_what_divides_all_strides(shape_and_beside, dev
     shape, beside = shape_and_beside
     for x in (torch.randn(shape, device=device), torch.randn(*shape[:-1], 2 * shape[-1], device=device)):
         x = x[..., : shape[-1]]
-        assert Space.of((x,), (x.dim() - 2,), (), (), False).beside == beside
+        assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).kept_alignment == beside
         expected = x.sum(-2), x.softmax(-2)
         with tritonite.use_gems():
             torch.testing.assert_close((x.sum(-2), x.softmax(-2)), expected)
@@ -755,8 +757,8 @@ def test_upright_halves_that_come_one_by_one(shape, dtype, device, monkeypatch):
     monkeypatch.setattr(devices, "current", tiny)
     x = torch.randn(shape, device=device).to(dtype)
     x[..., 5, :] = 0
-    assert Space.of((x,), (x.dim() - 2,), (), (), False).one_by_one
-    assert not Space.of((x[..., :-1].contiguous(),), (x.dim() - 2,), (), (), False).one_by_one
+    assert RowSpace.of((x,), (x.dim() - 2,), (), (), False).scalar_loads
+    assert not RowSpace.of((x[..., :-1].contiguous(),), (x.dim() - 2,), (), (), False).scalar_loads
     functions = {
         "sum.dim_IntList": lambda: x.sum(-2),
         "amax": lambda: x.amax(-2),
@@ -828,8 +830,8 @@ SHORT_COLUMNS = {
 def test_short_columns_in_a_thread_each(shape, dtype, device, monkeypatch):
     monkeypatch.setattr(devices, "current", dataclasses.replace(devices.current, programs=2))
     x = torch.randn(shape, device=device).to(dtype)
-    chosen = blocks.for_reduction(Space.of((x,), (1,), (), (), False), 1)
-    assert chosen.facts(Space.of((x,), (1,), (), (), False))["in_threads"]
+    chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
+    assert chosen.meta_fields(RowSpace.of((x,), (1,), (), (), False))["row_per_thread"]
     close = {"rtol": 1.6e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 4e-3, "atol": 4e-3}
     for name, function in SHORT_COLUMNS.items():
         expected = function(x.double()) if name != "_softmax_backward_data" else function(x)
@@ -855,22 +857,23 @@ def test_threads_have_short_columns_and_load_16_bytes(monkeypatch):
     monkeypatch.setattr(devices, "current", nvidia.RECORD)
     for dtype, each in ((torch.float16, 8), (torch.float32, 4)):
         x = torch.empty(32, 2, 64, 56, 56, dtype=dtype, device="meta")
-        chosen = blocks.for_reduction(Space.of((x,), (1,), (), (), False), 1)
+        chosen = blocks.for_reduction(RowSpace.of((x,), (1,), (), (), False), 1)
         assert (chosen.rows, chosen.columns, chosen.warps, chosen.steps) == (128 * each, 2, 4, 1)
     small = torch.empty(3, 2, 1000, device="meta")
-    assert blocks.for_reduction(Space.of((small,), (1,), (), (), False), 1).warps == 1
+    assert blocks.for_reduction(RowSpace.of((small,), (1,), (), (), False), 1).warps == 1
     few = torch.empty(3, 30, 1000, device="meta")
-    space = Space.of((few,), (1,), (), (), False)
-    assert not blocks.for_reduction(space, 1).facts(space)["in_threads"]
+    space = RowSpace.of((few,), (1,), (), (), False)
+    assert not blocks.for_reduction(space, 1).meta_fields(space)["row_per_thread"]
 
 
 def test_pairs_of_odd_rows_are_beside_each_other():
     """What the compiler is told of pairs holds, and where rows are not next to each other it is told of none."""
     odd, even, gaps = torch.empty(4, 3, 55), torch.empty(4, 3, 56), torch.empty(4, 3, 110)[..., ::2]
-    found = [Space.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
-    assert [space.odd for space in found] == [True, False, False]
+    found = [RowSpace.of((x,), (1,), (), (), False) for x in (odd, even, gaps)]
+    assert [space.odd_strides for space in found] == [True, False, False]
     assert (
-        Space.of((odd,), (1,), (odd,), (), False).odd and not Space.of((odd, gaps[..., :55]), (1,), (), (), False).odd
+        RowSpace.of((odd,), (1,), (odd,), (), False).odd_strides
+        and not RowSpace.of((odd, gaps[..., :55]), (1,), (), (), False).odd_strides
     )
 
 

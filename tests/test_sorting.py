@@ -15,7 +15,7 @@ import tritonite
 from tritonite import devices, registry
 from tritonite.engine import histogram
 from tritonite.engine.searching import search
-from tritonite.engine.sorting import block, dense, lexicographic, radix, runs, select, topk
+from tritonite.engine.sorting import block, dense, lexicographic, lookback, radix, runs, select, thread_tiles, topk
 from tritonite.engine.sorting.block import sort_pairs_by_network
 from tritonite.engine.sorting.keys import Keys
 from tritonite.engine.sorting.table import Slower
@@ -204,7 +204,7 @@ def test_rows_of_one_memory_into_another_layout(n, device):
 def _move_by_digit(x, places, shift, valid, KEYS: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
     word, place = (), ()
     for k in tl.static_range(EACH):
-        place = place + (radix.place_of(k, THREADS, EACH),)
+        place = place + (thread_tiles.index_in_block(k, THREADS, EACH),)
         word = word + (tl.load(x + place[k]),)
     digits = radix._digits_of(word, shift, valid, KEYS)
     moved, from_place = radix._sort_by_one_digit(radix._own_room(word), word, place, digits)
@@ -303,7 +303,7 @@ def test_some_of_a_row_and_numbers_of_its_elements(dtype, descending, monkeypatc
 
 def test_calls_that_aten_is_faster_in_decline(monkeypatch, device):
     own = radix.SORTING[devices.current.kind]
-    slow = Slower(one_long_row=True, taken=10, wide_ranks=True, sets=True)
+    slow = Slower(one_long_row=True, top_k=10, wide_ranks=True, sets=True)
     monkeypatch.setitem(radix.SORTING, devices.current.kind, own._replace(slower=slow))
     monkeypatch.setattr(radix, "_HELD", 400)
     monkeypatch.setattr(topk, "_HELD", 1024)
@@ -669,9 +669,9 @@ def test_long_rows_decline_where_programs_may_not_wait(monkeypatch, device):
     record = dataclasses.replace(devices.current, interpreted=False, forward_progress=False)
     monkeypatch.setattr(devices, "current", record)
     with pytest.raises(tritonite.errors.Decline):
-        radix.check_length(5000)
+        lookback.check_length(5000)
     monkeypatch.setattr(devices, "current", dataclasses.replace(record, forward_progress=True))
-    radix.check_length(5000)
+    lookback.check_length(5000)
 
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["in registers or outside", "in shared memory"])
@@ -729,7 +729,7 @@ def test_runs_of_several_blocks(dtype, n, monkeypatch, device):
 @libentry()
 @triton.jit
 def _before(out, words, block, AT_ONCE: tl.constexpr):
-    count, last = runs.runs_before(words, block, tl.full((), 7, tl.int32), tl.full((), 1000, tl.int32), AT_ONCE)
+    count, last = lookback.runs_before(words, block, tl.full((), 7, tl.int32), tl.full((), 1000, tl.int32), AT_ONCE)
     tl.store(out, count)
     tl.store(out + 1, last)
 

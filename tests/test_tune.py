@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import tritonite
 from tritonite import cli, devices
 from tritonite.engine.gemm import cost as gemm_cost
-from tritonite.engine.gemm import cost_pointers, product, select, store
+from tritonite.engine.gemm import cost_pointers, select, store
+from tritonite.engine.gemm.operands import has_descriptor, worth_copying
 from tritonite.engine.gemm.problem import Problem
-from tritonite.engine.gemm.table import Config
+from tritonite.engine.gemm.table import Config, FixedCosts
 from tritonite.errors import ATEN_IS_FASTER, Decline
 from tritonite.runtime import contract
 from tritonite.tuning import sweep, tuner
@@ -189,9 +190,9 @@ def test_copies_are_made_where_they_take_less_than_they_save(dtype, of_hopper, m
         wanted = unaligned if dtype.itemsize == 2 else (*unaligned[:2], False)
         for cost in (0.1, 8.9, 9.1, 100.0):
             each = cost / max(1, sum(wanted))
-            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, each=each: each * len(sizes))
+            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _, each=each: each * len(sizes))
             expected = wanted if any(wanted) and cost < 9 else (False,) * 3
-            assert product._worth_copies(*operands) == expected
+            assert worth_copying(*operands) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -201,8 +202,10 @@ def test_only_what_is_unaligned_is_copied(dtype, of_hopper, monkeypatch):
     for operands, unaligned in _products(dtype):
         found = []
         for factor in (0.0, 1.0, 1e9):
-            monkeypatch.setattr(cost_pointers, "copying", lambda sizes, factor=factor: factor * copying(sizes))
-            found.append(product._worth_copies(*operands))
+            monkeypatch.setattr(
+                cost_pointers, "copying", lambda sizes, fixed, factor=factor: factor * copying(sizes, fixed)
+            )
+            found.append(worth_copying(*operands))
         assert all(could or not copied for copied, could in zip(found[1], unaligned, strict=True))
         # What is worth its cost is worth less, and nothing is worth any cost.
         assert any(found[0]) >= any(found[1]) and not any(found[2])
@@ -280,8 +283,8 @@ def test_few_programs_wait_for_memory(of_hopper):
     alone = tiles[
         (tiles["BLOCK_M"] == 16) & (tiles["BLOCK_N"] == 64) & (tiles["BLOCK_K"] == 64) & (tiles["splits"] == 1)
     ]
-    least = cost_pointers.waiting(problem, alone, gemm_cost.work(problem, alone, 132), 132)
-    assert least == pytest.approx(80 * cost_pointers.ARRIVES / 3)
+    least = cost_pointers.waiting(problem, alone, gemm_cost.work(problem, alone, 132), 132, FixedCosts())
+    assert least == pytest.approx(80 * FixedCosts().block_latency / 3)
     config = select.unstored(problem, DEVICE, True, True)
     assert config.warp_specialize or config.splits > 1
 
@@ -316,15 +319,15 @@ def test_products_without_terms_have_tiles(dtype, of_hopper):
 def test_other_devices_have_the_same_tiles_by_kernels_of_their_own():
     found = gemm_cost.without_wgmma(_table()[4])
     for table in (found, found.cached):
-        assert not any(config.in_parts for config in table.configs)
+        assert not any(config.hopper_fp32 for config in table.configs)
         assert len(set(table.configs)) == len(table.configs)
 
 
 def test_a_table_without_tiles_in_parts_has_none_alike_for_float32(of_hopper, monkeypatch):
-    assert all(select.has_tiles_alike(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
-    assert not select.has_tiles_alike(torch.float64, DEVICE)
+    assert all(select.has_invariant_tiles(dtype, DEVICE) for dtype in (torch.float32, torch.float16))
+    assert not select.has_invariant_tiles(torch.float64, DEVICE)
     monkeypatch.setattr(select, "_tables", lambda device: {4: gemm_cost.without_wgmma(_table()[4])})
-    assert not select.has_tiles_alike(torch.float32, DEVICE) and select.has_tiles_alike(torch.float16, DEVICE)
+    assert not select.has_invariant_tiles(torch.float32, DEVICE) and select.has_invariant_tiles(torch.float16, DEVICE)
 
 
 def _timed_as(table, dtype, count):
@@ -384,7 +387,7 @@ def test_what_aten_copies_first_counts_against_it(monkeypatch):
     monkeypatch.setattr(devices, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(select, "table_for", lambda problem, *_: _table()[problem.dtype.itemsize])
     monkeypatch.setattr(select, "least_microseconds", lambda *_: 0.0)
-    monkeypatch.setattr(cost_pointers, "copying", lambda sizes: 1e6 * sum(sizes))
+    monkeypatch.setattr(cost_pointers, "copying", lambda sizes, _: 1e6 * sum(sizes))
     assert select.aten_is_faster(PROBLEM, DEVICE) and not select.aten_is_faster(PROBLEM, DEVICE, copied=(32,))
     select._aten_is_faster.cache_clear()
 
@@ -460,7 +463,7 @@ def test_the_model_is_fitted_to_this_gpu(tmp_path):
 def test_what_is_timed_through_pointers_has_no_descriptors():
     for problem in itertools.islice(sweep.problems_of(sweep.Kind.POINTERS, torch.float16, 3), 50):
         operands = tuner.operands(problem, "meta", empty=True)
-        assert 16 < problem.M <= sweep.MOST_ROWS and not all(map(product._has_descriptor, operands))
+        assert 16 < problem.M <= sweep.MOST_ROWS and not all(map(has_descriptor, operands))
         assert problem == Problem.of(*operands)
 
 
@@ -472,3 +475,13 @@ def test_rows_that_begin_within_lines_count_for_more():
     split = [list(gemm_cost.work(lengthy._replace(a_pitch=pitch), tiles, 132).split_bytes) for pitch in pitches]
     rows = 2 * 8 * 16 * 4096 * 64
     assert split == [[0, 0], [0, 0], [rows, 0], [2 * rows, 0]]
+
+
+def test_tables_of_a_file(tmp_path):
+    """Load tiles by the former name of `hopper_fp32`, and keep costs that are not fitted."""
+    path = tmp_path / "table.json"
+    path.write_text((gemm_cost.FOLDER / "sm_90.json").read_text().replace("hopper_fp32", "in_parts"))
+    assert gemm_cost.load(path)[4].configs == _table()[4].configs
+    fixed = FixedCosts(block_latency=1.5)
+    gemm_cost.save(path, {2: dataclasses.replace(_table()[2], fixed=fixed)})
+    assert gemm_cost.load(path)[2].fixed == fixed and gemm_cost.load(path)[2].cached.fixed == FixedCosts()

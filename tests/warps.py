@@ -181,6 +181,12 @@ def device_functions(*modules):
     return [value.fn for value in values if isinstance(value, (GluonJITFunction, InterpretedFunction))]
 
 
+def named_tuples(*modules):
+    """Return the NamedTuples that modules define, by name."""
+    found = [(name, value) for module in modules for name, value in vars(module).items()]
+    return {name: value for name, value in found if isinstance(value, type) and hasattr(value, "_fields")}
+
+
 def _later():
     time.sleep(random.random() * 1e-3)
 

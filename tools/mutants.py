@@ -183,7 +183,7 @@ _POINTWISE = [
         "an output may overlap an input",
         "pointwise",
         "engine/pointwise/overlap.py",
-        "        if a < b + read_bytes and b < a + written_bytes and not apart:\n",
+        "        if a < b + read_bytes and b < a + written_bytes and not interleaved:\n",
         "        if False:\n",
         ("add", "exp"),
         "tests/test_contracts.py -k overlap",
@@ -337,9 +337,9 @@ _ROWS = [
         "16-bit results of reductions are truncated",
         "rows",
         "engine/rows/kernels.py",
-        "            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (FACTS.block[0],))\n",
+        "            result = tl.broadcast_to(results[i].to(outs[i].dtype.element_ty), (META.block[0],))\n",
         _truncated("results[i]", "            ")
-        + "            result = tl.broadcast_to(value.to(outs[i].dtype.element_ty), (FACTS.block[0],))\n",
+        + "            result = tl.broadcast_to(value.to(outs[i].dtype.element_ty), (META.block[0],))\n",
         ("sum", "mean"),
         "tests/test_accuracy.py -k rounded_to_nearest",
     ),
@@ -347,9 +347,9 @@ _ROWS = [
         "16-bit results of transformed rows are truncated",
         "rows",
         "engine/rows/kernels.py",
-        "        value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), FACTS.block)\n",
+        "        value = tl.broadcast_to(found[i].to(outs[i].dtype.element_ty), META.block)\n",
         _truncated("found[i]", "        ")
-        + "        value = tl.broadcast_to(value.to(outs[i].dtype.element_ty), FACTS.block)\n",
+        + "        value = tl.broadcast_to(value.to(outs[i].dtype.element_ty), META.block)\n",
         ("native_layer_norm", "_softmax"),
         "tests/test_accuracy.py -k rounded_to_nearest",
     ),
@@ -389,8 +389,8 @@ _ROWS = [
         "sums of 16-bit elements are kept in 16 bits",
         "rows",
         "engine/rows/kernels.py",
-        "        states = states + (both[i].to(FACTS.states[i]),)\n    return states\n\n\n@triton.jit\ndef _by_stages",
-        "        states = states + (both[i].to(tl.bfloat16).to(FACTS.states[i]),)\n"
+        "        states = states + (both[i].to(META.states[i]),)\n    return states\n\n\n@triton.jit\ndef _by_stages",
+        "        states = states + (both[i].to(tl.bfloat16).to(META.states[i]),)\n"
         "    return states\n\n\n@triton.jit\ndef _by_stages",
         ("sum",),
         "tests/test_rows.py -k any_dimensions",
@@ -399,7 +399,7 @@ _ROWS = [
         "elements beyond a row's end are added up",
         "rows",
         "engine/rows/kernels.py",
-        "        masked = masked + (tl.where(mask, state, FACTS.init[i]).to(FACTS.states[i]),)",
+        "        masked = masked + (tl.where(mask, state, META.init[i]).to(META.states[i]),)",
         "        masked = masked + (state,)",
         ("amax", "prod", "count_nonzero"),
     ),
@@ -550,8 +550,8 @@ _SCANS = [
         "a block of a scan begins without the blocks before it",
         "scans",
         "engine/scan.py",
-        "        states = combine_states(before, states, FACTS.follow, FACTS)",
-        "        states = combine_states(states, states, FACTS.follow, FACTS) if False else states",
+        "        states = combine_states(before, states, META.follow, META)",
+        "        states = combine_states(states, states, META.follow, META) if False else states",
         ("cumsum",),
         "tests/test_scan.py -k follow",
     ),
@@ -586,8 +586,8 @@ _PRODUCTS = [
         "the last element along K is not multiplied",
         "products",
         "engine/gemm/kernels/portable.py",
-        "            mask &= (inner < end)[None, :]\n",
-        "            mask &= (inner < end - 1)[None, :]\n",
+        "            mask &= (inner < a.end)[None, :]\n",
+        "            mask &= (inner < a.end - 1)[None, :]\n",
         ("mm", "bmm"),
         "tests/test_matmul.py -k sizes_that_divide_nothing",
     ),
@@ -646,8 +646,8 @@ _INDEXING = [
         "negative indices do not count from the end",
         "indexing",
         "engine/indexing/read.py",
-        "        place = tl.where(place < 0, place + counted[0], place)",
-        "        place = tl.where(place < 0, -place - 1, place)",
+        "        value = tl.where(value < 0, value + index_range[0], value)",
+        "        value = tl.where(value < 0, -value - 1, value)",
         ("index", "take"),
     ),
     Mutant(
@@ -670,8 +670,8 @@ _INDEXING = [
         "the mean of a bag counts padding",
         "indexing",
         "engine/indexing/bags.py",
-        "        total = total / tl.maximum(size, 1).to(FACTS.compute)",
-        "        total = total / tl.maximum(end - begin, 1).to(FACTS.compute)",
+        "        total = total / tl.maximum(size, 1).to(META.compute)",
+        "        total = total / tl.maximum(end - begin, 1).to(META.compute)",
         ("_embedding_bag",),
         "tests/test_indexing.py -k bags_of_many_rows",
     ),
@@ -690,8 +690,8 @@ _SCATTER = [
         "accumulated values replace the target",
         "scatter",
         "engine/indexing/segments.py",
-        "        total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
-        "        total = total + 0 * tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)",
+        "        total = total + tl.load(target + offset, mask=mask, other=0).to(META.compute)",
+        "        total = total + 0 * tl.load(target + offset, mask=mask, other=0).to(META.compute)",
         ("index_put",),
     ),
     Mutant(
@@ -709,8 +709,8 @@ _SORTING = [
         "equal elements are sorted from the last to the first",
         "sorting",
         "engine/sorting/block.py",
-        "    place = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
-        "    place = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
+        "    index = tl.broadcast_to(column.to(tl.int64)[None, :], key.shape)\n    if KEYS.bits == 64:",
+        "    index = tl.broadcast_to((key.shape[1] - 1 - column.to(tl.int64))[None, :], key.shape)\n"
         "    if KEYS.bits == 64:",
         ("sort",),
     ),
@@ -718,10 +718,10 @@ _SORTING = [
         "equal elements are sorted in no order",
         "sorting",
         "engine/sorting/block.py",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | place, _LAST))\n"
-        "        key, place = packed >> 32, packed & 0xFFFFFFFF",
-        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (place ^ 1), _LAST))\n"
-        "        key, place = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | index, _LAST))\n"
+        "        key, index = packed >> 32, packed & 0xFFFFFFFF",
+        "        packed = sort_integers(tl.where(mask, (key.to(tl.int64) << 32) | (index ^ 1), _LAST))\n"
+        "        key, index = packed >> 32, (packed & 0xFFFFFFFF) ^ 1",
         ("sort",),
     ),
     Mutant(
@@ -758,11 +758,11 @@ _SEARCHING = [
         "        stops = bound > value if RIGHT else bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         "        stops = bound >= value\n"
         "        low = tl.where(searching & (stops == 0), middle + 1, low)\n"
         "        high = tl.where(searching & stops, middle, high)\n"
-        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _walked",
+        "    tl.store(out + linear, low.to(out.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef _bound_of_node",
         ("searchsorted", "bucketize"),
     ),
     Mutant(
@@ -806,7 +806,7 @@ _FUSED = [
     Mutant(
         "rotary embedding turns the wrong way",
         "fused",
-        "fused/rotary.py",
+        "engine/rotary.py",
         "            turned = (a * cosine - b * sine).to(out.dtype.element_ty)",
         "            turned = (a * cosine + b * sine).to(out.dtype.element_ty)",
         tests="tests/test_fused.py -k rotary",
@@ -814,7 +814,7 @@ _FUSED = [
     Mutant(
         "a fused norm has its eps outside the root",
         "fused",
-        "fused/norm.py",
+        "engine/norm/kernels.py",
         "inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))",
         "inverse(square_root(square) + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE))",
         tests="tests/test_fused.py -k norm",

@@ -1,4 +1,9 @@
-"""How many elements fall into each of several bins."""
+"""Histograms: the number, or the sum of weights, of the elements in each bin.
+
+`_count` runs if the bins fit in a program's shared memory, `_count_outside` if they do not. If the number of bins is
+known on the device only, both are launched, and one of them ends at once. `_add_between` counts points in bins of
+several dimensions, with edges that a vector gives for each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES
-from tritonite.engine.indexing.places import in_row_major
+from tritonite.engine.indexing.indices import in_row_major
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.movement import fill_zero, move
 from tritonite.language.indices import strided_offset
@@ -23,20 +28,23 @@ from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
 
-# Elements that a program takes at a time, and how often at least where there are many.
+# Elements of a block, and the least blocks of a program if there are many bins.
 _BLOCK, _LEAST = 4096, 2
-# Points that a program takes.
+# Points of a program.
 _POINTS = 1024
-# Bins that a program counts in registers, where it cannot in shared memory.
+# The most bins that a program counts in registers, without shared memory.
 _OWN = 1024
-# Counts up to which these dtypes have all integers. Devices add to them in memory.
+# Dtypes with an atomic addition, and the count up to which they represent all integers.
 _EXACT = {torch.int32: INT32_LIMIT, torch.int64: 2**63, torch.float32: 2**24, torch.float64: 2**53}
-# How far apart programs begin to add to the totals.
-_APART = tl.constexpr(64)
+# Distance between the bins at which programs start to add to the totals, so that few collide.
+_STAGGER = tl.constexpr(64)
 
 
 class Limits(NamedTuple):
-    """Where bins begin and end: two `edges` on the device, or numbers, as floats and as integers."""
+    """The lower edge of the first bin and the upper edge of the last one.
+
+    They are two `edges` on the device, or the numbers `least` and `most`, or the integers `first` and `last`.
+    """
 
     edges: tuple[torch.Tensor, ...] = ()
     least: float = 0.0
@@ -46,15 +54,16 @@ class Limits(NamedTuple):
 
     @classmethod
     def of_numbers(cls, least: float, most: float, floating: bool) -> Limits:
-        """Two numbers, of which least is below most."""
+        """Return limits of two numbers, of which `least` is below `most`."""
         return cls((), float(least), float(most)) if floating else cls((), 0.0, 0.0, int(least), int(most))
 
 
 @libentry()
 @triton.jit
 def _write_edges(edges, flag, extrema):
-    """One program: two edges, the extrema, moved apart by 1 where these are equal; a flag below 0 where one is not
-    finite, or of integers where the dtype has no such numbers.
+    """Write the extrema as two edges, by one program; equal extrema are moved by 1 down and up.
+
+    The flag is -1 if an edge is not finite, or if the dtype of integers cannot represent it, and 0 if not.
     """
     wait_for_previous_launch()
     WIDE: tl.constexpr = tl.int64 if edges.dtype.element_ty.is_int() else tl.float64
@@ -72,40 +81,41 @@ def _write_edges(edges, flag, extrema):
 
 
 @triton.jit
-def _place_between(value, low, high, bins, COMPUTE: tl.constexpr):
-    """(the bins of values, whether they have one): all are as wide, and the last has its upper edge too."""
+def _bin_between(value, low, high, bins, COMPUTE: tl.constexpr):
+    """Return (the bins of values, the mask of values inside). Bins have equal width; the last includes `high`."""
     inside = (value >= low) & (value <= high)
     distance = tl.where(inside, value, low) - low
     if COMPUTE.is_int():
-        place = distance * bins // (high - low)
+        bin = distance * bins // (high - low)
     else:
-        place = true_divide(distance * bins.to(COMPUTE), high - low)
-    return tl.minimum(place.to(tl.int64), bins - 1).to(tl.int32), inside
+        bin = true_divide(distance * bins.to(COMPUTE), high - low)
+    return tl.minimum(bin.to(tl.int64), bins - 1).to(tl.int32), inside
 
 
 @triton.jit
-def _counted_at(
+def _bins_and_weights(
     x, limits, weights, shape, strides, weight_step, n, bins, linear, COUNTING: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """(bins, weights, whether there are any) of elements: bins that they are in, or that they tell themselves."""
+    """Return (bins, weights, mask) of elements, which fall between `limits` or are bin numbers themselves."""
     mask = linear < n
     value = tl.load(x + strided_offset(linear, shape, strides), mask=mask, other=0)
     COMPUTE: tl.constexpr = COUNTING.compute
+    edges, least, most, first, last = limits
     if COUNTING.limits != "none":
         if COUNTING.limits == "edges":
-            low, high = tl.load(limits[0][0]).to(COMPUTE), tl.load(limits[0][0] + 1).to(COMPUTE)
+            low, high = tl.load(edges[0]).to(COMPUTE), tl.load(edges[0] + 1).to(COMPUTE)
         elif COMPUTE.is_int():
-            low, high = tl.full((), limits[3], tl.int64).to(COMPUTE), tl.full((), limits[4], tl.int64).to(COMPUTE)
+            low, high = tl.full((), first, tl.int64).to(COMPUTE), tl.full((), last, tl.int64).to(COMPUTE)
         else:
-            low, high = tl.full((), limits[1], tl.float64).to(COMPUTE), tl.full((), limits[2], tl.float64).to(COMPUTE)
-        place, inside = _place_between(value.to(COMPUTE), low, high, bins, COMPUTE)
+            low, high = tl.full((), least, tl.float64).to(COMPUTE), tl.full((), most, tl.float64).to(COMPUTE)
+        bin, inside = _bin_between(value.to(COMPUTE), low, high, bins, COMPUTE)
         mask = mask & inside
     else:
-        place = value.to(tl.int64)
+        bin = value.to(tl.int64)
     weight = tl.full(linear.shape, 1, DTYPE)
     if len(weights) > 0:
         weight = tl.load(weights[0] + linear * weight_step, mask=mask, other=0).to(DTYPE)
-    return place, weight, mask
+    return bin, weight, mask
 
 
 @libentry()
@@ -127,9 +137,9 @@ def _count(
     counted,
     COUNTING: tl.constexpr,
 ):
-    """A program adds 1, or a weight, to the bin of each element of so many blocks: first in shared memory.
+    """Count the elements of `counted` blocks in shared memory, and add the counts to the totals.
 
-    Where that has no room for the bins, `_count_outside` does so. A program that is alone writes the totals.
+    Bins that do not fit in shared memory are left to `_count_outside`. A program that is alone writes the totals.
     """
     wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
@@ -142,18 +152,18 @@ def _count(
     if bins < COUNTING.room:
         own = alloc_shared(COUNTING.room, DTYPE)
         few = bins.to(tl.int32)
-        # The one after the last is for what is not counted.
+        # The bin after the last is for elements that are not counted.
         for begin in range(0, few, BLOCK):
             store_shared(own, tl.minimum(begin + lane, few), tl.zeros((BLOCK,), DTYPE))
         tl.debug_barrier()
         for j in range(counted):
-            place, weight, mask = _counted_at(
+            bin, weight, mask = _bins_and_weights(
                 *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, DTYPE)
             )
-            add_shared(own, tl.where(mask, place.to(tl.int32), few), weight)
+            add_shared(own, tl.where(mask, bin.to(tl.int32), few), weight)
         tl.debug_barrier()
-        # Each program begins elsewhere, so that not all add to the same places at a time.
-        turned = tl.program_id(0) * _APART % few
+        # Each program begins at another bin, so that few add to the same totals at a time.
+        turned = tl.program_id(0) * _STAGGER % few
         for begin in range(0, few, BLOCK):
             bin = begin + lane
             mask = bin < few
@@ -184,7 +194,7 @@ def _count_outside(
     counted,
     COUNTING: tl.constexpr,
 ):
-    """The same where there is no room in shared memory: first in registers, where a program has bins of its own."""
+    """Count the elements of `counted` blocks in registers if the bins fit there, otherwise by atomics in memory."""
     wait_for_previous_launch()
     TOTAL: tl.constexpr = totals.dtype.element_ty
     OWN: tl.constexpr = COUNTING.own
@@ -194,10 +204,10 @@ def _count_outside(
     if OWN > 0:
         sums = tl.zeros((OWN,), tl.int32)
         for j in range(counted):
-            place, _, mask = _counted_at(
+            own_bin, _, mask = _bins_and_weights(
                 *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, TOTAL)
             )
-            sums += tl.histogram(place.to(tl.int32), OWN, mask=mask)
+            sums += tl.histogram(own_bin.to(tl.int32), OWN, mask=mask)
         bin = tl.arange(0, OWN)
         if COUNTING.alone:
             tl.store(totals + bin, sums.to(TOTAL), mask=bin < bins)
@@ -205,23 +215,23 @@ def _count_outside(
             tl.atomic_add(totals + bin, sums.to(TOTAL), mask=(sums > 0) & (bin < bins), sem="relaxed")
     elif bins >= COUNTING.room:
         for j in range(counted):
-            place, weight, mask = _counted_at(
+            bin, weight, mask = _bins_and_weights(
                 *(x, limits, weights, shape, strides, weight_step, n, bins, begun + j * step, COUNTING, TOTAL)
             )
-            tl.atomic_add(totals + place, weight, mask=mask, sem="relaxed")
+            tl.atomic_add(totals + bin, weight, mask=mask, sem="relaxed")
 
 
 @libentry()
 @triton.jit(do_not_specialize=["minimum"])
 def _write_bins(out, least, largest, minimum: tl.int64):
-    """One program: how many bins there are up to the largest; less than none where the least is below 0."""
+    """Write the number of bins that integers need, by one program; -1 if an integer is negative."""
     wait_for_previous_launch()
     needed = tl.maximum(tl.load(largest).to(tl.int64) + 1, minimum)
     tl.store(out, tl.where(tl.load(least).to(tl.int64) < 0, -1, needed))
 
 
 def limits_of_extrema(dtype: torch.dtype, extrema: Sequence[torch.Tensor]) -> tuple[Limits, torch.Tensor]:
-    """(the extrema of elements as limits, a flag below 0 where they are no numbers of the dtype)."""
+    """Return (limits at the extrema of elements, a flag): -1 if the dtype cannot represent the limits, 0 if not."""
     device = extrema[0].device
     edges = empty((2,), torch.int64 if not dtype.is_floating_point else dtype, device)
     flag = empty((1,), torch.int64, device)
@@ -231,11 +241,12 @@ def limits_of_extrema(dtype: torch.dtype, extrema: Sequence[torch.Tensor]) -> tu
 
 @dataclass(frozen=True)
 class _Counting:
-    """What kernels that count are compiled for.
+    """Compile-time facts of the counting kernels.
 
-    `limits` are "edges" on the device, "numbers", or "none" where elements are bins themselves, in the dtype `compute`.
-    A program has a block of elements at a time, and sums of dtype `sum` in shared memory, which has `room` for so many,
-    or in `own` registers. One that is `alone` writes the totals, to which others add.
+    `limits` is "edges" (on the device), "numbers", or "none" if elements are bin numbers; `compute` is their dtype.
+    `sum` is the dtype of counts in shared memory, which has `room` for so many. `index` is the dtype of offsets.
+    `block` is the elements of a block. `own` is the counts in registers, 0 for none.
+    `alone` says that one program counts everything and writes the totals, instead of adding to them.
     """
 
     limits: str
@@ -249,16 +260,16 @@ class _Counting:
 
 
 def _programs(n: int, bins: int | None, device: torch.device) -> int:
-    """As few programs as fill the device, where they have counts of their own, so that there is little to add up.
+    """Return the number of programs, each of which has counts of its own that it adds to the totals.
 
-    With few bins there is little to add up anyway, and a program may have one block.
+    With many bins a program has several blocks, so that less is added to the totals.
     """
     least = 1 if bins is not None and bins <= _OWN else _LEAST
     return max(1, min(2 * devices.multiprocessors(device), -(-n // _BLOCK) // least))
 
 
 def _counts_alone(n: int, bins: int) -> bool:
-    """Whether one program counts all elements in bins of its own."""
+    """Return whether one program can count all elements in bins of its own."""
     room = SHARED_BYTES // 8 if devices.current.ptx else _OWN + 1
     return 0 < n <= _BLOCK and bins < room
 
@@ -272,16 +283,16 @@ def _add_counts(
     compute: torch.dtype,
     alone: bool = False,
 ) -> None:
-    """Add to totals of int32, int64, float32 or float64 what there is in each bin.
+    """Add the counts of the bins to totals of int32, int64, float32 or float64.
 
-    One program that counts `alone` writes totals of any dtype instead.
+    With `alone`, one program writes totals of any dtype instead.
     """
     n = x.numel()
     if not n:
         return
     ptx = devices.current.ptx
     known = bins if isinstance(bins, int) else None
-    # A sum of integers in shared memory has 32 bits, and so has a count.
+    # Counts in shared memory are int32.
     total = TRITON_DTYPES[torch.int32 if weights is None else totals.dtype]
     room = SHARED_BYTES // (8 if total == tl.float64 else 4) if ptx else 0
     shape, strides, integer = in_row_major(x)
@@ -307,13 +318,13 @@ def _add_counts(
             *(totals, x, *(limits or Limits()), () if weights is None else (weights,), shape, strides),
             *(0 if weights is None else weights.stride(0), n, bins, -(-n // (programs * _BLOCK))),
             COUNTING=counting,
-            # An addition to shared memory is made by every thread that has its element.
+            # No more threads than elements: threads with the same element would add it twice.
             num_warps=min(16 if inside else 8, max(1, _BLOCK // 32)),
         )
 
 
 def count_in_bins(out: torch.Tensor, x: torch.Tensor, limits: Limits, compute: torch.dtype) -> None:
-    """Write how many elements each bin of a vector has, whose limits are compared in the dtype `compute`."""
+    """Write to a vector the number of elements in each bin; elements and limits are compared as `compute`."""
     bins = len(out)
     if out.is_contiguous() and _counts_alone(x.numel(), bins):
         _add_counts(out, x, limits, None, bins, compute, alone=True)
@@ -328,14 +339,14 @@ def count_in_bins(out: torch.Tensor, x: torch.Tensor, limits: Limits, compute: t
 
 
 def bins_of(least: torch.Tensor, largest: torch.Tensor, minimum: int) -> torch.Tensor:
-    """How many bins integers from 0 need, a number on the device that is below 0 where one is."""
+    """Return the number of bins that integers need, at least `minimum`, on the device; -1 if one is negative."""
     out = empty((1,), torch.int64, least.device)
     _write_bins[(1,)](out, least, largest, minimum)
     return out
 
 
 def add_at(totals: torch.Tensor, bins: Size, x: torch.Tensor, weights: torch.Tensor | None) -> None:
-    """Add to as many totals what the elements of a vector tell: 1, or their weights."""
+    """Add 1, or a weight, to the total that each element of a vector numbers."""
     _add_counts(totals, x, None, weights, bins, x.dtype)
 
 
@@ -354,11 +365,11 @@ def _add_between(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program adds 1, or a weight, for each of its rows, in a bin for each coordinate, found by binary search."""
+    """Add 1, or a weight, for each point of a block, whose bin along each dimension a binary search finds."""
     wait_for_previous_launch()
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
-    place = tl.zeros((BLOCK,), tl.int64)
+    bin = tl.zeros((BLOCK,), tl.int64)
     for d in tl.static_range(len(edges)):
         bins = sizes[d]
         value = tl.load(x + row * steps[0] + d * steps[1], mask=row < n, other=0).to(COMPUTE)
@@ -371,17 +382,20 @@ def _add_between(
             stops = tl.load(edges[d] + middle, mask=searching, other=0).to(COMPUTE) > value
             low = tl.where(searching & (stops == 0), middle + 1, low)
             high = tl.where(searching & stops, middle, high)
-        place = place * bins + tl.minimum(tl.maximum(low - 1, 0), bins - 1)
+        bin = bin * bins + tl.minimum(tl.maximum(low - 1, 0), bins - 1)
     weight = tl.full((BLOCK,), 1, totals.dtype.element_ty)
     if len(weights) > 0:
         weight = tl.load(weights[0] + row * weight_step, mask=row < n, other=0)
-    tl.atomic_add(totals + place, weight, mask=inside, sem="relaxed")
+    tl.atomic_add(totals + bin, weight, mask=inside, sem="relaxed")
 
 
 def add_between(
     totals: torch.Tensor, x: torch.Tensor, edges: Sequence[torch.Tensor], weights: torch.Tensor | None
 ) -> None:
-    """Add to contiguous totals, a dimension for each column of a matrix, what rows have between contiguous edges."""
+    """Add points, the rows of a matrix, to contiguous totals that have a dimension for each column.
+
+    `edges` has a contiguous vector of bin edges for each column.
+    """
     n, bins = x.shape[0], [edge.numel() - 1 for edge in edges]
     if n:
         _add_between[(-(-n // _POINTS),)](

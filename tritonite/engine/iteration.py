@@ -11,34 +11,34 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.errors import Decline
 
-# Offsets from here on take 64 bits.
+# Offsets from this value on take 64 bits.
 INT32_LIMIT = 2**31 - 2**20
-# The bytes that memory is read by.
+# The bytes of a sector, by which memory is read.
 SECTOR = 32
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape tensors of `shapes` broadcast to; declines where they do not, so that ATen raises its own error."""
+    """Return the shape that `shapes` broadcast to. Declines where they do not, so that ATen raises its own error."""
     rank = max(map(len, shapes))
     result = [1] * rank
     for shape in shapes:
         for i, size in enumerate(shape, rank - len(shape)):
             if size != 1 and result[i] != size:
                 if result[i] != 1:
-                    raise Decline("shapes do not broadcast")
+                    raise Decline(f"shapes {', '.join(str(tuple(each)) for each in shapes)} do not broadcast")
                 result[i] = size
     return tuple(result)
 
 
 def expand_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> list[int]:
-    """The strides of a tensor broadcast to shape `to`: 0 where it repeats."""
+    """Return the strides of a tensor broadcast to shape `to`: 0 where it repeats."""
     lead = len(to) - len(shape)
     own = [0 if size == 1 and to[lead + i] != 1 else strides[i] for i, size in enumerate(shape)]
     return [0] * lead + own
 
 
 def fastest_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """The order TensorIterator gives dimensions: by the strides of the operands, the first to tell apart deciding."""
+    """Return the order of dimensions in TensorIterator: by the first operand whose strides differ."""
 
     def compare(a: int, b: int) -> int:
         for operand in strides:
@@ -51,7 +51,8 @@ def fastest_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
         return 0
 
     order = list(range(len(shape)))[::-1]
-    # An insertion sort, because the comparison is ambiguous for broadcast dimensions and its ties are part of ATen.
+    # An insertion sort, because the comparison is ambiguous for broadcast dimensions, and ATen's ties are part of the
+    # result.
     for i in range(1, len(order)):
         moving = i
         for j in range(i - 1, -1, -1):
@@ -65,7 +66,7 @@ def fastest_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
 
 
 def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Dense strides with dimensions laid out in `order`, fastest first; row-major by default."""
+    """Return dense strides with dimensions in `order`, fastest first; row-major by default."""
     strides = [0] * len(shape)
     step = 1
     for d in order if order is not None else range(len(shape) - 1, -1, -1):
@@ -75,7 +76,7 @@ def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie side by side, each in a place of its own, in whatever order of the dimensions."""
+    """Return whether elements fill a range of memory without gaps or overlap, in any order of the dimensions."""
     step = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
         if stride != step:
@@ -85,27 +86,27 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def strides_after_conversion(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the copy in another dtype that ATen makes on a CPU before it decides the order of dimensions."""
+    """Return the strides of the converted copy that ATen makes on a CPU before it orders the dimensions."""
     if is_dense(shape, strides):
         return tuple(strides)
     return contiguous_strides(shape, fastest_first(shape, [strides]))
 
 
 def has_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether an image's or a volume's channels are contiguous, in place of its last dimension."""
+    """Return whether the channels of an image or a volume are contiguous, and not its last dimension."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
 def in_memory_format(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is row-major, or has its channels last."""
+    """Return whether a tensor is row-major or channels-last."""
     return tensor.is_contiguous() or has_channels_last(tensor)
 
 
 def suggests_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether ATen lays out what it makes like a tensor with the channels last: by its strides, gaps or none.
+    """Return whether ATen lays out results for this tensor as channels-last, by its strides, with or without gaps.
 
-    Where sizes of 1 leave several readings it is ATen's, of `Tensor.suggest_memory_format`.
+    Where sizes of 1 are ambiguous, the answer is that of `Tensor.suggest_memory_format`.
     """
     shape, strides = tensor.shape, tensor.stride()
     if tensor.dim() not in (4, 5) or strides[1] == 0 or 0 in shape:
@@ -119,7 +120,7 @@ def suggests_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def format_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Dense strides of an image or a volume with its channels last, or else row-major ones."""
+    """Return dense strides of an image or a volume, channels-last or row-major."""
     return (_channels_last(shape) if channels_last else None) or contiguous_strides(shape)
 
 
@@ -138,7 +139,7 @@ def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bo
 def output_strides(
     shape: tuple[int, ...], operands: Sequence[tuple[Sequence[int], Sequence[int]]], has_number: bool
 ) -> tuple[int, ...]:
-    """The strides ATen gives a fresh output, for operands of (shape, strides); numbers count as 0-d operands."""
+    """Return the strides ATen gives a fresh output, for operands of (shape, strides); numbers count as 0-d operands."""
     if not has_number and all(tuple(own) == shape for own, _ in operands):
         row_major = contiguous_strides(shape)
         if 0 in shape or all(same_strides(shape, strides, row_major) for _, strides in operands):
@@ -174,18 +175,18 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """One more than the largest element offset a strided view reaches."""
+    """Return one more than the largest element offset of a strided view."""
     return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
 
 
 def offset_type(*tensors: torch.Tensor) -> tl.dtype:
-    """The integer type of offsets that reach all elements of the tensors."""
+    """Return the integer type of offsets that reach all elements of the tensors."""
     wide = any([span(tensor.shape, tensor.stride()) >= INT32_LIMIT for tensor in tensors])
     return tl.int64 if wide else tl.int32
 
 
 def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.device, list[torch.Tensor]]:
-    """The one device of the tensors, and the 0-d CPU tensors among them that serve as numbers on another device."""
+    """Return the one device of the tensors, and the 0-d CPU tensors that serve as numbers on another device."""
     kind = devices.current.type
     found: torch.device | None = None
     scalars: list[torch.Tensor] = []
@@ -201,14 +202,14 @@ def common_device(tensors: Any, outs: Sequence[torch.Tensor]) -> tuple[torch.dev
         if found is None:
             found = own
         elif found != own:
-            raise Decline("tensors on several devices")
+            raise Decline(f"tensors on {found} and {own}")
     if found is None:
-        raise Decline("no tensor on the device")
+        raise Decline(f"no tensor on a device of type {kind}")
     return found, scalars
 
 
 def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each dimension steps over all the smaller ones; where not, ATen must decide."""
+    """Return whether each dimension steps over all smaller ones. If not, ATen must decide."""
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
         if stride < reach:
@@ -218,7 +219,7 @@ def never_overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the memory between two tensors' first and last elements is shared."""
+    """Return whether the memory between two tensors' first and last elements is shared."""
     starts = a.data_ptr(), b.data_ptr()
     ends = [
         start + span(tensor.shape, tensor.stride()) * tensor.dtype.itemsize if tensor.numel() else start
@@ -228,4 +229,5 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def power_of_2(n: int) -> int:
+    """Return the smallest power of 2 that is at least n."""
     return 1 << max(n - 1, 0).bit_length()

@@ -1,10 +1,14 @@
-"""One launch over many pairs of tensors, each of which is moved to the other."""
+"""Copies of many pairs of tensors by few launches, as `cat` and `split` need.
+
+A program finds its pair by where the programs of each pair end, and selects the pair's address, sizes and strides.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,34 +21,35 @@ from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
-# The pairs of a launch, whose addresses are its arguments, and the dimensions that they may have.
+# The most pairs of a launch, whose addresses are its arguments, and the most dimensions of a pair.
 _MOST_PAIRS = 64
 _MOST_DIMENSIONS = 4
-# The pairs of which a program selects its own: as many as there are such groups among the most pairs.
+# The pairs that a program selects among, after a branch to their group.
 _GROUP = 8
-# The fewest columns of a tile are a warp's.
+# The fewest columns of a tile, one per thread of a warp.
 _LEAST_COLUMNS = 32
-# The tiles that a program takes one after the other where an access is of one element: of a tile as large as them all a
-# thread would hold so many addresses that few programs fit a multiprocessor.
+# Tiles that a program handles in sequence if accesses are scalar. In one tile of that size a thread would hold so many
+# addresses that few programs fit a multiprocessor.
 _STEPS = 8
 
 
 @triton.jit
 def _chosen(condition, a, b):
+    """Return tuple `a` where the condition holds, else `b`, element by element."""
     found = ()
     for d in tl.static_range(len(a)):
         found = found + (tl.where(condition, a[d], b[d]),)
     return found
 
 
-def _odd(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Numbers as a kernel takes them in a tuple: odd and not 1, so that Triton compiles one kernel for them all."""
+def _encoded(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers as odd ones other than 1, for tuples of a kernel, so that all numbers share a compiled kernel."""
     return tuple([2 * n + 3 for n in numbers])
 
 
 @triton.jit
-def _as_given(numbers):
-    """What was made odd."""
+def _decoded(numbers):
+    """Return the numbers that `_encoded` was given."""
     found = ()
     for d in tl.static_range(len(numbers)):
         found = found + ((numbers[d] - 3) >> 1,)
@@ -53,13 +58,13 @@ def _as_given(numbers):
 
 @triton.jit
 def _since(program, i, ends, ALIKE: tl.constexpr):
-    """Whether a program is of pair `i` or a later one."""
+    """Return whether a program handles pair `i` or a later one."""
     return program >= (i if ALIKE else ends[i - 1])
 
 
 @triton.jit
 def _choose(program, first, sources, destinations, ends, sizes, read, written, ALIKE: tl.constexpr, MOST: tl.constexpr):
-    """What a program needs of its pair, which is one of the MOST from pair `first` on."""
+    """Return addresses, first program, sizes and strides of a program's pair, one of the MOST from pair `first` on."""
     of: tl.constexpr = 0 if ALIKE else first
     source, destination, begin = sources[first], destinations[first], program * 0 + 3
     shape, strides, others = sizes[of], read[of], written[of]
@@ -96,15 +101,15 @@ def move_pairs(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A program takes STEPS tiles of (ROWS, COLUMNS), along dimensions 1 and 0 of a pair, at one index of the others.
+    """Copy STEPS tiles of (ROWS, COLUMNS), along dimensions 1 and 0 of a pair, at one index of its other dimensions.
 
-    `ends` are where the programs of each pair end. Where the pairs are ALIKE, all have the first one's sizes and
-    strides. Programs take them IN_TURNS, a tile of each of the `count` pairs, or pair by pair, `count` tiles of each.
-    Dimension 0 is contiguous in all of them; ALIGNED divides all other strides and dimension 0. Numbers in tuples are
-    made odd.
+    `ends` are the programs where those of each pair end. If the pairs are ALIKE, all have the first pair's sizes and
+    strides. IN_TURNS, programs take a tile of each of the `count` pairs in turn; else they take `count` tiles of each
+    pair. Dimension 0 is contiguous in all pairs. ALIGNED divides all other strides and dimension 0. Numbers in tuples
+    are encoded by `_encoded`.
 
-    A program branches to the GROUP of pairs that has its own, since it would select from all of them for longer than
-    it moves a tile.
+    A program branches to the GROUP of pairs that has its own pair. Selecting among all pairs would take longer than
+    copying a tile.
     """
     wait_for_previous_launch()
     number = tl.program_id(0)
@@ -113,13 +118,13 @@ def move_pairs(
     chosen = _choose(program, 0, sources, destinations, ends, sizes, read_strides, written_strides, ALIKE, most)
     source, destination, begin, shape, read, written = chosen
     for g in tl.static_range(GROUP, len(sources), GROUP):
-        its_own = _since(program, g, ends, ALIKE)
+        in_group = _since(program, g, ends, ALIKE)
         if g + GROUP < len(sources):
-            its_own = its_own & (_since(program, g + GROUP, ends, ALIKE) == 0)
-        if its_own:
+            in_group = in_group & (_since(program, g + GROUP, ends, ALIKE) == 0)
+        if in_group:
             chosen = _choose(program, g, sources, destinations, ends, sizes, read_strides, written_strides, ALIKE, most)
             source, destination, begin, shape, read, written = chosen
-    shape, read, written = _as_given(shape), _as_given(read), _as_given(written)
+    shape, read, written = _decoded(shape), _decoded(read), _decoded(written)
     if ALIGNED > 1:
         source, destination = tl.multiple_of(source, 16), tl.multiple_of(destination, 16)
     length = aligned_to(shape[0], ALIGNED)
@@ -168,12 +173,16 @@ def move_each(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tens
             _launch(alike[i : i + _MOST_PAIRS])
 
 
-# Sizes, fastest dimension first, and the strides of source and destination but for dimension 0, where they are 1.
-_Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+class _Layout(NamedTuple):
+    """Sizes of a pair, fastest dimension first, and the strides of source and destination except dimension 0's 1."""
+
+    sizes: tuple[int, ...]
+    read: tuple[int, ...]
+    written: tuple[int, ...]
 
 
 def _layout(source: torch.Tensor, destination: torch.Tensor) -> _Layout | None:
-    """How a pair is moved with others, or None where it is moved alone: converted, or across the grain."""
+    """Return how a pair is copied together with others; None for a pair that is converted, or not contiguous."""
     if source.dtype is not destination.dtype:
         return None
     source, destination = words(source), words(destination)
@@ -183,16 +192,20 @@ def _layout(source: torch.Tensor, destination: torch.Tensor) -> _Layout | None:
     if len(sizes) > _MOST_DIMENSIONS:
         return None
     more = max(0, 2 - len(sizes))
-    return (*sizes, *[1] * more), (*read[1:], *[0] * more), (*written[1:], *[0] * more)
+    return _Layout((*sizes, *[1] * more), (*read[1:], *[0] * more), (*written[1:], *[0] * more))
 
 
 def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None:
+    """Launch `move_pairs` for pairs of one element width."""
     device = devices.current
     layouts = [layout for _, _, layout in pairs]
     rank = max(len(sizes) for sizes, _, _ in layouts)
     layouts = [
-        ((*sizes, *[1] * (rank - len(sizes))), *[(*own, *[0] * (rank - 1 - len(own))) for own in strides])
-        for sizes, *strides in layouts
+        _Layout(
+            (*own.sizes, *[1] * (rank - len(own.sizes))),
+            *((*strides, *[0] * (rank - 1 - len(strides))) for strides in (own.read, own.written)),
+        )
+        for own in layouts
     ]
     alignment = _alignment(layouts, [x for pair in pairs for x in pair[:2]])
     most_rows = power_of_2(max(sizes[1] for sizes, _, _ in layouts))
@@ -205,19 +218,19 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
         -(-sizes[0] // columns) * -(-sizes[1] // (steps * rows)) * math.prod(sizes[2:]) for sizes, _, _ in layouts
     ]
     ends = list(itertools.accumulate(counts))
-    # As many pairs as a power of two, of which few kernels are compiled: no program comes to those that are added.
+    # Pad the pairs to a power of 2, so that few kernels are compiled. No program reaches the added pairs.
     missing = power_of_2(len(pairs)) - len(pairs)
     sources = [pair[0] for pair in pairs] + [pairs[-1][0]] * missing
     destinations = [pair[1] for pair in pairs] + [pairs[-1][1]] * missing
     alike = len(set(layouts)) == 1
     in_turns = alike and _in_turns(layouts[0][0])
-    told = layouts[:1] if alike else layouts + [layouts[-1]] * missing
+    distinct = layouts[:1] if alike else layouts + [layouts[-1]] * missing
     wide = any(span(x.shape, x.stride()) >= INT32_LIMIT for pair in pairs for x in pair[:2])
     move_pairs[(ends[-1],)](
         tuple(sources),
         tuple(destinations),
-        _odd((*ends, *[ends[-1]] * missing)),
-        *(tuple([_odd(layout[part]) for layout in told]) for part in range(3)),
+        _encoded((*ends, *[ends[-1]] * missing)),
+        *(tuple([_encoded(layout[field]) for layout in distinct]) for field in range(3)),
         len(pairs) if in_turns else counts[0],
         ALIKE=alike,
         IN_TURNS=in_turns,
@@ -231,7 +244,7 @@ def _launch(pairs: Sequence[tuple[torch.Tensor, torch.Tensor, _Layout]]) -> None
 
 
 def _columns(lengths: Sequence[int], most: int) -> int:
-    """Of a tile: fewer where an eighth of the lanes or more would be idle, though not fewer than a warp has."""
+    """Return the columns of a tile, halved while an eighth or more of the lanes are idle, but at least a warp's."""
     columns = min(most, power_of_2(max(lengths)))
     while columns > _LEAST_COLUMNS and 8 * sum(-length % columns for length in lengths) >= sum(lengths):
         columns //= 2
@@ -239,16 +252,16 @@ def _columns(lengths: Sequence[int], most: int) -> int:
 
 
 def _in_turns(sizes: Sequence[int]) -> bool:
-    """Whether pairs that are alike are taken in turns, by the sizes of one.
+    """Return whether ALIKE pairs of these sizes are copied in turns.
 
-    What lies side by side in a result's rows is written together so. Of pairs that are one run of elements each no two
-    do, and one after the other is moved, which reads and writes fewer pages at a time.
+    In turns, rows of a result that several pairs make up are written as a whole. Pairs of one contiguous run each are
+    copied one after the other, which reads and writes fewer pages at a time.
     """
     return any(size > 1 for size in sizes[1:])
 
 
 def _alignment(layouts: Sequence[_Layout], tensors: Sequence[torch.Tensor]) -> int:
-    """What divides all strides and the sizes of dimension 0, of 16 elements at most, where addresses are aligned."""
+    """Return the divisor, up to 16, of all strides and sizes of dimension 0; 1 if an address is unaligned."""
     if any(x.data_ptr() % 16 for x in tensors):
         return 1
     every = {n for sizes, read, written in layouts for n in (sizes[0], *read, *written)}

@@ -1,4 +1,4 @@
-"""Moving elements from a tensor to another: as bits where both have one dtype, else converted as ATen converts them."""
+"""Copies between tensors: of bits where dtypes are equal, else with ATen's conversions. Also fills and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tritonite.engine.pointwise.declare import Pointwise
 from tritonite.errors import Decline
 from tritonite.runtime.contract import empty_strided
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit
@@ -32,11 +32,14 @@ def _constant(value):
 
 @triton.jit
 def _converted(source, to):
-    """What the engine's last conversion makes an element of ATen's: of many dtypes ATen goes by another one."""
+    """Return an element in a form that the last conversion turns into ATen's result.
+
+    ATen converts between many dtypes by way of a third.
+    """
     if to == tl.int1:
         source = source != 0
     elif source.dtype.is_floating() and to.is_int():
-        # Numbers that the dtype does not hold go by a wider integer, which is cut off.
+        # Values out of range go through a wider integer, which is truncated.
         if to == tl.uint8:
             source = source.to(tl.int64)
         elif to == tl.int8 or to == tl.int16:
@@ -52,7 +55,7 @@ _convert = Pointwise("convert", _converted, {"source": "own", "to": "static"})
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements as integers of the same width; complex128 has two for each, in a dimension behind the others.
+    """Return a view of a tensor as integers of its element width; complex128 has two, in an added last dimension.
 
     Raises Decline for dtypes that are not moved as bits.
     """
@@ -61,18 +64,18 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     _check_memory(tensor)
     if tensor.dtype is torch.complex128:
         tensor = torch.view_as_real(tensor)
-    word = _WORDS[tensor.dtype.itemsize]
-    return tensor if tensor.dtype is word else tensor.view(word)
+    integer = _INTEGERS[tensor.dtype.itemsize]
+    return tensor if tensor.dtype is integer else tensor.view(integer)
 
 
 def _check_memory(tensor: torch.Tensor) -> None:
-    """Autograd has tensors of zeros that have none, which ATen's copies know of."""
+    """Decline tensors of zeros without memory, which autograd makes and ATen's copies handle."""
     if tensor._is_zerotensor():
         raise Decline("zeros without memory")
 
 
 def check_conversion(source: torch.dtype, to: torch.dtype) -> None:
-    """Raises Decline where elements of `source` are not converted to `to`."""
+    """Raise Decline if elements of `source` are not converted to `to`."""
     if source is to:
         if source not in dtypes.MOVED:
             raise Decline(f"dtype {source}")
@@ -87,34 +90,33 @@ def check_conversion(source: torch.dtype, to: torch.dtype) -> None:
 def move(source: torch.Tensor, destination: torch.Tensor) -> None:
     """Write the elements of `source`, which broadcasts, to `destination`.
 
-    Raises Decline, before anything is written, for dtypes that are not converted, tensors on several devices, shapes
-    that do not broadcast, a destination that overlaps itself, or that overlaps another source than itself.
+    Raises Decline before anything is written. Declined are: dtypes that are not converted, tensors on several devices,
+    shapes that do not broadcast, and a destination that overlaps itself. A destination may be the source, but not
+    overlap it otherwise.
     """
     check_conversion(source.dtype, destination.dtype)
     _check_memory(source)
     if source.dim() > destination.dim():
-        raise Decline("shapes do not broadcast")
+        raise Decline(f"shape {tuple(source.shape)} does not broadcast to {tuple(destination.shape)}")
     if source.shape != destination.shape:
         try:
             source = source.expand(destination.shape)
         except RuntimeError:
-            raise Decline("shapes do not broadcast") from None
+            raise Decline(f"shape {tuple(source.shape)} does not broadcast to {tuple(destination.shape)}") from None
     if source.dtype is destination.dtype:
         _move.run((words(source),), (words(destination),))
     elif source.is_complex():
         move(torch.view_as_real(source), torch.view_as_real(destination))
     elif destination.is_complex():
-        parts = torch.view_as_real(destination)
-        move(source, parts[..., 0])
-        fill_zero(parts[..., 1])
+        components = torch.view_as_real(destination)
+        move(source, components[..., 0])
+        fill_zero(components[..., 1])
     else:
         _convert.run((source, TRITON_DTYPES[destination.dtype]), (destination,))
 
 
 def fill(out: torch.Tensor, value: Any) -> None:
-    """Write a number to every element. Raises Decline for what the dtype does not hold, and for dtypes that it is not
-    converted to.
-    """
+    """Write a number to every element. Raises Decline for numbers and dtypes that are not converted."""
     if out.dtype in dtypes.ALL:
         _fill.run((value,), (out,))
     elif type(value) is int and value == 0:
@@ -129,7 +131,7 @@ def fill_zero(out: torch.Tensor) -> None:
 
 
 def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    """The strides of a copy of a tensor in a memory format; None preserves its own. Raises Decline as ATen would."""
+    """Return the strides of a copy of a tensor in a memory format; None preserves its own. Raises Decline as ATen."""
     kept = torch.preserve_format if memory_format is None else memory_format
     try:
         with _disable_current_modes():
@@ -139,13 +141,13 @@ def strides_like(tensor: torch.Tensor, memory_format: torch.memory_format | None
 
 
 def strides_in(shape: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """The strides of a fresh tensor in a memory format."""
+    """Return the strides of a fresh tensor in a memory format."""
     with _disable_current_modes():
         return torch.empty(tuple(shape), device="meta", memory_format=memory_format).stride()
 
 
 def through(view: Callable[..., Any], *arguments: Any) -> Any:
-    """What a view is. Raises Decline where ATen refuses it."""
+    """Return what a view function returns. Raises Decline where ATen refuses the view."""
     try:
         return view(*arguments)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -153,9 +155,9 @@ def through(view: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def check_placement(like: torch.Tensor | None, layout: Any, device: Any, pin_memory: Any) -> None:
-    """Raises Decline for what is not strided, in ordinary memory, and on the device of `like`."""
+    """Raise Decline for a layout that is not strided, pinned memory, or a device other than that of `like`."""
     if layout not in (None, torch.strided) or pin_memory:
-        raise Decline("another layout, or pinned memory")
+        raise Decline(f"layout {layout}, pin_memory {pin_memory}; served: strided and unpinned")
     if like is not None and device is not None and torch.device(device) != like.device:
         raise Decline(f"device {device}")
 
@@ -168,10 +170,10 @@ def result(
     strides: Sequence[int] | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """A fresh tensor, contiguous unless it has `strides`, or the one of `outs` where it can be written.
+    """Return a fresh tensor, contiguous unless it has `strides`, or the given one of `outs`.
 
-    That has to be of this shape and dtype, on the device of all inputs, and apart from them. A fresh one without inputs
-    is on `device`.
+    A given tensor must have this shape and dtype, be on the device of all inputs, and not overlap them. A fresh one
+    without inputs is on `device`.
     """
     if inputs or outs:
         found, scalars = common_device(inputs, outs)
@@ -183,7 +185,9 @@ def result(
         return empty_strided(shape, contiguous_strides(tuple(shape)) if strides is None else strides, dtype, device)
     (out,) = outs
     if tuple(out.shape) != tuple(shape) or out.dtype is not dtype:
-        raise Decline("output has another shape or dtype")
+        raise Decline(
+            f"output has shape {tuple(out.shape)} and dtype {out.dtype}, the result {tuple(shape)} and {dtype}"
+        )
     if not never_overlaps_itself(out.shape, out.stride()):
         raise Decline("output overlaps itself")
     if any(may_overlap(out, x) for x in inputs):

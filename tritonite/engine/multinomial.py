@@ -1,4 +1,8 @@
-"""Samples of categories by weights in rows: the weights that ATen compares with uniform numbers, and the comparison."""
+"""Samples of categories with replacement, as ATen draws them: rows of weights are normalized, and then searched.
+
+`check_weights` asserts that weights are valid, `normalized` divides rows by their sums in ATen's order of addition, and
+`sample_rows` searches the cumulative sums for uniform random numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ from tritonite.runtime.contract import empty, random_state
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 
-# ATen's blocks, the rows of its grid, and how far a row moves the generator on.
+# Threads of ATen's blocks, the most rows of its grid, and the offset by which a row advances the generator.
 _ATEN_BLOCK = 128
 _ATEN_ROWS = 65535
 _ADVANCE = 4
-# The lanes that add a row up, as many as ATen's threads, and those of a warp.
+# Lanes that add up a row, equal to ATen's threads, and lanes of a warp.
 _LANES = 1024
 _WARP = tl.constexpr(32)
 _BLOCK = 512
@@ -30,7 +34,7 @@ _CHECKED = 2048
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _check_weights(weights, row_step, step, n, BLOCK: tl.constexpr):
-    """Of a row."""
+    """Assert that the weights of a row are finite, not negative and not all 0."""
     wait_for_previous_launch()
     row = weights + tl.program_id(0).to(tl.int64) * row_step
     found = tl.zeros((BLOCK,), tl.int1)
@@ -43,15 +47,15 @@ def _check_weights(weights, row_step, step, n, BLOCK: tl.constexpr):
 
 
 def check_weights(weights: torch.Tensor) -> None:
-    """Stop the program for weights in rows that ATen refuses."""
+    """Stop the program if a row has weights for which ATen raises."""
     rows, n = weights.shape
     block = min(power_of_2(n), _CHECKED)
     _check_weights[(rows,)](weights, *weights.stride(), n, BLOCK=block, **ASSERTING)
 
 
 @triton.jit
-def _fold(x):
-    """The sum of each row of a block of (rows, 2**k), the halves of it first."""
+def _sum_by_halves(x):
+    """Return the sum of each row of a block of shape (rows, 2**k), adding its two halves in every step."""
     ROWS: tl.constexpr = x.shape[0]
     LENGTH: tl.constexpr = x.shape[1]
     for i in tl.static_range(exact_log2(LENGTH)):
@@ -63,15 +67,18 @@ def _fold(x):
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
-    """A row over its sum, added up as ATen's threads do: each every BLOCK-th, then warps by halves, and then those."""
+    """Divide a row by its sum, in the order of ATen's additions.
+
+    A lane adds every BLOCK-th weight, then each warp is summed by halves, and then the sums of the warps are.
+    """
     wait_for_previous_launch()
     row = weights + tl.program_id(0).to(tl.int64) * row_step
     lane = tl.arange(0, BLOCK).to(tl.int64)
     total = tl.zeros((BLOCK,), weights.dtype.element_ty)
     for begin in range(0, n, BLOCK):
         total += tl.load(row + (begin + lane) * step, mask=begin + lane < n, other=0)
-    warps = _fold(tl.reshape(total, (BLOCK // _WARP, _WARP)))
-    total = tl.broadcast_to(_fold(tl.reshape(warps, (1, BLOCK // _WARP))), (BLOCK,))
+    warps = _sum_by_halves(tl.reshape(total, (BLOCK // _WARP, _WARP)))
+    total = tl.broadcast_to(_sum_by_halves(tl.reshape(warps, (1, BLOCK // _WARP))), (BLOCK,))
     for begin in range(0, n, BLOCK):
         column = begin + lane
         weight = tl.load(row + column * step, mask=column < n, other=0)
@@ -79,7 +86,7 @@ def _normalize(out, weights, row_step, step, n, BLOCK: tl.constexpr):
 
 
 def normalized(weights: torch.Tensor) -> torch.Tensor:
-    """Rows of weights over their sums, contiguous."""
+    """Return rows of weights divided by their sums, contiguous."""
     rows, n = weights.shape
     result = empty((rows, n), weights.dtype, weights.device)
     block = min(max(power_of_2(n), _WARP.value), _LANES)
@@ -103,7 +110,10 @@ def _sample(
     offset: tl.int64,
     BLOCK: tl.constexpr,
 ):
-    """The categories of a block of a row's samples, in which uniform numbers fall; a row of ATen's grid has `width`."""
+    """Write the categories of a block of a row's samples, by binary search of uniform numbers in the cumulative sums.
+
+    ATen's grid has `height` rows of `width` threads.
+    """
     wait_for_previous_launch()
     row = (tl.program_id(0) // blocks).to(tl.int64)
     sample = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -122,7 +132,7 @@ def _sample(
         high = tl.where(searching & (below == 0), middle, high)
         low = tl.where(searching & below, middle + 1, low)
     low = tl.minimum(low, n - 1)
-    # Back to one that has a weight.
+    # Step back to a category whose weight is not 0.
     empty = mask & (low >= 1)
     while tl.max(empty.to(tl.int32), axis=0) > 0:
         empty = empty & (low >= 1) & (tl.load(weights + low, mask=empty, other=1) == 0)
@@ -133,15 +143,15 @@ def _sample(
 def sample_rows(
     weights: torch.Tensor, sums: torch.Tensor, out: torch.Tensor, generator: torch.Generator | None
 ) -> None:
-    """Write categories to a contiguous `out`, with replacement: a row for each of weights, normalized, and sums.
+    """Write categories with replacement to a contiguous `out`, as ATen's kernel draws them.
 
-    As ATen's kernel, whose grid has a column for each block of samples.
+    `weights` are normalized rows and `sums` their cumulative sums.
     """
     rows, n = weights.shape
     samples = out.shape[-1]
     width, height = -(-samples // _ATEN_BLOCK) * _ATEN_BLOCK, min(rows, _ATEN_ROWS)
     if width * height >= INT32_LIMIT:
-        raise Decline("more samples than ATen counts")
+        raise Decline(f"{samples} samples of {rows} rows, more than ATen's 32-bit thread numbers")
     block = min(power_of_2(samples), _BLOCK)
     blocks = -(-samples // block)
     state = random_state(out.device, -(-rows // height) * _ADVANCE, generator)

@@ -1,9 +1,19 @@
-"""Random numbers that are ATen's on CUDA: the same elements get the same words of Philox, whatever draws them.
+"""ATen's random numbers on CUDA: every element gets the Philox numbers that ATen would give it for a seed.
 
-ATen launches `threads` of its own over an operator's elements, each a subsequence of the generator's: a draw gives a
-thread four words, or two of 64 bits. By most of its kernels the i-th value of a thread's draw is for the element
-`i * threads` after its first one; by those that load vectors, for the i-th of a vector. A program here takes a block of
-ATen's threads for one draw, so that each word is computed once, and what it writes lies side by side.
+ATen launches `threads` threads for an operator, each with a subsequence of the generator. A draw gives a thread four
+32-bit numbers or two 64-bit ones. In most of ATen's kernels the i-th value of a thread's draw is for the element
+`i * threads` after its first one; in kernels that load vectors, for the i-th element of a vector.
+
+A program here has a block of ATen's threads for one draw, so that each number is computed once and stores are
+contiguous.
+
+- `draw`: fill a tensor; `draw_elementwise`: results of operands' elements, such as dropout (`draw_kernel`)
+- `sample_each`: samples by rejection, whose number of draws depends on the element (`sample_kernel`)
+- `permute`: a permutation, by sorting random keys and shuffling equal ones (`_shuffle_kernel`)
+
+A call of `uniform_` (`ops/random.py`): `draw` gives the result ATen's layout, splits it if 32-bit offsets do not reach
+all elements, and asks `elementwise` for ATen's threads. `_launch` takes seed and offset from the generator, moves it on
+as ATen would, and launches `draw_kernel` with the distribution's sampler and transform.
 """
 
 from __future__ import annotations
@@ -27,23 +37,25 @@ from tritonite.runtime.contract import empty_strided, random_state
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 
-# ATen's block, and how far a draw moves a generator on.
+# Threads of ATen's blocks, and the offset by which a draw advances the generator.
 _ATEN_BLOCK = 256
 _ADVANCE = 4
-# What a program writes of each result.
+# Elements of each result that a program writes.
 _ELEMENTS = 2048
-# The threads of ATen's blocks that sample several elements each, and those that a program has here.
+# Threads of ATen's blocks whose threads sample several elements each, and ATen's threads of a program.
 _SHARING = 128
 _SAMPLED = 128
-# How many numbers of a permutation a program shuffles.
+# Numbers of a permutation that a program shuffles.
 _SHUFFLED = 1024
 
 
 class Distribution(NamedTuple):
-    """What is made of random words: `narrow` samples four values at a draw, `wide` two, which float64 goes by.
+    """A sampler of random numbers, and the transform of its values to results.
 
-    `transform` makes results of a value: (value, inputs, first, second, low, span, DTYPE) -> tuple, of the first
-    result's dtype, the call's numbers, two float64 and two int64, and the operands' elements.
+    `narrow` samples four values a draw, `wide` two, which float64 uses.
+    `transform(value, inputs, first, second, low, span, DTYPE)` returns the results of a value as a tuple. `inputs` are
+    the operands' elements, `first` and `second` float64 and `low` and `span` int64 numbers of the call, and DTYPE is
+    the first result's dtype.
     """
 
     transform: Any
@@ -52,9 +64,10 @@ class Distribution(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How ATen hands elements to `threads`: `vector` side by side at a time, or 0 for one at a distance of `threads`.
+    """ATen's distribution of elements over `threads`.
 
-    `advance` is how far it moves the generator on.
+    `vector` is the number of contiguous elements of a thread's vector, or 0 if a thread has single elements at a
+    stride of `threads`. `advance` is the offset by which the call advances the generator.
     """
 
     threads: int
@@ -63,8 +76,8 @@ class Order(NamedTuple):
 
 
 @triton.jit
-def _side_by_side(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thread):
-    """The values of each thread's vector, those of one thread after those of another."""
+def _sample_vectors(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thread):
+    """Return the values of each thread's vector, concatenated in the order of the threads."""
     a, b, c, d = SAMPLE(seed, counter, thread)
     if VECTOR == 2:
         values = tl.interleave(a, b)
@@ -77,17 +90,17 @@ def _side_by_side(SAMPLE: tl.constexpr, VECTOR: tl.constexpr, seed, counter, thr
 
 
 @triton.jit
-def _of_neighbours(SAMPLE: tl.constexpr, VALUES: tl.constexpr, BESIDE: tl.constexpr, seed, counter, first):
-    """The values of BESIDE threads each from `first` on, in the threads' order: of elements that lie side by side."""
+def _sample_neighbours(SAMPLE: tl.constexpr, VALUES: tl.constexpr, ADJACENT: tl.constexpr, seed, counter, first):
+    """Return the i-th values of ADJACENT threads from each `first` on, interleaved, for each of the VALUES."""
     values = SAMPLE(seed, counter, first)
-    if BESIDE == 4:
+    if ADJACENT == 4:
         second, third = SAMPLE(seed, counter, first + 1), SAMPLE(seed, counter, first + 2)
         fourth = SAMPLE(seed, counter, first + 3)
         found = ()
         for i in tl.static_range(VALUES):
             found = found + (interleave4(values[i], second[i], third[i], fourth[i]),)
         values = found
-    elif BESIDE == 2:
+    elif ADJACENT == 2:
         second = SAMPLE(seed, counter, first + 1)
         found = ()
         for i in tl.static_range(VALUES):
@@ -97,14 +110,14 @@ def _of_neighbours(SAMPLE: tl.constexpr, VALUES: tl.constexpr, BESIDE: tl.conste
 
 
 @triton.jit
-def _write(value, place, mask, inputs, outs, numbers, TRANSFORM: tl.constexpr):
+def _write(value, index, mask, inputs, outs, numbers, TRANSFORM: tl.constexpr):
     elements = ()
     for i in tl.static_range(len(inputs)):
-        elements = elements + (tl.load(inputs[i] + place, mask=mask, other=0),)
+        elements = elements + (tl.load(inputs[i] + index, mask=mask, other=0),)
     first, second, low, span = numbers
     results = TRANSFORM(value, elements, first, second, low, span, outs[0].dtype.element_ty)
     for i in tl.static_range(len(outs)):
-        tl.store(outs[i] + place, results[i].to(outs[i].dtype.element_ty), mask=mask)
+        tl.store(outs[i] + index, results[i].to(outs[i].dtype.element_ty), mask=mask)
 
 
 @libentry()
@@ -125,42 +138,42 @@ def draw_kernel(
     VALUES: tl.constexpr,
     USED: tl.constexpr,
     VECTOR: tl.constexpr,
-    BESIDE: tl.constexpr,
+    ADJACENT: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """A program has BLOCK of ATen's threads for one turn: USED of the VALUES of a draw, or vectors side by side.
+    """Draw once for BLOCK of ATen's threads, and write USED of the VALUES of the draw, or vectors of VECTOR elements.
 
-    Where ATen's threads have elements at a distance, a thread here is BESIDE of them, and stores theirs at once.
-    ALIGNED divides `numel`.
+    A turn is the number of draws that a thread has made before. For single elements, a lane here stands for ADJACENT
+    threads of ATen, so that it stores contiguous elements at once. ALIGNED divides `numel`.
     """
     wait_for_previous_launch()
     blocks = tl.cdiv(threads, BLOCK)
     turn = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
     DRAWS: tl.constexpr = 2 if VECTOR == 8 else 1
-    # In the interpreter numbers have no type of their own.
+    # The interpreter passes Python numbers.
     seed, counter = seed.to(tl.int64), (offset.to(tl.int64) >> 2) + turn * DRAWS
     first, second = tl.full((), first, tl.float64), tl.full((), second, tl.float64)
     numbers = (first, second, low.to(tl.int64), span.to(tl.int64))
     if VECTOR:
-        values = _side_by_side(SAMPLE, VECTOR, seed, counter, begin + tl.arange(0, BLOCK))
+        values = _sample_vectors(SAMPLE, VECTOR, seed, counter, begin + tl.arange(0, BLOCK))
         lane = tl.arange(0, BLOCK * VECTOR)
-        place = (turn.to(INDEX) * threads + begin) * VECTOR + lane
-        mask = (lane < (threads - begin) * VECTOR) & (place < aligned_to(numel, ALIGNED))
-        _write(values, place, mask, inputs, outs, numbers, TRANSFORM)
+        index = (turn.to(INDEX) * threads + begin) * VECTOR + lane
+        mask = (lane < (threads - begin) * VECTOR) & (index < aligned_to(numel, ALIGNED))
+        _write(values, index, mask, inputs, outs, numbers, TRANSFORM)
     else:
-        first_thread = begin + tl.arange(0, BLOCK // BESIDE) * BESIDE
-        values = _of_neighbours(SAMPLE, VALUES, BESIDE, seed, counter, first_thread)
+        first_thread = begin + tl.arange(0, BLOCK // ADJACENT) * ADJACENT
+        values = _sample_neighbours(SAMPLE, VALUES, ADJACENT, seed, counter, first_thread)
         thread = begin + tl.arange(0, BLOCK)
         for i in tl.static_range(USED):
-            place = (turn.to(INDEX) * VALUES + i) * threads + thread
-            _write(values[i], place, (thread < threads) & (place < numel), inputs, outs, numbers, TRANSFORM)
+            index = (turn.to(INDEX) * VALUES + i) * threads + thread
+            _write(values[i], index, (thread < threads) & (index < numel), inputs, outs, numbers, TRANSFORM)
 
 
 def elementwise(numel: int, values: int, device: torch.device) -> Order:
-    """The order of ATen's kernels that stride over their grid, of draws of so many values."""
+    """Return the order of ATen's kernels that stride over their grid, with so many values a draw."""
     blocks = min(devices.resident_threads(device) // _ATEN_BLOCK, -(-numel // _ATEN_BLOCK))
     threads = blocks * _ATEN_BLOCK
     return Order(threads, 0, -(-numel // (threads * values)) * _ADVANCE)
@@ -183,7 +196,7 @@ def _launch(
     turns = -(-numel // a_turn)
     elements = _ELEMENTS * (4 if devices.current.interpreted else 1)
     block = min(power_of_2(threads), elements // (order.vector or 4))
-    # In the last turn few of ATen's threads may have an element.
+    # In the last turn, threads behind the last element draw nothing.
     busy = min(threads, -(-(numel - (turns - 1) * a_turn) // (order.vector or 1)))
     far = (turns + 1) * threads * max(order.vector, values) >= INT32_LIMIT
     draw_kernel[((turns - 1) * -(-threads // block) + -(-busy // block),)](
@@ -199,9 +212,9 @@ def _launch(
         VALUES=values,
         USED=min(values, -(-numel // threads)),
         VECTOR=order.vector,
-        # As many as 16 bytes have, up to a draw's words.
-        BESIDE=max(1, min(4, 16 // outs[0].dtype.itemsize)),
-        # Triton knows by itself of 16 alone, and would access elements one by one.
+        # The elements of 16 bytes, at most 4.
+        ADJACENT=max(1, min(4, 16 // outs[0].dtype.itemsize)),
+        # Triton detects divisibility by 16 only; without this hint it would access single elements.
         ALIGNED=order.vector if order.vector and numel % order.vector == 0 else 1,
         BLOCK=block,
         INDEX=tl.int64 if far else tl.int32,
@@ -210,7 +223,7 @@ def _launch(
 
 
 def _within_32_bits(numel: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """(begin, length) of what ATen launches a kernel for, of elements side by side: halves until 32 bits reach all."""
+    """Yield (begin, length) of the slices for which ATen launches kernels: halved until 32-bit offsets reach all."""
     if numel < 2**31 and (numel - 1) * itemsize + 1 < 2**31:
         yield 0, numel
         return
@@ -227,9 +240,10 @@ def draw(
     generator: torch.Generator | None = None,
     wide: bool | None = None,
 ) -> None:
-    """Write random numbers to a tensor of any layout that does not overlap itself, as ATen's own kernels would.
+    """Fill a tensor, of any layout without overlap, with ATen's random numbers.
 
-    `wide` where draws are of two values, as those of float64 are.
+    `numbers` and `span` are passed to the distribution's transform. `wide` selects draws of two values, the default
+    for float64.
     """
     numel = out.numel()
     if not numel:
@@ -238,21 +252,21 @@ def draw(
     strides = strides_after_conversion(out.shape, out.stride())
     dense = strides == tuple(out.stride())
     buffer = out if dense else empty_strided(out.shape, strides, out.dtype, out.device)
-    parts = list(_within_32_bits(numel, out.dtype.itemsize))
-    if len(parts) > 1:
+    slices = list(_within_32_bits(numel, out.dtype.itemsize))
+    if len(slices) > 1:
         if not dense:
-            raise Decline("elements apart from each other that 32 bits do not reach")
-        # ATen moves the generator on for the whole, too, before it does for the parts.
+            raise Decline(f"{numel} elements in a layout with gaps, which 32-bit offsets do not reach")
+        # ATen advances the generator for the whole tensor before it does for each slice.
         random_state(out.device, elementwise(numel, 2 if wide else 4, out.device).advance, generator)
-    for begin, length in parts:
-        part = buffer if length == numel else buffer.as_strided((length,), (1,), buffer.storage_offset() + begin)
+    for begin, length in slices:
+        own = buffer if length == numel else buffer.as_strided((length,), (1,), buffer.storage_offset() + begin)
         order = elementwise(length, 2 if wide else 4, out.device)
-        _launch(distribution, order, (part,), (), numbers, span, generator, wide, {})
+        _launch(distribution, order, (own,), (), numbers, span, generator, wide, {})
     if not dense:
         out.copy_(buffer)
 
 
-def draw_beside(
+def draw_elementwise(
     distribution: Distribution,
     order: Order,
     inputs: Sequence[torch.Tensor],
@@ -262,9 +276,9 @@ def draw_beside(
     wide: bool = False,
     asserting: bool = False,
 ) -> None:
-    """The same for results of operands' elements, all of them side by side in memory, in one order.
+    """Write results that a distribution makes of random numbers and the operands' elements.
 
-    With `asserting` the transformation has assertions, which stop the program.
+    All tensors are dense and have the same layout. `asserting` says that the transform has assertions.
     """
     if outs[0].numel():
         options = ASSERTING if asserting else {}
@@ -272,7 +286,7 @@ def draw_beside(
 
 
 def vectors(numel: int, vector: int, device: torch.device) -> Order:
-    """The order of ATen's kernels that load vectors, over the grid of those that do not."""
+    """Return the order of ATen's kernels that load vectors, whose grid is that of the elementwise ones."""
     order = elementwise(numel, 4, device)
     return order._replace(vector=vector)
 
@@ -290,22 +304,22 @@ def sample_kernel(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program has BLOCK of ATen's threads, each of which samples TURNS elements one after the other.
+    """Sample for BLOCK of ATen's threads, each of which samples TURNS elements one after the other.
 
-    Those of a block of LANES threads are at a distance of LANES from each other.
+    A thread's elements are at a stride of LANES, the threads of ATen's block.
     """
     wait_for_previous_launch()
     thread = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed, counter = seed.to(tl.int64), offset.to(tl.int64) >> 2
     used = tl.zeros((BLOCK,), tl.int32)
     for turn in range(TURNS):
-        place = thread // LANES * (LANES * TURNS) + turn * LANES + thread % LANES
-        mask = place < numel
+        index = thread // LANES * (LANES * TURNS) + turn * LANES + thread % LANES
+        mask = index < numel
         elements = ()
         for i in tl.static_range(len(inputs)):
-            elements = elements + (tl.load(inputs[i] + place, mask=mask, other=0),)
+            elements = elements + (tl.load(inputs[i] + index, mask=mask, other=0),)
         value, used = SAMPLER(seed, counter, thread, used, elements, mask, out.dtype.element_ty)
-        tl.store(out + place, value, mask=mask)
+        tl.store(out + index, value, mask=mask)
 
 
 def sample_each(
@@ -317,15 +331,15 @@ def sample_each(
     generator: torch.Generator | None = None,
     asserting: bool = False,
 ) -> None:
-    """Write a sample for each of the operands' elements, all contiguous, by a sampler of `language/rejection.py`.
+    """Write a sample for each element of contiguous operands, by a sampler of `language/rejection.py`.
 
-    In the order of ATen's kernels that give an element, or `turns` of them, a thread.
+    A thread of ATen samples `turns` elements. `advance` is the offset by which the call advances the generator.
     """
     numel = out.numel()
     if numel >= INT32_LIMIT:
-        raise Decline("elements that 32 bits do not reach")
+        raise Decline(f"{numel} elements, which 32-bit offsets do not reach")
     if not numel:
-        # ATen moves the generator on before it looks.
+        # ATen advances the generator even if there are no elements.
         random_state(out.device, advance, generator)
         return
     threads = numel if turns == 1 else -(-numel // (_SHARING * turns)) * _SHARING
@@ -343,9 +357,9 @@ def sample_each(
 @libentry()
 @triton.jit(do_not_specialize=["n", "seed", "offset"])
 def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK: tl.constexpr):
-    """Shuffle numbers of equal keys (Fisher and Yates 1938), each such run by the words of its first one's thread.
+    """Shuffle the numbers of equal keys (Fisher and Yates 1938), for the runs of equal keys that begin in a block.
 
-    A program has the runs that begin in its block.
+    A run is shuffled with the random numbers of the thread of its first index.
     """
     wait_for_previous_launch()
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -376,9 +390,9 @@ def _shuffle_kernel(sorted_keys, out, n, seed: tl.int64, offset: tl.int64, BLOCK
 
 
 def permute(keys: torch.Tensor, out: torch.Tensor, bits: int, generator: torch.Generator | None) -> None:
-    """Write the numbers up to the count of `keys`, in the order of those, and shuffled where they are equal.
+    """Write the permutation that sorts random `keys`; numbers of equal keys are shuffled.
 
-    Keys have no other than their last `bits`, unless there are as many as an int32 has.
+    Keys have only their lowest `bits` bits set.
     """
     n, order = keys.numel(), Keys.of(keys.dtype)
     sorted_keys = empty_strided((n,), (1,), keys.dtype, keys.device)

@@ -1,8 +1,8 @@
-"""Scans: what a reduction gives of the elements so far, at every place along one dimension of any layout.
+"""Scans: the results of a reduction over the elements so far, at every index of one dimension.
 
-A program takes some rows and goes along them block by block, carrying each row's state. Where there are too few rows
-to fill the device, several programs share a row: the reduction's kernel first leaves the state of each one's chunk, and
-every program starts from those of the chunks before its own (Blelloch 1990, "Prefix Sums and Their Applications").
+A program takes some rows and carries their states from block to block. If rows are too few to fill the device, several
+programs share a row. A reduction then stores the state of each chunk first. Every program starts from the combined
+states of the chunks before its own (Blelloch 1990, "Prefix Sums and Their Applications").
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from triton.runtime.interpreter import TensorHandle
 from tritonite import devices
 from tritonite.engine.iteration import power_of_2
 from tritonite.engine.outputs import dimensions, outputs
-from tritonite.engine.rows.blocks import Blocks, cut, invariant, tile_elements
+from tritonite.engine.rows.blocks import RowBlocks, cut, invariant, tile_elements
 from tritonite.engine.rows.declare import INDEX, Reduction
 from tritonite.engine.rows.kernels import (
+    OUT_KEPT,
+    OUT_REDUCED,
     aligned_to,
     combine_states,
-    fold_blocks,
     leaves,
     load,
     project_states,
+    reduce_blocks,
     strided_pointers,
 )
-from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.space import RowSpace
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.reduce import exact_log2
 from tritonite.runtime.contract import settings
@@ -39,11 +41,12 @@ from tritonite.runtime.libentry import libentry
 
 
 def _like(state: Any, data: np.ndarray) -> Any:
+    """Return an interpreter tensor of `data` with the dtype of `state`."""
     return tl.tensor(TensorHandle(data, state.dtype), tl.block_type(state.dtype, list(data.shape)))
 
 
 def _scan_in_interpreter(states: tuple[Any, ...], combine: Any) -> tuple[Any, ...]:
-    """By doubling (Hillis and Steele 1986): Triton's own scan runs element by element there."""
+    """Return the scanned states, by doubling (Hillis and Steele 1986). Triton's own scan is slow in the interpreter."""
     columns = np.arange(states[0].handle.data.shape[1])
     step = 1
     while step < len(columns):
@@ -69,7 +72,9 @@ def _last_in_interpreter(state: Any) -> Any:
 
 @triton.jit
 def _at(state, COLUMN: tl.constexpr):
-    """What is in a column: a sum of bits of which all others are 0, as one of floats would lose the sign of a zero."""
+    """Return one column of a block. Only integer bits are added up, because a sum of floats would lose the sign of
+    zeros.
+    """
     if state.dtype == tl.float64:
         bits = state.to(tl.int64, bitcast=True)
     elif state.dtype == tl.float32:
@@ -87,9 +92,9 @@ def _last_in_compiler(state):
 
 @triton.jit
 def _scan_by_halves(states, COMBINE: tl.constexpr):
-    """Neighbours first, and a group's first half before its second: in an order that no layout in threads decides.
+    """Return the scanned states, combined in an order that does not depend on a block's layout in threads.
 
-    Sklansky 1960, "Conditional-Sum Addition Logic".
+    Neighbours are combined first, then pairs of pairs (Sklansky 1960, "Conditional-Sum Addition Logic").
     """
     ROWS: tl.constexpr = states[0].shape[0]
     LENGTH: tl.constexpr = states[0].shape[1]
@@ -109,29 +114,31 @@ def _scan_by_halves(states, COMBINE: tl.constexpr):
     return states
 
 
-# Along the second dimension of a block: the states so far, also in one order for all layouts, and those in the last
-# column.
+# Functions over the second dimension of a block: the scan, the scan in a layout-independent order, the last column.
 _scan = _scan_in_interpreter if devices.current.interpreted else _scan_in_compiler
 _scan_in_order = _scan_in_interpreter if devices.current.interpreted else _scan_by_halves
 _last = _last_in_interpreter if devices.current.interpreted else _last_in_compiler
 
 
 @triton.jit
-def _scan_block(values, outs, carried, rows, begin, n_scanned, FACTS: tl.constexpr):
-    """Write the results of the `values` from `begin` on in each row, after the states `carried`; returns theirs."""
+def _scan_block(values, outs, carried, rows, begin, n_scanned, META: tl.constexpr):
+    """Store the results of `values`, which start at `begin` in each row, and return the scanned states.
+
+    `carried` are the states of the elements before, or () if there are none.
+    """
     kept_mask, strides = rows[1], rows[3]
-    scanned = begin + tl.arange(0, FACTS.block[1])
+    scanned = begin + tl.arange(0, META.block[1])
     mask = kept_mask[:, None] & (scanned < n_scanned)[None, :]
-    states = leaves(values, rows, scanned, mask, (), FACTS)
-    states = _scan_in_order(states, FACTS.follow) if FACTS.invariant else _scan(states, FACTS.follow)
+    states = leaves(values, rows, scanned, mask, (), META)
+    states = _scan_in_order(states, META.follow) if META.invariant else _scan(states, META.follow)
     if len(carried) > 0:
         before = ()
         for i in tl.static_range(len(carried)):
-            before = before + (tl.broadcast_to(carried[i][:, None], FACTS.block),)
-        states = combine_states(before, states, FACTS.follow, FACTS)
-    results = project_states(states, (scanned + 1).to(tl.float64)[None, :], (), FACTS, len(outs))
+            before = before + (tl.broadcast_to(carried[i][:, None], META.block),)
+        states = combine_states(before, states, META.follow, META)
+    results = project_states(states, (scanned + 1).to(tl.float64)[None, :], (), META, len(outs))
     for i in tl.static_range(len(outs)):
-        pointers = strided_pointers(outs[i], rows, scanned, strides[2][i], strides[3][i], FACTS.aligned)
+        pointers = strided_pointers(outs[i], rows, scanned, strides[OUT_KEPT][i], strides[OUT_REDUCED][i], META.aligned)
         tl.store(pointers, results[i].to(outs[i].dtype.element_ty), mask=mask)
     return states
 
@@ -147,51 +154,52 @@ def scan(
     partial_strides,
     sizes,
     steps,
-    FACTS: tl.constexpr,
+    META: tl.constexpr,
     PARTIAL: tl.constexpr,
 ):
-    """A program scans `steps` blocks of each of its rows, after the chunks before, whose states are `partial`.
+    """Scan `steps` blocks of each row of a program, starting from the states `partial` of the chunks before.
 
-    It reads a block before it writes it, and no other program does, so that an input may be an output. PARTIAL are the
-    facts by which the states of chunks are folded.
+    A program reads a block before it stores it, and no other program reads that block, so an input may be an output.
+    PARTIAL is the metadata of the reduction over the states of chunks.
     """
     wait_for_previous_launch()
-    n_kept, n_scanned = sizes[0], aligned_to(sizes[1], FACTS.aligned)
-    kept = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
+    n_kept, n_scanned = sizes[0], aligned_to(sizes[1], META.aligned)
+    kept = tl.program_id(0).to(META.index) * META.block[0] + tl.arange(0, META.block[0])
     kept_mask = kept < n_kept
     rows = (kept, kept_mask, shapes, strides)
-    start = tl.program_id(1).to(FACTS.index) * steps * FACTS.block[1]
+    start = tl.program_id(1).to(META.index) * steps * META.block[1]
     carried = ()
     if len(partial) > 0:
         chunks = tl.program_id(1)
         span = (start * 0, tl.cdiv(chunks, PARTIAL.block[1]), chunks)
-        carried = fold_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
-    elif not FACTS.once:
-        for i in tl.static_range(len(FACTS.init)):
-            carried = carried + (tl.full((FACTS.block[0],), FACTS.init[i], FACTS.states[i]),)
-    scanned = start + tl.arange(0, FACTS.block[1])
+        carried = reduce_blocks(partial, (kept, kept_mask, ((), ()), partial_strides), span, (), PARTIAL, "")
+    elif not META.single_block:
+        for i in tl.static_range(len(META.init)):
+            carried = carried + (tl.full((META.block[0],), META.init[i], META.states[i]),)
+    scanned = start + tl.arange(0, META.block[1])
     scanned_mask = scanned < n_scanned
-    values = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
-    if FACTS.once:
-        _scan_block(values, outs, carried, rows, start, n_scanned, FACTS)
+    values = load(inputs, rows, scanned, scanned_mask, META, 0, 1, "", "")
+    if META.single_block:
+        _scan_block(values, outs, carried, rows, start, n_scanned, META)
     else:
         for step in range(steps):
-            # The next block is on its way while one is scanned.
-            scanned += FACTS.block[1]
+            # The next block is in flight while this one is scanned.
+            scanned += META.block[1]
             scanned_mask = (scanned < n_scanned) & (step + 1 < steps)
-            coming = load(inputs, rows, scanned, scanned_mask, FACTS, 0, 1, "", "")
-            states = _scan_block(values, outs, carried, rows, start + step * FACTS.block[1], n_scanned, FACTS)
+            coming = load(inputs, rows, scanned, scanned_mask, META, 0, 1, "", "")
+            states = _scan_block(values, outs, carried, rows, start + step * META.block[1], n_scanned, META)
             values = coming
             carried = ()
-            for i in tl.static_range(len(FACTS.states)):
+            for i in tl.static_range(len(META.states)):
                 carried = carried + (_last(states[i]),)
 
 
-# Rows are cut where so many times the programs would not fill the device.
+# Rows are split if this number of times the programs would not fill the device.
 _SCARCITY = 4
 
 
-def _blocks(space: Space, inner: bool) -> Blocks:
+def _blocks(space: RowSpace, inner: bool) -> RowBlocks:
+    """Return the blocks of a scan along contiguous elements (`inner`) or along strided ones."""
     if settings().invariant:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
@@ -201,9 +209,8 @@ def _blocks(space: Space, inner: bool) -> Blocks:
         kept = min(power_of_2(n_kept), max(1, tile // scanned))
         warps = max(4, kept * scanned // 512)
     else:
-        # Of one warp, whose threads have most of a column each, so that little passes between them. Where columns are
-        # so few that they are cut, a thread has four: logcumsumexp of (65536, 1024) halves took 597 us with two, and
-        # takes 381 (H200).
+        # One warp, whose threads have most of a column each, so that they exchange little. If columns are so few that
+        # they are split, a thread has four.
         few, side = device.row_elements // 4, device.row_columns
         side *= 2 if _SCARCITY * -(-n_kept // (2 * side)) <= device.programs else 1
         kept = min(power_of_2(n_kept), max(side, few // power_of_2(n_scanned)))
@@ -220,14 +227,14 @@ def scanned(
     outs: Sequence[torch.Tensor],
     compute: torch.dtype,
 ) -> Sequence[torch.Tensor]:
-    """What `reduction` gives of the elements so far along `dim`, fresh or in `outs`: the host function of scans.
+    """Return the results of `reduction` over the elements so far along `dim`: the host function of scans.
 
-    The reduction takes no numbers; its count is that of the elements so far.
-    An output may be the input itself. Declines where ATen must raise an error.
+    Results are fresh or in `outs`; an output may be the input. The reduction takes no numbers, and its count is that of
+    the elements so far. Declines where ATen raises an error.
     """
     dims = dimensions(dim, self.dim())
     outs = outputs([self], [self.shape] * len(result_dtypes), result_dtypes, outs, in_place=[self])
-    space = Space.of((self,), dims, tuple(outs), (), INDEX in reduction.states)
+    space = RowSpace.of((self,), dims, tuple(outs), (), INDEX in reduction.states)
     if space.n_kept and space.n_reduced:
         _launch(reduction, space, self, tuple(outs), compute)
     return outs
@@ -235,28 +242,28 @@ def scanned(
 
 def _launch(
     reduction: Reduction,
-    space: Space,
+    space: RowSpace,
     self: torch.Tensor,
     outs: tuple[torch.Tensor, ...],
     compute: torch.dtype,
 ) -> None:
-    # Across the grain of an operand it takes tiles, as it does where operands differ.
+    # If an operand's contiguous dimension is not the scanned one, blocks are tiles.
     along = zip((*space.reduced[0], *space.reduced[1]), (*space.kept[0], *space.kept[1]), strict=True)
     blocks = _blocks(space, space.n_kept == 1 or all(own[0] <= kept[0] for own, kept in along))
-    # Where rows stand upright a program is of one warp, which waits for all that is not on its way.
-    facts = dataclasses.replace(reduction.facts(space, blocks, compute, (), [compute]), ahead=not space.inner)
+    # With strided rows a program has one warp, which would wait for every load that is not prefetched.
+    meta = dataclasses.replace(reduction.meta(space, blocks, compute, (), [compute]), prefetch=not space.inner)
     partial: tuple[torch.Tensor, ...] = ()
     if blocks.splits > 1:
-        partial = reduction.states_of_splits((self,), space, blocks, compute, facts, (0.0, 0.0))
+        partial = reduction.states_of_splits((self,), space, blocks, compute, meta, (0.0, 0.0))
     several = len(partial)
     columns = min(power_of_2(blocks.splits), max(1, blocks.columns // 4))
-    chunks = facts.of_states(block=(blocks.rows, columns), whole=(False, False), once=False)
+    chunks = meta.of_states(block=(blocks.rows, columns), whole=(False, False), single_block=False)
     scan[blocks.grid](
         *((self,), outs, partial, space.shapes, space.strides),
         (((1,),) * several, ((space.n_kept,),) * several, (), (), (), ()),
         *(space.sizes, blocks.steps),
-        # Elements are scanned by their leaves, whatever a reduction's stages would do.
-        FACTS=dataclasses.replace(facts, stages=(), gather=None, whole=(False, False)),
+        # A scan combines leaves; the stages of a reduction do not apply.
+        META=dataclasses.replace(meta, stages=(), gather=None, whole=(False, False)),
         PARTIAL=chunks if partial else None,
         **blocks.options,
     )

@@ -1,10 +1,9 @@
-"""Reducing segments of rows that lie one after the other, and the gradients of that.
+"""Reductions of segments of consecutive rows, and their gradients.
 
-A program takes one segment and a block of columns. It folds the segment's rows in as many places as a block has, and
-those at last to one.
+A program reduces one segment in a block of columns: blocks of rows into a state of the same shape, and that to one row.
 
-Bounds are trusted nowhere. On a CPU segments that are not one after the other within their rows are declined, which
-ATen refuses or reads beyond the data for. On a GPU they are cut to the rows, and one that ends before it begins is
+Kernels do not trust bounds. On a CPU, where ATen raises or reads out of bounds, calls with bounds that decrease or
+exceed the rows are declined. On a GPU segments are clamped to the rows, and a segment whose end precedes its start is
 empty, as in ATen's gradients.
 """
 
@@ -26,17 +25,18 @@ from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 
 _ELEMENTS = 1024
-_MESSAGE = tl.constexpr("segments that are not one after the other within their rows")
-# What a reduction gives of no rows.
+_MESSAGE = tl.constexpr("bounds of segments that decrease or exceed the rows")
+# The result of each reduction for no rows.
 IDENTITIES = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What kernels are compiled for: the reduction, the rows and columns of a block, the dtype computed in.
+class _SegmentMeta:
+    """Compile-time facts of the kernels.
 
-    Bounds of segments are their ends if `cumulated`, else the beginning of each and the end of the last. They are
-    asserted to be in order where it `checks`.
+    A block has `rows` and `columns`. `compute` is the dtype computed in, `index` that of offsets.
+    `cumulated` says that bounds are the ends of segments; otherwise they are the starts, and the end of the last one.
+    `initial` says that the call has an initial value. `checks` asserts that bounds are in order.
     """
 
     reduction: str
@@ -50,7 +50,10 @@ class _Facts:
 
 
 class Segments(NamedTuple):
-    """Contiguous data of (outer, size, inner) elements, of which `bounds` tell `n` segments of each outer row."""
+    """Segments of contiguous data of shape (outer, size, inner), along `size`.
+
+    `bounds` has the bounds of `n` segments for each outer index; `cumulated` says that these are their ends.
+    """
 
     bounds: torch.Tensor
     cumulated: bool
@@ -60,12 +63,12 @@ class Segments(NamedTuple):
     n: int
 
     def launch(self, kernel: Any, tensors: Any, initial: Any, reduction: str) -> None:
-        """Launch a kernel on operands of which the data comes last."""
+        """Launch a kernel on tensors, the last of which is the data."""
         device, data = devices.current, tensors[-1]
         columns = min(256, power_of_2(self.inner))
         rows = min(_ELEMENTS // columns, power_of_2(-(-self.size // max(self.n, 1))))
         reach = max(self.outer * self.size * self.inner, self.outer * self.n * self.inner)
-        facts = _Facts(
+        meta = _SegmentMeta(
             reduction,
             rows=rows,
             columns=columns,
@@ -80,7 +83,7 @@ class Segments(NamedTuple):
         if all(grid):
             kernel[grid](
                 *(*tensors, self.bounds, number, self.size, self.inner, self.n),
-                FACTS=facts,
+                META=meta,
                 num_warps=4 if device.interpreted else max(1, min(4, rows * columns // 256)),
                 **ASSERTING,
             )
@@ -97,7 +100,7 @@ def _multiply(x, y):
 
 
 @triton.jit
-def _combined(x, y, REDUCTION: tl.constexpr):
+def _combine(x, y, REDUCTION: tl.constexpr):
     if REDUCTION == "max":
         result = maximum_nan(x, y)
     elif REDUCTION == "min":
@@ -110,8 +113,8 @@ def _combined(x, y, REDUCTION: tl.constexpr):
 
 
 @triton.jit
-def _folded(state, REDUCTION: tl.constexpr):
-    """What the rows of a block come to."""
+def _reduce_rows(state, REDUCTION: tl.constexpr):
+    """Reduce the rows of a block to one."""
     if REDUCTION == "max":
         result = tl.reduce(state, 0, maximum_nan)
     elif REDUCTION == "min":
@@ -124,44 +127,47 @@ def _folded(state, REDUCTION: tl.constexpr):
 
 
 @triton.jit
-def _own_segment(bounds, size, inner, count, FACTS: tl.constexpr):
-    """(the first row, the last row but one, where rows begin in the data, the columns, which there are, the result's
-    offsets) of a program.
+def _own_segment(bounds, size, inner, count, META: tl.constexpr):
+    """Return the program's segment and columns.
+
+    The tuple has: the first row, the row behind the last, the offset of the outer index in the data, the columns, their
+    mask, the offsets of the result.
     """
-    blocks = tl.cdiv(inner, FACTS.columns)
+    blocks = tl.cdiv(inner, META.columns)
     own = tl.program_id(0) // blocks
-    column = (tl.program_id(0) % blocks).to(FACTS.index) * FACTS.columns + tl.arange(0, FACTS.columns)
+    column = (tl.program_id(0) % blocks).to(META.index) * META.columns + tl.arange(0, META.columns)
     outer, segment = own // count, own % count
-    if FACTS.cumulated:
+    if META.cumulated:
         end = tl.load(bounds + own).to(tl.int64)
         begin = tl.load(bounds + own - 1, mask=segment > 0, other=0).to(tl.int64)
     else:
+        # An outer index has one bound more than segments.
         begin = tl.load(bounds + own + outer).to(tl.int64)
         end = tl.load(bounds + own + outer + 1).to(tl.int64)
-    if FACTS.checks:
+    if META.checks:
         tl.device_assert((begin >= 0) & (begin <= end) & (end <= size), _MESSAGE)
     begin = tl.maximum(begin, 0)
     end = tl.maximum(tl.minimum(end, size), begin)
-    base = outer.to(FACTS.index) * size * inner
-    return begin, end, base, column, column < inner, own.to(FACTS.index) * inner + column
+    base = outer.to(META.index) * size * inner
+    return begin, end, base, column, column < inner, own.to(META.index) * inner + column
 
 
 @triton.jit
-def _rows_of(data, start, end, base, column, inside, inner, FACTS: tl.constexpr):
-    """(offsets of a block of rows, which there are, the elements)."""
-    row = start + tl.arange(0, FACTS.rows)
+def _load_rows(data, start, end, base, column, inside, inner, META: tl.constexpr):
+    """Return (the offsets, the mask, the elements) of a block of rows from `start` on."""
+    row = start + tl.arange(0, META.rows)
     mask = (row < end)[:, None] & inside[None, :]
-    offset = base + (row.to(FACTS.index) * inner)[:, None] + column[None, :]
-    return offset, mask, tl.load(data + offset, mask=mask, other=0).to(FACTS.compute)
+    offset = base + (row.to(META.index) * inner)[:, None] + column[None, :]
+    return offset, mask, tl.load(data + offset, mask=mask, other=0).to(META.compute)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["size", "count"])
-def reduce_segments(out, data, bounds, initial: tl.float64, size, inner, count, FACTS: tl.constexpr):
-    """A program writes what a segment comes to, `initial` included."""
+def reduce_segments(out, data, bounds, initial: tl.float64, size, inner, count, META: tl.constexpr):
+    """Reduce the program's segment, with `initial` as a first element."""
     wait_for_previous_launch()
-    begin, end, base, column, inside, place = _own_segment(bounds, size, inner, count, FACTS)
-    REDUCTION: tl.constexpr = FACTS.reduction
+    begin, end, base, column, inside, target = _own_segment(bounds, size, inner, count, META)
+    REDUCTION: tl.constexpr = META.reduction
     if REDUCTION == "max":
         identity = -float("inf")
     elif REDUCTION == "min":
@@ -170,75 +176,76 @@ def reduce_segments(out, data, bounds, initial: tl.float64, size, inner, count, 
         identity = 1.0
     else:
         identity = 0.0
-    nothing = tl.full((FACTS.rows, FACTS.columns), identity, FACTS.compute)
+    neutral = tl.full((META.rows, META.columns), identity, META.compute)
     if REDUCTION == "sum" or REDUCTION == "mean":
-        # Next to which a zero keeps its sign.
-        nothing = nothing * -1.0
-    state = nothing
-    for start in range(begin, end, FACTS.rows):
-        _, mask, value = _rows_of(data, start, end, base, column, inside, inner, FACTS)
-        state = _combined(state, tl.where(mask, value, nothing), REDUCTION)
-    first = tl.full((FACTS.columns,), initial, tl.float64).to(out.dtype.element_ty).to(FACTS.compute)
-    total = _combined(first, _folded(state, REDUCTION), REDUCTION)
+        # -0.0, which keeps the sign of a zero that is added to it.
+        neutral = neutral * -1.0
+    state = neutral
+    for start in range(begin, end, META.rows):
+        _, mask, value = _load_rows(data, start, end, base, column, inside, inner, META)
+        state = _combine(state, tl.where(mask, value, neutral), REDUCTION)
+    first = tl.full((META.columns,), initial, tl.float64).to(out.dtype.element_ty).to(META.compute)
+    total = _combine(first, _reduce_rows(state, REDUCTION), REDUCTION)
     if REDUCTION == "mean":
-        length = (end - begin).to(FACTS.compute)
-        if FACTS.initial:
+        length = (end - begin).to(META.compute)
+        if META.initial:
             total = tl.where(length > 0, total / tl.maximum(length, 1), total)
         else:
             total = total / length
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + target, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _sign(value):
-    """-1 for a zero below 0, else 1."""
+    """Return -1 for -0.0 and 1 for all other values."""
     return tl.where((value == 0) & (1.0 / value < 0), -1.0, 1.0).to(value.dtype)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["size", "count"])
 def segment_gradients(
-    grad_input, grad, output, data, bounds, initial: tl.float64, size, inner, count, FACTS: tl.constexpr
+    grad_input, grad, output, data, bounds, initial: tl.float64, size, inner, count, META: tl.constexpr
 ):
-    """A program writes the gradients of a segment's rows.
+    """Write the gradients of the segment's rows.
 
-    Extrema share theirs among all rows that have them, where it is positive, as ATen's do. Of a product the gradient is
-    the product of the others, for which zeros and nans are counted, and the zeros' signs multiplied.
+    A positive gradient of an extremum is divided among all rows that have it, as ATen does. A row's gradient in a
+    product is the product of the other rows. For a row that is zero or nan, that comes from the numbers of zeros and
+    nans, the zeros' signs, and the product of all others.
     """
     wait_for_previous_launch()
-    begin, end, base, column, inside, place = _own_segment(bounds, size, inner, count, FACTS)
-    REDUCTION: tl.constexpr = FACTS.reduction
+    begin, end, base, column, inside, target = _own_segment(bounds, size, inner, count, META)
+    REDUCTION: tl.constexpr = META.reduction
     dtype: tl.constexpr = grad_input.dtype.element_ty
-    own = tl.load(grad + place, mask=inside, other=0).to(FACTS.compute)
-    result = tl.load(output + place, mask=inside, other=0).to(FACTS.compute)
-    zeros = tl.full((FACTS.rows, FACTS.columns), 0, tl.int32)
-    nans = tl.full((FACTS.rows, FACTS.columns), 0, tl.int32)
-    others = tl.full((FACTS.rows, FACTS.columns), 1.0, FACTS.compute)
+    own = tl.load(grad + target, mask=inside, other=0).to(META.compute)
+    result = tl.load(output + target, mask=inside, other=0).to(META.compute)
+    zeros = tl.full((META.rows, META.columns), 0, tl.int32)
+    nans = tl.full((META.rows, META.columns), 0, tl.int32)
+    product = tl.full((META.rows, META.columns), 1.0, META.compute)
     if REDUCTION == "mean":
-        own = own / (end - begin).to(FACTS.compute)
+        own = own / (end - begin).to(META.compute)
     elif REDUCTION != "sum":
-        for start in range(begin, end, FACTS.rows):
-            _, mask, value = _rows_of(data, start, end, base, column, inside, inner, FACTS)
+        for start in range(begin, end, META.rows):
+            _, mask, value = _load_rows(data, start, end, base, column, inside, inner, META)
             if REDUCTION == "prod":
                 zeros += (mask & (value == 0)).to(tl.int32)
                 nans += (mask & (value != value)).to(tl.int32)
-                others *= tl.where(mask & (value == value), tl.where(value == 0, _sign(value), value), 1.0)
+                product *= tl.where(mask & (value == value), tl.where(value == 0, _sign(value), value), 1.0)
             else:
                 zeros += (mask & ((value != value) | (value == result[None, :]))).to(tl.int32)
     if REDUCTION == "prod":
         n_zeros = tl.sum(zeros, axis=0)
         n_nans = tl.sum(nans, axis=0)
-        first = tl.full((FACTS.columns,), initial, tl.float64).to(dtype).to(FACTS.compute)
-        product = tl.reduce(others, 0, _multiply) * first
+        first = tl.full((META.columns,), initial, tl.float64).to(dtype).to(META.compute)
+        product_of_all = tl.reduce(product, 0, _multiply) * first
     elif REDUCTION == "max" or REDUCTION == "min":
         n_extrema = tl.sum(zeros, axis=0)
-        shared = tl.where((n_extrema > 1) & (own > 0), own / tl.maximum(n_extrema, 1).to(FACTS.compute), own)
-    for start in range(begin, end, FACTS.rows):
-        offset, mask, value = _rows_of(data, start, end, base, column, inside, inner, FACTS)
+        shared = tl.where((n_extrema > 1) & (own > 0), own / tl.maximum(n_extrema, 1).to(META.compute), own)
+    for start in range(begin, end, META.rows):
+        offset, mask, value = _load_rows(data, start, end, base, column, inside, inner, META)
         if REDUCTION == "prod":
             missing = n_nans[None, :] - (value != value).to(tl.int32)
             empty = n_zeros[None, :] - (value == 0).to(tl.int32)
-            rest = product[None, :] * _sign(value)
+            rest = product_of_all[None, :] * _sign(value)
             rest = tl.where(empty > 0, rest * 0.0, rest)
             rest = tl.where(missing > 0, float("nan"), rest)
             special = (value != value) | (value == 0)

@@ -1,4 +1,4 @@
-"""Operators that ATen does not have: what a transformer's step spends its time on.
+"""Operators that ATen does not have, for the layers of a transformer.
 
 They run on tensors of the device, record gradients, and are known to torch.compile as `torch.ops.tritonite.*`.
 """

@@ -1,4 +1,4 @@
-"""What arguments of fused operators must be; each check raises Decline with a reason that says what to do."""
+"""Checks of the arguments of fused operators. Each raises Decline with a reason that says what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tritonite.errors import Decline
 
 
 def check_alike(**tensors: torch.Tensor | None) -> None:
-    """Decline unless the tensors, leaving out those that are None, have one shape, dtype and device, and dimensions."""
+    """Decline tensors that differ in shape, dtype or device, or have no dimension; None is skipped."""
     (first_name, first), *others = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     check_floats(**{first_name: first})
     if not first.dim():
-        raise Decline(f"{first_name} needs a dimension that rows lie along; it has none")
+        raise Decline(f"{first_name} has no dimension: it needs a dimension that rows lie along")
     for name, tensor in others:
         check_shape(name, tensor, first.shape, f"the shape of {first_name}")
         if tensor.dtype is not first.dtype:
@@ -24,7 +24,7 @@ def check_alike(**tensors: torch.Tensor | None) -> None:
 
 
 def check_parameters(x: torch.Tensor, size: int, **parameters: torch.Tensor | None) -> None:
-    """Decline unless those parameters that are not None have `size` elements, x's dtype or float32, and its device."""
+    """Decline parameters that have not `size` elements, the dtype of x or float32, and its device; None is skipped."""
     for name, parameter in parameters.items():
         if parameter is not None:
             check_shape(name, parameter, (size,), "that of x's last dimension")

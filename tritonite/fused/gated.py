@@ -1,6 +1,6 @@
-"""Gated activations, which the feed-forward layers of transformers have: an activation of one half times the other.
+"""Gated activations of transformers' feed-forward layers: f(x) y, of two tensors or of the two slices of one.
 
-The gradient by the half that is activated is g y f'(x), by the other one g f(x): both from one pass over g, x and y.
+The gradient by x is g y f'(x), and by y it is g f(x). One pass over g, x and y computes both.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _gelu, _gelu_gradient, _silu = gelu.formula, gelu_backward.formula, silu.formula
 
 
 def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: str = "none") -> torch.Tensor:
-    """gelu(x) * y, or, of one tensor, gelu of the first half of its last dimension times the second half.
+    """Return gelu(x) * y, or without y, gelu of the first half of x's last dimension times the second half.
 
-    It is computed in float32 of half types and rounded once; forward and backward each read and write every tensor
-    once, and the gradient of one tensor is one tensor.
+    fp16 and bf16 are computed in float32 and rounded once. Forward and backward each read and write every tensor once,
+    and the gradient of one tensor is one tensor.
 
     Args:
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides; without y, N is even.
-        y: None, or of x's shape and dtype.
-        approximate: "none" for the normal distribution's, "tanh" for its approximation, as of torch.nn.functional.gelu.
+        y: None, or a tensor of x's shape and dtype.
+        approximate: "none" for the exact function, "tanh" for the approximation, as in torch.nn.functional.gelu.
 
-    Returns a contiguous tensor of x's dtype and shape, or, of one tensor, with half its last dimension.
+    Returns a contiguous tensor of x's dtype and shape; without y, with half the last dimension.
 
     Raises errors.Unsupported for other shapes or dtypes, another `approximate`, and for tensors on several devices.
 
@@ -43,16 +43,16 @@ def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: st
 
 
 def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(x) * y, or, of one tensor, silu of the first half of its last dimension times the second half.
+    """Return silu(x) * y, or without y, silu of the first half of x's last dimension times the second half.
 
-    It is computed in float32 of half types and rounded once; forward and backward each read and write every tensor
-    once, and the gradient of one tensor is one tensor.
+    fp16 and bf16 are computed in float32 and rounded once. Forward and backward each read and write every tensor once,
+    and the gradient of one tensor is one tensor.
 
     Args:
         x: (..., N) of float16, bfloat16, float32 or float64, of any strides; without y, N is even.
-        y: None, or of x's shape and dtype.
+        y: None, or a tensor of x's shape and dtype.
 
-    Returns a contiguous tensor of x's dtype and shape, or, of one tensor, with half its last dimension.
+    Returns a contiguous tensor of x's dtype and shape; without y, with half the last dimension.
 
     Raises errors.Unsupported for other shapes or dtypes, and for tensors on several devices.
 
@@ -84,16 +84,17 @@ def _silu_and_mul_gradients(grad, x, y):
 
 
 def _shape(x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
-    """The result's shape; declines for operands that have none."""
+    """Return the result's shape; decline operands that have none."""
     check_alike(x=x, y=y)
     if y is not None:
         return tuple(x.shape)
     if x.shape[-1] % 2:
-        raise Decline(f"x has the shape {tuple(x.shape)}: its last dimension must be even, or y be given")
+        raise Decline(f"x has the shape {tuple(x.shape)}: without y its last dimension must be even")
     return (*x.shape[:-1], x.shape[-1] // 2)
 
 
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views of the two halves of the last dimension."""
     size = x.shape[-1] // 2
     return x.narrow(-1, 0, size), x.narrow(-1, size, size)
 
@@ -164,7 +165,7 @@ def _fake_gelu_gradients(grad, x, y=None, approximate="none"):
     leading=("x", "y"),
 )
 def gelu_and_mul_host(x, y=None, approximate="none"):
-    """gelu(x) * y, of two tensors or of two halves of one: Shazeer 2020."""
+    """Return gelu(x) * y, of two tensors or of the two halves of one: Shazeer 2020."""
     _check_approximate(approximate)
     return _run(_gelu_and_mul, x, y, approximate)
 
@@ -176,7 +177,7 @@ def gelu_and_mul_host(x, y=None, approximate="none"):
     leading=("grad", "x", "y"),
 )
 def gelu_and_mul_backward_host(grad, x, y=None, approximate="none"):
-    """The gradients of gelu_and_mul by x and by y, which is None where there is no y."""
+    """Return the gradients of gelu_and_mul by x and by y; None without y."""
     _check_approximate(approximate)
     return _run_gradients(_gelu_and_mul_gradients, grad, x, y, approximate)
 
@@ -190,7 +191,7 @@ def gelu_and_mul_backward_host(grad, x, y=None, approximate="none"):
     leading=("x", "y"),
 )
 def silu_and_mul_host(x, y=None):
-    """silu(x) * y, of two tensors or of two halves of one: Shazeer 2020."""
+    """Return silu(x) * y, of two tensors or of the two halves of one: Shazeer 2020."""
     return _run(_silu_and_mul, x, y)
 
 
@@ -201,5 +202,5 @@ def silu_and_mul_host(x, y=None):
     leading=("grad", "x", "y"),
 )
 def silu_and_mul_backward_host(grad, x, y=None):
-    """The gradients of silu_and_mul by x and by y, which is None where there is no y."""
+    """Return the gradients of silu_and_mul by x and by y; None without y."""
     return _run_gradients(_silu_and_mul_gradients, grad, x, y)

@@ -21,6 +21,7 @@ from tritonite.engine.iteration import (
 )
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform
+from tritonite.engine.rows.formulas import add_pairs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops import aten
@@ -37,7 +38,7 @@ from tritonite.ops.normalization import (
     wanted_outputs,
     write_gradients,
 )
-from tritonite.ops.reduction import add_pairs, both_added_to_zero, check_floats, over_count
+from tritonite.ops.reduction import both_added_to_zero, check_floats, over_count
 from tritonite.registry import exclude, operator, scalar_kernel
 from tritonite.runtime.contract import empty
 

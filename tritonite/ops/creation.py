@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED, NUMBERS
-from tritonite.engine.indexing.places import INDEX_DTYPES
+from tritonite.engine.indexing.indices import INDEX_DTYPES
 from tritonite.engine.movement import check_placement, fill, result, strides_like, words
 from tritonite.errors import Decline
 from tritonite.language import libdevice

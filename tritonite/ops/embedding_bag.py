@@ -1,11 +1,11 @@
-"""Embeddings of bags: what the rows of a table come to whose numbers are in a bag, and the gradients of that."""
+"""embedding_bag: the sum, mean or maximum of a table's rows that the indices of each bag select, and its gradients."""
 
 import torch
 
 from tritonite import devices
 from tritonite.dtypes import FLOATS, INTS
-from tritonite.engine.indexing.bags import add_to_largest, combine_bags, weigh
-from tritonite.engine.indexing.places import IN_RANGE, Index
+from tritonite.engine.indexing.bags import add_to_maxima, combine_bags, factor_gradients
+from tritonite.engine.indexing.indices import IN_RANGE, Index
 from tritonite.engine.indexing.segments import add_rows_at
 from tritonite.engine.movement import fill_zero, move
 from tritonite.engine.outputs import outputs
@@ -21,25 +21,28 @@ _ACCEPTED = FLOATS + INTS
 
 
 def _check(table, *vectors, factors=None, mode=0):
-    """Decline what is no table of floats, and what are no contiguous vectors of one dtype of indices."""
+    """Decline a table that is not a float matrix, and indices that are not contiguous vectors of one dtype."""
     if table.dim() != 2 or table.dtype not in FLOATS or mode not in (0, 1, 2):
-        raise Decline("no matrix, another dtype, or no such mode")
+        raise Decline(f"a table of {table.dtype} and {table.dim()} dimensions, or mode {mode}")
     for vector in vectors:
         check_index(vector)
         if vector.dim() != 1 or not vector.is_contiguous() or vector.dtype is not vectors[0].dtype:
-            raise Decline("indices or offsets that are no contiguous vectors of one dtype")
+            raise Decline("indices or offsets that are not contiguous vectors of one dtype")
     if factors is not None and (mode or factors.dtype is not table.dtype or factors.shape != vectors[0].shape):
-        raise Decline("weights of samples of another shape or dtype, or of no sum")
+        raise Decline(f"sample weights of {factors.dtype} and shape {tuple(factors.shape)}, in mode {_MODES[mode]}")
     outputs((table, *vectors, *(() if factors is None else (factors,))), [], [], (), accepts=_ACCEPTED)
 
 
 def _check_served_on_gpus(grad):
     if grad.dtype is torch.bfloat16 and not _ON_CPU:
-        raise Decline("bfloat16, whose gradient ATen refuses on GPUs")
+        raise Decline("bfloat16, for whose gradient ATen raises on GPUs")
 
 
-def _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized):
-    """What ATen's kernels for CPUs tell of bags: (whether of which an index is, how many sizes, whether they count)."""
+def _bag_outputs_on_cpu(weight, offsets, mode, factors, padding, count, sized):
+    """Return what ATen's CPU kernels write about bags.
+
+    The tuple has: whether they write the bag of each index, the number of sizes, whether the sizes are counted.
+    """
     plain = weight.dtype is not torch.float64 and weight.stride(1) == 1 and padding < 0
     fast = plain and (factors is None or factors.stride(0) == 1)
     return mode != 0 or not fast, count if mode or sized else len(offsets), mode != 0
@@ -49,24 +52,24 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
     _check(weight, indices, offsets, factors=factors, mode=mode)
     count = len(offsets) - last
     if not weight.numel() or count <= 0:
-        raise Decline("no bags, or no table")
+        raise Decline(f"{count} bags, or a table without elements")
     device, dtype = weight.device, indices.dtype
-    tells, n_sizes, counts = True, len(offsets), True
+    writes_bags, n_sizes, counts = True, len(offsets), True
     if _ON_CPU:
-        tells, n_sizes, counts = _bags_of_cpu(weight, offsets, mode, factors, padding, count, sized)
+        writes_bags, n_sizes, counts = _bag_outputs_on_cpu(weight, offsets, mode, factors, padding, count, sized)
     shape = (count, weight.shape[1])
-    shapes = [shape, (len(indices) * tells,), (n_sizes,), shape if mode == 2 else (n_sizes if _ON_CPU else 0,)]
+    shapes = [shape, (len(indices) * writes_bags,), (n_sizes,), shape if mode == 2 else (n_sizes if _ON_CPU else 0,)]
     if outs:
         inputs = (weight, indices, offsets, *(() if factors is None else (factors,)))
         outs = outputs(inputs, shapes, [weight.dtype, dtype, dtype, dtype], outs, accepts=_ACCEPTED)
     out = empty(shape, weight.dtype, device)
-    bags, sizes, largest = [empty(told, dtype, device) for told in shapes[1:]]
+    bags, sizes, maximum_rows = [empty(own, dtype, device) for own in shapes[1:]]
     combine_bags(
         _MODES[mode],
         out,
-        bags if tells else None,
+        bags if writes_bags else None,
         sizes if counts else None,
-        largest if mode == 2 else None,
+        maximum_rows if mode == 2 else None,
         weight,
         indices,
         offsets,
@@ -78,8 +81,8 @@ def _embedding_bag(weight, indices, offsets, mode, factors, last, padding, outs,
     if not counts:
         fill_zero(sizes)
     if _ON_CPU and mode != 2:
-        move(sizes, largest)
-    results = (out, bags, sizes, largest)
+        move(sizes, maximum_rows)
+    results = (out, bags, sizes, maximum_rows)
     for given, found in zip(outs, results, strict=False):
         move(found, given)
     return outs or results
@@ -98,7 +101,7 @@ def embedding_bag(
     padding_idx=-1,
     outs=(),
 ):
-    """What concerns gradients alone is theirs."""
+    """Combine the rows of bags. `scale_grad_by_freq` and `sparse` concern the gradient only."""
     return _embedding_bag(
         weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, outs, True
     )
@@ -136,22 +139,24 @@ def embedding_bag_dense_backward(
     padding_idx=-1,
     outs=(),
 ):
-    """Gradients of one row are added up in their order, but those of the largest elements."""
+    """Add up the gradients of each row in the order of the indices, those of maxima in no order."""
     _check(grad, indices, offset2bag, bag_size, factors=per_sample_weights, mode=mode)
     outs = outputs((grad,), [(num_weights, grad.shape[1])] * len(outs), [grad.dtype] * len(outs), outs) if outs else ()
     if len(bag_size) < len(grad) or num_weights <= 0:
-        raise Decline("fewer sizes than bags, or no rows")
+        raise Decline(f"{len(bag_size)} sizes for {len(grad)} bags, or {num_weights} rows")
     if mode == 2:
         _check_served_on_gpus(grad)
         refuse_if_deterministic()
         check_index(maximum_indices)
         if maximum_indices.shape != grad.shape:
-            raise Decline("other places of the largest elements than gradients")
+            raise Decline(
+                f"maximum indices of shape {tuple(maximum_indices.shape)} for gradients of {tuple(grad.shape)}"
+            )
         sizes = bag_size if _ON_CPU else None
-        result = add_to_largest(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
+        result = add_to_maxima(grad, maximum_indices, sizes, num_weights, -1 if _ON_CPU else padding_idx)
     else:
         if offset2bag.shape != indices.shape or (per_sample_weights is not None and per_sample_weights.stride(0) != 1):
-            raise Decline("bags that are not told, or weights of samples that are not contiguous")
+            raise Decline("no bag for each index, or sample weights that are not contiguous")
         result = zeros((num_weights, grad.shape[1]), grad.dtype, grad.device)
         add_rows_at(
             result,
@@ -181,14 +186,14 @@ def embedding_bag_per_sample_weights_backward(
     _check(grad, indices, offsets, offset2bag, mode=mode)
     _check_served_on_gpus(grad)
     if mode or weight.dtype is not grad.dtype or weight.dim() != 2 or weight.shape[1] != grad.shape[1]:
-        raise Decline("a table of another shape or dtype, or weights of no sum")
+        raise Decline(f"a table of {weight.dtype} and shape {tuple(weight.shape)}, or mode {_MODES[mode]}, not sum")
     if offset2bag.shape != indices.shape or not grad.numel() or not weight.numel():
-        raise Decline("bags that are not told, or no elements")
+        raise Decline("no bag for each index, or no elements")
     outs = outputs((grad, weight, indices), [indices.shape], [grad.dtype], outs, accepts=_ACCEPTED)
     direct = outs[0].is_contiguous()
     out = outs[0] if direct else empty(indices.shape, grad.dtype, grad.device)
     if len(indices):
-        weigh(out, grad, weight, indices, offset2bag, padding_idx)
+        factor_gradients(out, grad, weight, indices, offset2bag, padding_idx)
     if not direct:
         move(out, outs[0])
     return outs

@@ -1,4 +1,4 @@
-"""How many elements fall into each of several bins, and how often each integer is there."""
+"""histc, bincount, histogram, histogramdd: counts and sums of weights in bins."""
 
 import builtins
 import math
@@ -18,33 +18,33 @@ from tritonite.registry import exclude, operator
 from tritonite.runtime.contract import empty, read, refuse_if_negative, zeros
 from tritonite.runtime.interpreter import reading_on_host
 
-# ATen's kernel for GPUs takes no half types, in which that for CPUs counts to few; that takes no integers.
+# ATen serves integers on GPUs only, and 16-bit floats nowhere but on CPUs, where it counts in them and saturates early.
 _COUNTED = FULL_FLOATS if devices.current.type == "cpu" else (*FULL_FLOATS, *INTS)
 
 
 @operator("histc", accepts=_COUNTED, pin=("min", "max"))
 def histc(self, bins=100, min=0, max=0, outs=()):
-    """Bins between two numbers, or where they are equal between the extrema of what there is."""
+    """Count elements in bins between two numbers, or between the extrema if the numbers are equal."""
     (out,) = outputs((self,), [(bins,)], [self.dtype], outs, accepts=_COUNTED) if bins > 0 else (None,)
     if out is None or isinstance(min, complex) or isinstance(max, complex):
-        raise Decline("no bins, or no real numbers")
+        raise Decline(f"{bins} bins, or complex limits")
     floating = self.dtype.is_floating_point
     if floating:
         refuse_if_deterministic()
     if not (math.isfinite(min) and math.isfinite(max)) or min > max:
-        raise Decline("edges that are infinite or in the wrong order")
+        raise Decline(f"limits {min} and {max}, which are not finite or in the wrong order")
     if not floating and builtins.max(abs(min), abs(max)) >= 2**62:
-        raise Decline("edges at which integers may overflow")
+        raise Decline(f"limits {min} and {max}, between which int64 may overflow")
     if not floating and not (min == int(min) and max == int(max)):
-        raise Decline("a number with a fraction for integers")
+        raise Decline(f"limits {min} and {max}, not integers, for {self.dtype}")
     if floating and builtins.max(abs(min), abs(max)) > torch.finfo(self.dtype).max:
-        raise Decline("a number that the dtype does not hold")
+        raise Decline(f"limits {min} and {max}, out of range for {self.dtype}")
     if not self.numel():
         fill_zero(out)
         return (out,)
     if min == max:
         limits, flag = limits_of_extrema(self.dtype, aminmax(self))
-        refuse_if_negative(flag, "a range that is not finite, or of one integer next to which the dtype has no other")
+        refuse_if_negative(flag, "extrema that are not finite, or limits out of range for the dtype of integers")
     else:
         limits = Limits.of_numbers(min, max, floating)
     count_in_bins(out, self, limits, self.dtype if floating else torch.int64)
@@ -56,7 +56,7 @@ exclude("bincount.out", "ATen makes it of the overload without outputs, which ha
 
 @operator("bincount", accepts=INTS)
 def bincount(self, weights=None, minlength=0, outs=()):
-    """A fresh result has as many elements as the largest integer tells, for which the host waits."""
+    """Count each integer. The host waits for the largest one, which decides the size of the result."""
     given = (self,) if weights is None else (self, weights)
     outputs((self,), [], [], (), accepts=INTS)
     if (
@@ -64,7 +64,7 @@ def bincount(self, weights=None, minlength=0, outs=()):
         or minlength < 0
         or any(tensor.shape != self.shape or tensor.device != self.device for tensor in given)
     ):
-        raise Decline("no vector, or weights of another length")
+        raise Decline(f"integers of shape {tuple(self.shape)}, minlength {minlength}, or weights of another shape")
     if not self.numel():
         return (zeros((minlength,), torch.int64, self.device),)
     dtype = torch.int64
@@ -75,14 +75,14 @@ def bincount(self, weights=None, minlength=0, outs=()):
             raise Decline(f"dtype {weights.dtype}")
     (needed,) = read(bins_of(*aminmax(self), minlength))
     if needed.value < 0:
-        raise Decline("a number below 0", lasting=False)
+        raise Decline("a negative integer", lasting=False)
     totals = zeros((needed,), dtype, self.device)
     add_at(totals, needed, self, weights)
     return (totals,)
 
 
 def _ends(x, given, dim):
-    """Where the bins of a column begin and end: as given, or at its extrema, which the host looks at."""
+    """Return the limits of a column's bins: as given, or its extrema, which the host reads."""
     if given is not None:
         low, high = given[2 * dim], given[2 * dim + 1]
     elif not x.numel():
@@ -91,12 +91,12 @@ def _ends(x, given, dim):
         with reading_on_host():
             low, high = float(x[:, dim].min()), float(x[:, dim].max())
     if not (math.isfinite(low) and math.isfinite(high)) or low > high:
-        raise Decline("edges that are infinite or in the wrong order", lasting=False)
+        raise Decline(f"limits {low} and {high}, which are not finite or in the wrong order", lasting=False)
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 def _histogram(x, edges, weight, density, hist):
-    """What each bin has of the rows of a matrix, by coordinates, in a contiguous result."""
+    """Write the counts, or the density, of the rows of a matrix to a contiguous result."""
     fill(hist, 0)
     add_between(hist, x, edges, weight)
     if density:
@@ -108,11 +108,11 @@ def _histogram(x, edges, weight, density, hist):
 
 
 def _check_histogram(self, weight, shape, outs, shapes):
-    """The outputs, of float32 or float64, on a CPU: ATen has no other."""
+    """Return the outputs, of float32 or float64 on a CPU. Decline others, which ATen does not serve."""
     if self.device.type != "cpu":
-        raise Decline("a histogram that ATen has on CPUs alone")
+        raise Decline("a histogram on a GPU, which ATen has on CPUs only")
     if weight is not None and (weight.dtype is not self.dtype or tuple(weight.shape) != tuple(shape)):
-        raise Decline("weights of another shape or dtype")
+        raise Decline(f"weights of {weight.dtype} and shape {tuple(weight.shape)}, not {self.dtype} and {tuple(shape)}")
     inputs = (self,) if weight is None else (self, weight)
     outs = outputs(inputs, shapes, [self.dtype] * len(shapes), outs, accepts=FULL_FLOATS)
     if not all(out.is_contiguous() for out in outs):
@@ -122,13 +122,13 @@ def _check_histogram(self, weight, shape, outs, shapes):
 
 @operator("histogram", accepts=FULL_FLOATS, pin=("range",))
 def histogram(self, bins=100, range=None, weight=None, density=False, outs=()):
-    """Between the edges of as many bins of one width as a number says, or between those that a vector has."""
+    """Count elements between the edges in a vector, or in a number of bins of equal width."""
     several = isinstance(bins, torch.Tensor)
     if several and (bins.dim() != 1 or bins.dtype is not self.dtype or not bins.numel() > 1):
-        raise Decline("edges that are no vector of this dtype")
+        raise Decline(f"edges of {bins.dtype} and shape {tuple(bins.shape)}, not a vector of {self.dtype}")
     count = bins.numel() - 1 if several else bins
     if count < 1 or (range is not None and len(range) != 2):
-        raise Decline("no bins, or no range")
+        raise Decline(f"{count} bins, or a range that is not two numbers")
     hist, edges = _check_histogram(self, weight, self.shape, outs, [(count,), (count + 1,)])
     x = self.reshape(-1, 1)
     if several:
@@ -140,11 +140,11 @@ def histogram(self, bins=100, range=None, weight=None, density=False, outs=()):
 
 @operator("_histogramdd_from_bin_cts", accepts=FULL_FLOATS, pin=("range",))
 def histogramdd_from_bin_cts(self, bins, range=None, weight=None, density=False, outs=()):
-    """Rows are points of as many dimensions as they have elements."""
+    """Count points, the rows of a matrix, in bins of several dimensions."""
     if self.dim() < 2 or len(bins) != self.shape[-1] or not bins or min(bins) < 1:
-        raise Decline("no points, or no bins for each of their coordinates")
+        raise Decline(f"{list(bins)} bins for points of shape {tuple(self.shape)}")
     if range is not None and len(range) != 2 * len(bins):
-        raise Decline("no range for each coordinate")
+        raise Decline(f"a range of {len(range)} numbers for {len(bins)} dimensions, not two for each")
     shape = self.shape[:-1]
     (hist,) = _check_histogram(self, weight, shape, outs, [tuple(bins)])
     x = self.reshape(-1, self.shape[-1])

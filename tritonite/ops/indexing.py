@@ -1,6 +1,6 @@
-"""Reading at the places that index tensors tell.
+"""gather, index_select, take, index: copies of the elements that index tensors select.
 
-An index out of range stops the program, as in ATen's kernels, and is never read.
+An index out of range stops the program, as in ATen's kernels, and nothing is read for it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from tritonite import devices
 from tritonite.dtypes import BITS, UNSIGNED, WITH_COMPLEX
 from tritonite.engine.indexing.compact import Found
-from tritonite.engine.indexing.places import (
+from tritonite.engine.indexing.indices import (
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,
     Index,
@@ -36,26 +36,26 @@ _ON_CPU = devices.current.type == "cpu"
 
 
 def only_dimension(dim: int, rank: int) -> int:
-    """A dimension from 0; 0 of a tensor without any. Declines for those that there are not."""
+    """Return a dimension counted from 0; 0 for a tensor without dimensions. Decline a dimension out of range."""
     return (*dimensions(dim, rank), 0)[0]
 
 
 def check_index(index: torch.Tensor, accepts: Sequence[torch.dtype] = INDEX_DTYPES) -> None:
-    """Decline an index tensor of another dtype."""
+    """Decline an index tensor of a dtype that is not accepted."""
     if index.dtype not in accepts:
         raise Decline(f"an index of dtype {index.dtype}")
 
 
 def select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[int], outs: Any) -> Any:
-    """Slices of `self`; `index` takes the place of the dimension that it counts along, with all of its dimensions."""
+    """Select slices of `self` along `dim`, which the dimensions of `index` replace in the result's `shape`."""
     check_index(index)
     outs = outputs((self, index), [shape], [self.dtype], outs, accepts=BITS)
     if not outs[0].numel():
         if _ON_CPU and index.numel():
-            raise Decline("places in what has no elements, which ATen looks at on CPUs")
+            raise Decline("an index into a tensor without elements, which ATen checks on CPUs")
         return outs
     if not self.shape[dim : dim + 1].numel():
-        raise Decline("an index into no elements")
+        raise Decline(f"an index into dimension {dim}, which has size 0")
     after = self.dim() - dim - 1
     strides = (*self.stride()[:dim], *[0] * index.dim(), *self.stride()[dim + 1 :])
     own = (*[0] * dim, *index.stride(), *[0] * after)
@@ -67,9 +67,9 @@ def select(self: torch.Tensor, dim: int, index: torch.Tensor, shape: Sequence[in
 def index_select(self, dim, index, outs=()):
     dim = only_dimension(dim, self.dim())
     if index.dim() > 1 or not (self.dim() or index.numel() == 1):
-        raise Decline("an index that is no vector")
+        raise Decline(f"an index of shape {tuple(index.shape)}, not a vector")
     if _ON_CPU and self.dim() < 2 and self.dtype in UNSIGNED:
-        raise Decline(f"one dimension of dtype {self.dtype}, which ATen has not on CPUs")
+        raise Decline(f"a vector of dtype {self.dtype}, which ATen does not index on CPUs")
     if not self.dim():
         outs = outputs((self, index), [()], [self.dtype], outs, accepts=BITS)
         check_index(index)
@@ -80,21 +80,21 @@ def index_select(self, dim, index, outs=()):
 
 
 def check_gathered(self: torch.Tensor, dim: int, index: torch.Tensor) -> int:
-    """The dimension along which an index of as many dimensions as `self` counts, no longer than it in any other."""
+    """Return the indexed dimension. Decline an index of another rank, or larger than `self` in another dimension."""
     found = only_dimension(dim, self.dim())
     check_index(index)
     if index.numel():
         if max(self.dim(), 1) != max(index.dim(), 1):
-            raise Decline("an index of another number of dimensions")
+            raise Decline(f"an index of {index.dim()} dimensions into a tensor of {self.dim()}")
         if not self.numel():
-            raise Decline("an index into no elements")
+            raise Decline("an index into a tensor without elements")
         if any(d != found and size > self.shape[d] for d, size in enumerate(index.shape) if self.dim()):
-            raise Decline("an index that is longer than the tensor")
+            raise Decline(f"an index of shape {tuple(index.shape)}, larger than {tuple(self.shape)}")
     return found
 
 
 def without_dimension(tensor: torch.Tensor, dim: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """A tensor's strides over an index of `shape`, which counts along one of its dimensions."""
+    """Return a tensor's strides over an index of `shape`, with 0 for the indexed dimension."""
     strides = tensor.stride() if tensor.dim() else (0,)
     return tuple([0 if d == dim else stride for d, stride in enumerate(strides)][: len(shape)])
 
@@ -112,15 +112,15 @@ def gather(self, dim, index, sparse_grad=False, outs=()):
 def take(self, index, outs=()):
     check_index(index, (torch.int64,))
     if index.numel() and not self.numel():
-        raise Decline("an index into no elements")
+        raise Decline("an index into a tensor without elements")
     outs = outputs((self, index), [index.shape], [self.dtype], outs, accepts=WITH_COMPLEX)
-    counted = linear_index(index, index.stride(), self)
-    read_at(outs[0], self, (0,) * index.dim(), [counted], True, IN_RANGE_OF_BOTH_SIGNS)
+    linear = linear_index(index, index.stride(), self)
+    read_at(outs[0], self, (0,) * index.dim(), [linear], True, IN_RANGE_OF_BOTH_SIGNS)
     return outs
 
 
 def _between_ones(shape: Sequence[int], strides: Sequence[int], lead: int, trail: int) -> tuple[int, ...]:
-    """The strides of a tensor with so many sizes of 1 before it and behind it, as `Tensor.view` gives them."""
+    """Return the strides that `Tensor.view` gives a tensor with `lead` sizes of 1 before and `trail` after it."""
     if not shape:
         return (1,) * (lead + trail)
     count, step = 1, strides[-1]
@@ -132,19 +132,20 @@ def _between_ones(shape: Sequence[int], strides: Sequence[int], lead: int, trail
 
 
 class Indexed:
-    """A tensor under several index tensors: the space of its elements that they tell of.
+    """The elements of a tensor that several index tensors select.
 
-    `shape` is the result's, of which indices tell in the `row_dims`, `strides` are the tensor's over it, 0 there, and
-    `layout` are the strides that ATen gives a result. Declines what ATen refuses, and what it converts first.
+    `shape` is the result's, in which the index tensors' dimensions are `row_dims`. `strides` are the tensor's over it,
+    0 for `row_dims`. `layout` are the strides of ATen's result. The constructor declines calls for which ATen raises,
+    and indices that ATen converts first.
     """
 
     def __init__(self, self_: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
         if len(tensors) > self_.dim():
-            raise Decline("too many indices")
+            raise Decline(f"{len(tensors)} indices for {self_.dim()} dimensions")
         dims = [d for d, tensor in enumerate(tensors) if tensor is not None]
         found = [tensor for tensor in tensors if tensor is not None]
         if not dims:
-            raise Decline("no index")
+            raise Decline("indices that are all None")
         for tensor in found:
             check_index(tensor)
         adjacent = dims[-1] - dims[0] == len(dims) - 1
@@ -152,13 +153,13 @@ class Indexed:
         before = dims[0] if adjacent else 0
         replaced = broadcast_shape([tensor.shape for tensor in found])
         if 0 not in replaced and any(not self_.shape[d] for d in dims):
-            raise Decline("an index into no elements")
+            raise Decline("an index into a dimension of size 0")
         sizes, strides = [self_.shape[d] for d in kept], [self_.stride(d) for d in kept]
         self.row_dims = range(before, before + len(replaced))
         self.shape = (*sizes[:before], *replaced, *sizes[before:])
         self.strides = (*strides[:before], *[0] * len(replaced), *strides[before:])
         self.indices: list[Index] = []
-        # What ATen lays the result out by: the tensor, and its index tensors, broadcast and made int64.
+        # The operands whose layout ATen's result follows: the tensor, and the index tensors, broadcast and int64.
         operands: list[tuple[Sequence[int], Sequence[int]]] = [(self.shape, self.strides)]
         lead, trail = [0] * before, [0] * (len(kept) - before)
         shape = (*[1] * before, *replaced, *[1] * len(trail))
@@ -181,40 +182,40 @@ class Indexed:
 
 
 def only_mask(self: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """The mask of bools over the first dimensions that is the only index, if it is."""
+    """Return the bool mask over the first dimensions if it is the only index, otherwise None."""
     found = [tensor for tensor in tensors if tensor is not None]
     if len(found) != 1 or tensors[0] is None or found[0].dtype is not torch.bool:
         return None
     (mask,) = found
     if not mask.dim() or tuple(mask.shape) != tuple(self.shape[: mask.dim()]):
-        raise Decline("a mask of another shape")
+        raise Decline(f"a mask of shape {tuple(mask.shape)} over {tuple(self.shape)}")
     if mask.dim() + len(tensors) - 1 > self.dim():
-        raise Decline("more indices than dimensions")
+        raise Decline(f"{len(tensors)} indices, one a mask of {mask.dim()} dimensions, for {self.dim()} dimensions")
     return mask
 
 
 def _masked(self: torch.Tensor, mask: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The elements, or slices of several dimensions, where a mask is set."""
+    """Select the elements, or the slices behind the mask's dimensions, where a mask is set."""
     outputs((self, mask), [], [], (), accepts=BITS)
     rest = self.shape[mask.dim() :]
     if self.stride()[mask.dim() :] != contiguous_strides(rest):
-        raise Decline("slices that are not contiguous, whose layout ATen keeps")
+        raise Decline(f"slices of strides {self.stride()[mask.dim() :]}, whose layout ATen keeps")
     found = Found(mask, mask.shape, mask.stride())
     (count,) = read(found.total)
     result = empty((count, *rest), self.dtype, self.device)
     if rest.numel() == 1:
         found.move(result, self, self.stride()[: mask.dim()], gathers=True)
     elif rest.numel():
-        places = empty((count,), torch.int64, self.device)
-        found.write_linear(places)
+        linear = empty((count,), torch.int64, self.device)
+        found.write_linear(linear)
         sizes, (steps,) = row_major(mask.shape, [self.stride()[: mask.dim()]])
-        counted = Index(places, (1,), mask.numel(), tuple(steps), tuple(sizes[:-1]))
-        read_rows_at(result, count, self, rest.numel(), counted)
+        rows = Index(linear, (1,), mask.numel(), tuple(steps), tuple(sizes[:-1]))
+        read_rows_at(result, count, self, rest.numel(), rows)
     return (result,)
 
 
 def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: Any) -> Any:
-    """The elements that several index tensors tell of."""
+    """Select the elements of several index tensors."""
     indexed = Indexed(self, indices)
     inputs = (self, *(i.tensor for i in indexed.indices))
     if not outs:
@@ -228,7 +229,7 @@ def _indexed(self: torch.Tensor, indices: Sequence[torch.Tensor | None], outs: A
 def _refuse_unsigned(self):
     """Decline dtypes that ATen's kernel for several indices lacks on GPUs."""
     if not _ON_CPU and self.dtype in UNSIGNED:
-        raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
+        raise Decline(f"dtype {self.dtype}, for which ATen raises on GPUs")
 
 
 @operator("index", accepts=BITS)

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors, what is added to them, and sums of such products."""
+"""Products of matrices and vectors, with an addend or summed over batches, and dot and outer products."""
 
 import torch
 import triton
@@ -36,53 +36,56 @@ def _gelu_tanh(x):
     return _gelu_formula(x, "tanh")
 
 
-# On a GPU ATen takes the form that its BLAS has.
+# On a GPU ATen's BLAS has the tanh form of GELU.
 _GELU = _gelu if devices.current.type == "cpu" else _gelu_tanh
 
 
 def precision_of(dtype):
-    """How float32 operands are multiplied: as torch's switches allow it, on devices that have TF32."""
+    """Return "tf32" for float32 operands if torch's switches allow TF32 and the device has it, else "ieee"."""
     allowed = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if dtype is torch.float32 and allowed else "ieee"
 
 
 def _result_dtype(dtype, out_dtype):
-    """That of the operands unless another is asked for, which only half types have."""
+    """Return the result's dtype: the operands', or float32 of fp16 and bf16 if asked for."""
     if out_dtype is not None and out_dtype is not dtype and (dtype.itemsize != 2 or out_dtype is not torch.float32):
-        raise Decline(f"{out_dtype} results of {dtype}")
+        raise Decline(f"a result of {out_dtype} from operands of {dtype}; only fp16 and bf16 operands can give float32")
     return out_dtype or dtype
 
 
 def _batches(tensor, rank):
-    """A tensor of `rank` dimensions as batches of matrices; a vector is a column."""
+    """Return a tensor of `rank` dimensions as (batches, rows, columns). A vector becomes a column."""
     if tensor.dim() != rank:
-        raise Decline(f"a tensor of {tensor.dim()} dimensions")
+        raise Decline(f"an operand of {tensor.dim()} dimensions, not {rank}")
     return tensor if rank == 3 else tensor.unsqueeze(0) if rank == 2 else tensor[None, :, None]
 
 
 def _expanded(tensor, shape):
     if tensor.dim() > len(shape) or broadcast_shape((tensor.shape, shape)) != shape:
-        raise Decline("an addend that does not fit")
+        raise Decline(f"an addend of shape {tuple(tensor.shape)}, which does not broadcast to {tuple(shape)}")
     return tensor.expand(shape)
 
 
 def _multiply(a, b, outs, *, rank=2, out_dtype=None, self=None, beta=0, alpha=1, activation=None, summed=False):
-    """alpha * (a @ b) + beta * self, a result of `rank` dimensions, for batches of matrices."""
+    """Return activation(alpha * (a @ b) + beta * self) of `rank` dimensions, for batches of matrices a and b.
+
+    With `summed` the products of all batches are added.
+    """
     dtype, shape = a.dtype, (1 if summed else a.shape[0], a.shape[1], b.shape[2])
     if dtype not in FLOATS or b.dtype is not dtype:
-        raise Decline(f"dtypes {dtype} and {b.dtype}")
+        raise Decline(f"operands of {dtype} and {b.dtype}; served are two of one floating-point dtype")
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise Decline("operands whose shapes do not fit")
+        raise Decline(f"shapes {tuple(a.shape)} and {tuple(b.shape)}, whose batches or inner dimensions differ")
     shape = shape[3 - rank :] if rank > 1 else shape[1:2]
     result, added = _result_dtype(dtype, out_dtype), ()
     if not {number_type(alpha), number_type(beta)} <= {int, float}:
-        raise Decline("factor that is complex or a bool")
+        raise Decline("an alpha or beta that is complex or a bool, not an int or float")
     for factor in (alpha, beta):
-        # With a factor that is infinite or nan BLAS multiplies in another order.
+        # BLAS multiplies in another order by an infinite factor or NaN.
         limit(factor, limits_of(dtype)._replace(finite=True))
     if self is not None:
         if self.dtype is not dtype and self.dtype is not result:
-            raise Decline(f"{self.dtype} added to {dtype}")
+            raise Decline(f"an addend of {self.dtype}, neither the operands' {dtype} nor the result's {result}")
         added = (_expanded(self, shape),)
     outs = outputs((a, b, *added), [shape], [result], outs, in_place=added)
     product(
@@ -123,7 +126,7 @@ def addmm(self, mat1, mat2, beta, alpha, out_dtype=None, outs=()):
 def _addmm_activation(self, mat1, mat2, beta, alpha, use_gelu, outs=()):
     activation, mat1, mat2 = _GELU if use_gelu else _relu, _batches(mat1, 2), _batches(mat2, 2)
     if not mat1.shape[2]:
-        raise Decline("an inner dimension of 0, after which ATen applies no activation on a GPU")
+        raise Decline("an inner dimension of 0: ATen on a GPU applies no activation then")
     return _multiply(mat1, mat2, outs, self=self, beta=beta, alpha=alpha, activation=activation)
 
 
@@ -153,12 +156,14 @@ def mv(self, vec, outs=()):
 def addmv(self, mat, vec, beta, alpha, outs=()):
     mat, vec = _batches(mat, 2), _batches(vec, 1)
     if not mat.shape[1] and self.shape != (0,):
-        raise Decline("a matrix without rows, of which ATen's result has the addend's shape")
+        raise Decline(
+            f"a matrix of 0 rows and an addend of shape {tuple(self.shape)}, whose shape ATen's result then has"
+        )
     return _multiply(mat, vec, outs, rank=1, self=self, beta=beta, alpha=alpha)
 
 
 def _suits_cublas(tensor):
-    """Whether a matrix of bytes starts at 16 of them, and each row or column at 4."""
+    """Return whether a matrix of 8-bit elements starts at 16 bytes, and each row or column at 4."""
     rows, columns = tensor.stride()
     return tensor.data_ptr() % 16 == 0 and ((columns == 1 and rows % 4 == 0) or (rows == 1 and columns % 4 == 0))
 
@@ -166,16 +171,19 @@ def _suits_cublas(tensor):
 @operator("_int_mm", accepts=(torch.int8,))
 def _int_mm(self, mat2, outs=()):
     a, b = _batches(self, 2), _batches(mat2, 2)
-    if a.dtype is not torch.int8 or b.dtype is not torch.int8 or a.shape[2] != b.shape[1]:
-        raise Decline("operands that are not of int8, or do not fit")
+    if a.dtype is not torch.int8 or b.dtype is not torch.int8:
+        raise Decline(f"operands of {a.dtype} and {b.dtype}, not int8")
+    if a.shape[2] != b.shape[1]:
+        raise Decline(f"inner dimensions {a.shape[2]} and {b.shape[1]}, which differ")
     if devices.current.type == "cuda" and (a.shape[1] <= 16 or a.shape[2] % 8 or b.shape[2] % 8):
-        raise Decline("sizes that ATen refuses")
+        sizes = a.shape[1], a.shape[2], b.shape[2]
+        raise Decline(f"M, K, N {sizes}: ATen on a GPU needs M > 16 and multiples of 8 for K and N")
     if not a.numel() or not b.numel():
-        raise Decline("no elements")
+        raise Decline("an operand without elements")
     if any(not out.is_contiguous() for out in outs) or any(0 in x.stride() for x in (self, mat2)):
-        raise Decline("operands that repeat, or an output that is not contiguous")
+        raise Decline("an operand with a stride of 0, or an output that is not contiguous")
     if devices.current.type == "cuda" and not (_suits_cublas(self) and self.stride(1) == 1 and _suits_cublas(mat2)):
-        raise Decline("layouts that ATen may refuse")
+        raise Decline("operands that ATen may refuse: misaligned, or the first without contiguous rows")
     outs = outputs((a, b), [(a.shape[1], b.shape[2])], [torch.int32], outs)
     product(a, b, _batches(outs[0], 2))
     return outs
@@ -183,30 +191,38 @@ def _int_mm(self, mat2, outs=()):
 
 @operator("_scaled_mm", accepts=tuple(FLOAT8_NAMES))
 def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, outs=()):
-    """One scale for each operand, or one for each row of the first and each column of the second."""
+    """Multiply float8 matrices that have a scale each, or one for each row of the first and column of the second."""
     a, b = _batches(self, 2), _batches(mat2, 2)
     (_, M, K), N = a.shape, b.shape[2]
     if a.dtype not in FLOAT8_NAMES or b.dtype not in FLOAT8_NAMES or a.dtype is not b.dtype:
-        raise Decline("operands that are not of one float8 dtype")
+        raise Decline(f"operands of {a.dtype} and {b.dtype}; served are two of one float8 dtype")
     if out_dtype not in FLOATS[:3] or scale_result is not None:
-        raise Decline("a float8 result")
+        raise Decline(f"a result of {out_dtype}, or a scale for the result; served are fp16, bf16 and float32")
     if not K:
-        raise Decline("an inner dimension of 0, after which ATen adds no bias on a GPU")
+        raise Decline("an inner dimension of 0: ATen on a GPU adds no bias then")
     if b.shape[1] != K or K % 16 or N % 16 or a.stride(2) != 1 or b.stride(1) != 1:
-        raise Decline("sizes or layouts that ATen may refuse")
+        raise Decline(
+            f"shapes {tuple(self.shape)} and {tuple(mat2.shape)} or their layout; K and N must be multiples of 16 and "
+            "elements along K contiguous"
+        )
     if self.device.type != "cpu" and not (
         all(map(_lies_aligned, (self, mat2, *outs))) and (scale_a.data_ptr() | scale_b.data_ptr()) % 16 == 0
     ):
-        raise Decline("layouts or places in memory that ATen refuses on a GPU")
+        raise Decline("an operand, scale or output that is not aligned to 16 bytes, which ATen refuses on a GPU")
     if scale_a.dtype is not torch.float32 or scale_b.dtype is not torch.float32:
-        raise Decline("scales of another dtype")
+        raise Decline(f"scales of {scale_a.dtype} and {scale_b.dtype}, not float32")
     single = scale_a.numel() == scale_b.numel() == 1
     if single:
         scale_a, scale_b = scale_a.view(1, 1), scale_b.view(1, 1)
     elif scale_a.shape != (M, 1) or scale_b.shape != (1, N) or out_dtype is not torch.bfloat16:
-        raise Decline("scales of blocks")
+        raise Decline(
+            f"scales of shapes {tuple(scale_a.shape)} and {tuple(scale_b.shape)}; served are one "
+            f"for each operand, and for a bfloat16 result {(M, 1)} and {(1, N)}"
+        )
     if bias is not None and (bias.dtype not in FLOATS[:3] or bias.shape != (N,)):
-        raise Decline("a bias that ATen may refuse")
+        raise Decline(
+            f"a bias of {bias.dtype} and shape {tuple(bias.shape)}; served is shape {(N,)} of fp16, bf16 or float32"
+        )
     # In bytes, which is all that matters to where they lie.
     inputs = (self.view(torch.uint8), mat2.view(torch.uint8), scale_a, scale_b, *(() if bias is None else (bias,)))
     outs = outputs(inputs, [(M, N)], [out_dtype], outs)
@@ -222,22 +238,27 @@ def _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_
 
 @operator("_grouped_mm", accepts=FLOATS[:3])
 def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
-    """Groups end at `offs`: of rows, of columns or of what is summed over; without, there are two batches."""
+    """Multiply groups of rows, of columns or of the inner dimension, which end at `offs`; without it, two batches."""
     dtype, ranks = self.dtype, (self.dim(), mat2.dim())
     if dtype not in FLOATS[:3] or mat2.dtype is not dtype or out_dtype not in (None, dtype) or bias is not None:
-        raise Decline("dtypes or a bias that ATen refuses")
+        raise Decline(
+            f"operands of {dtype} and {mat2.dtype}, a result of {out_dtype}, or a bias; served is one "
+            "dtype of fp16, bf16 and float32, without a bias"
+        )
     if ranks not in ((2, 2), (2, 3), (3, 2), (3, 3)) or self.shape[-1] != mat2.shape[-2]:
-        raise Decline("operands whose shapes do not fit")
+        raise Decline(
+            f"shapes {tuple(self.shape)} and {tuple(mat2.shape)}, whose ranks or inner dimensions do not match"
+        )
     if not self.shape[-1]:
-        raise Decline("an inner dimension of 0, of which there is no tensor descriptor")
+        raise Decline("an inner dimension of 0, for which there is no tensor descriptor")
     if (offs is None) != (ranks == (3, 3)) or not (_lies_aligned(self) and _lies_aligned(mat2)):
-        raise Decline("offsets or layouts that ATen refuses")
+        raise Decline("operands that are not aligned to 16 bytes, or offsets missing or given for two batches")
     rows, columns, padded = self.shape[-2], mat2.shape[-1], 16 // dtype.itemsize
     counts = {len(x) for x in (self, mat2) if x.dim() == 3} | (
         {len(offs)} if offs is not None and offs.dim() else set()
     )
     if len(counts) != 1 or (offs is not None and (offs.dtype is not torch.int32 or offs.stride() != (1,))):
-        raise Decline("offsets or batches that ATen refuses")
+        raise Decline("offsets that are not contiguous int32, or not one for each batch")
     (groups,) = counts
     shape = (rows, columns) if ranks in ((2, 3), (3, 2)) else (groups, rows, columns)
     width = -(-columns // padded) * padded
@@ -256,7 +277,7 @@ def _grouped_mm(self, mat2, offs, bias, out_dtype, outs=()):
 
 
 def _lies_aligned(tensor):
-    """Whether rows or columns are contiguous and start at multiples of 16 bytes."""
+    """Return whether rows or columns are contiguous and start at multiples of 16 bytes."""
     if tensor.dim() < 2:
         return False
     last, other, every = tensor.stride(-1), tensor.stride(-2), 16 // tensor.dtype.itemsize
@@ -278,7 +299,10 @@ _DOT = Reduction((0.0,), _product_of, add_states, added_to_zero)
 def dot(self, tensor, outs=()):
     dtype = self.dtype
     if dtype not in FLOATS or tensor.dtype is not dtype or self.dim() != 1 or self.shape != tensor.shape:
-        raise Decline("operands of other dtypes or sizes")
+        raise Decline(
+            f"operands of {dtype} and {tensor.dtype}, shapes {tuple(self.shape)} and {tuple(tensor.shape)}; served "
+            "are two vectors of one floating-point dtype and size"
+        )
     prepare_blas(self.device)
     return reduced(_DOT, (self, tensor), None, False, (dtype,), outs, opmath(dtype))
 
@@ -289,14 +313,15 @@ def vdot(self, other, outs=()):
 
 
 def _outer(self, vec1, vec2, beta, alpha):
+    """Return the operands of `addr` as broadcast operands: the addend, vec1 as a column, vec2 as a row, the factors."""
     if vec1.dim() != 1 or vec2.dim() != 1:
-        raise Decline("operands that are no vectors")
+        raise Decline(f"operands of {vec1.dim()} and {vec2.dim()} dimensions, not two vectors")
     whole = all(number_type(number) in (bool, int) for number in (beta, alpha))
     if not whole and not any(value.is_floating_point() for value in (self, vec1, vec2)):
-        raise Decline("fractions of integers")
+        raise Decline("a fractional alpha or beta for integer operands")
     flags = all(value.dtype is torch.bool for value in (self, vec1, vec2))
     if not flags and bool in map(number_type, (beta, alpha)):
-        raise Decline("a bool for numbers")
+        raise Decline("an alpha or beta of bool for operands that are not all bool")
     return _expanded(self, (vec1.shape[0], vec2.shape[0])), vec1.unsqueeze(1), vec2, beta, alpha
 
 

@@ -24,7 +24,7 @@ from tritonite.engine.movement import (
     through,
     words,
 )
-from tritonite.engine.pointwise.placed import Placed
+from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.language.math import pack_complex
@@ -325,7 +325,7 @@ def _gradient_of_slice(grad_output, input_sizes, dim, start, step, outs):
     check_conversion(grad_output.dtype, grad_output.dtype)
     out = result((grad_output,), input_sizes, grad_output.dtype, outs)
     source = words(grad_output)
-    _gradient_by_slice.run((Placed(source, (dim,)), start, step, grad_output.shape[dim], dim), (words(out),))
+    _gradient_by_slice.run((Gathered(source, (dim,)), start, step, grad_output.shape[dim], dim), (words(out),))
     return (out,)
 
 

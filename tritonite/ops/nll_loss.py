@@ -12,11 +12,12 @@ from tritonite.engine import nll
 from tritonite.engine.iteration import contiguous_strides, output_strides
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.formulas import add_pairs
 from tritonite.errors import Decline
 from tritonite.language.math import true_divide
 from tritonite.ops import aten
 from tritonite.ops.loss import MEAN, NONE, SUM
-from tritonite.ops.reduction import add_pairs, both
+from tritonite.ops.reduction import both
 from tritonite.registry import operator
 from tritonite.runtime.contract import empty
 

@@ -12,11 +12,11 @@ from tritonite.dtypes import FLOATS, SINGLE_FLOATS, opmath
 from tritonite.engine.iteration import format_strides, has_channels_last, suggests_channels_last
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction, RowTransform
+from tritonite.engine.rows.formulas import add_pairs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops import aten
 from tritonite.ops.reduction import (
-    add_pairs,
     add_states,
     added_to_zero,
     both_added_to_zero,
@@ -86,17 +86,6 @@ def _projections(grad, x, mean, rstd):
 @triton.jit
 def _projections_weight(grad, x, mean, rstd, weight):
     return grad * weight, grad * weight * (x - mean) * rstd
-
-
-@triton.jit
-def normalized_by(x, mean, rstd):
-    return (x - mean) * rstd
-
-
-@triton.jit
-def gradient_of_normalized(weighted, normalized, mean_weighted, mean_product, rstd):
-    """Gradient by x from x' (`normalized`) and h (`weighted`), which the module docstring defines."""
-    return (weighted - mean_weighted - normalized * mean_product) * rstd
 
 
 @triton.jit

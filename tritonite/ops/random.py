@@ -1,4 +1,4 @@
-"""Random numbers: for a seed and an offset of the generator those that ATen draws on CUDA."""
+"""Random numbers, permutations and dropout, equal to ATen's on CUDA for a seed and offset of the generator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tritonite.engine.iteration import (
     suggests_channels_last,
 )
 from tritonite.engine.movement import fill, move, result, strides_in, strides_like, words
-from tritonite.engine.random import Distribution, Order, draw, draw_beside, elementwise, permute, vectors
+from tritonite.engine.random import Distribution, Order, draw, draw_elementwise, elementwise, permute, vectors
 from tritonite.engine.rows.declare import Reduction, reduced
-from tritonite.engine.sorting.radix import check_length
+from tritonite.engine.sorting.lookback import check_length
 from tritonite.errors import Decline
 from tritonite.language import approximate, libdevice
 from tritonite.language import random as sample
@@ -45,19 +45,20 @@ _PROBABILITY = Limits(0, 1, 1.0, True, 0.0)
 _INSIDE = Limits(1, 0, math.nextafter(1.0, 0.0), True, math.ulp(0.0))
 
 
-# What is made of a sample: in the dtype that samples have, as ATen's transformations are.
+# Transforms of samples, computed in the samples' dtype, as ATen's are. `engine/random.py`, Distribution, has their
+# parameters.
 
 
 @triton.jit
 def _number(number, like, DTYPE: tl.constexpr):
-    """A number of the call in a block's dtype, which ATen rounds to the result's first."""
+    """Return a number of the call as a block, rounded to the result's dtype first, as ATen does."""
     number = number.to(like.dtype)
     return tl.broadcast_to(number.to(DTYPE).to(like.dtype), like.shape)
 
 
 @triton.jit
 def _uniform(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """From (0, 1] to [first, second): the end becomes the beginning."""
+    """Map a uniform number of (0, 1] to [first, second); a result equal to `second` becomes `first`."""
     begin, end = _number(first, value, DTYPE), _number(second, value, DTYPE)
     width = (end - begin).to(DTYPE).to(value.dtype)
     drawn = multiply_add(value, width, begin).to(DTYPE).to(value.dtype)
@@ -72,7 +73,7 @@ def _normal(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 @triton.jit
 def _normal_part(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """Of a complex number, whose variance is the sum of its parts'."""
+    """Return one part of a complex normal number, whose variance is the sum of both parts' variances."""
     return _normal(value, inputs, first, second / 1.4142135623730951, low, span, DTYPE)
 
 
@@ -88,7 +89,7 @@ def _log_normal(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 @triton.jit
 def _logarithm(x):
-    """ATen's of uniform numbers."""
+    """Return the logarithm of uniform numbers with ATen's precision."""
     if x.dtype == tl.float64:
         logarithm = libdevice.log(x)
     else:
@@ -98,7 +99,7 @@ def _logarithm(x):
 
 @triton.jit
 def exponential_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """By the logarithm, whose 0 of 1 is half an epsilon below."""
+    """Return an exponential number of rate `first`, from a logarithm that is at most -epsilon / 2."""
     HALF: tl.constexpr = 2.0**-53 if value.dtype == tl.float64 else 2.0**-24
     logarithm = tl.where(value >= 1 - HALF, -HALF, _logarithm(value))
     rate = _number(first, value, value.dtype)
@@ -107,7 +108,7 @@ def exponential_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr)
 
 @triton.jit
 def _cauchy(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """By the tangent, away from its poles."""
+    """Return a Cauchy number, from a tangent that is kept away from its poles."""
     median, scale = _number(first, value, value.dtype), _number(second, value, value.dtype)
     if value.dtype == tl.float64:
         tangent = libdevice.tan((value - 0.5) * 3.141592653589793)
@@ -119,7 +120,7 @@ def _cauchy(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 @triton.jit
 def _truncated(value, DTYPE: tl.constexpr):
-    """A number as the result's dtype, integers by the wide ones that ATen goes by."""
+    """Convert a number for the result's dtype; integers are truncated to int64 first, as in ATen."""
     if DTYPE.is_int() and tl.int1 != DTYPE:
         value = value.to(tl.int64)
     return value
@@ -142,7 +143,7 @@ def _bernoulli(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 @triton.jit
 def _bernoulli_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """By probabilities in memory, of float64 for results of that dtype and else of float32."""
+    """Compare with probabilities from a tensor, float64 for float64 results and float32 for all others."""
     p = inputs[0]
     tl.device_assert((p >= 0) & (p <= 1), "a probability that is not between 0 and 1")
     return (value.to(p.dtype) <= p,)
@@ -150,26 +151,26 @@ def _bernoulli_of(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 @triton.jit
 def _from_to(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """low + value % span, of integers that wrap around."""
+    """Return low + value % span, with wrap-around."""
     drawn = (value % span.to(value.dtype)).to(tl.int64) + low
-    return (_of_integer(drawn, DTYPE),)
+    return (_from_integer(drawn, DTYPE),)
 
 
 @triton.jit
 def _last_bits(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """value % span & low."""
+    """Return value % span & low."""
     return ((value % span.to(value.dtype)).to(tl.int64) & low,)
 
 
 @triton.jit
-def _whole(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """All 64 bits."""
-    return (_of_integer(value.to(tl.int64), DTYPE),)
+def _all_bits(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+    """Return all 64 bits."""
+    return (_from_integer(value.to(tl.int64), DTYPE),)
 
 
 @triton.jit
-def _of_integer(drawn, DTYPE: tl.constexpr):
-    """Half types go by float32."""
+def _from_integer(drawn, DTYPE: tl.constexpr):
+    """Convert an integer for the result's dtype; 16-bit floats are rounded from float32."""
     if tl.int1 == DTYPE:
         drawn = drawn != 0
     elif DTYPE.is_floating() and DTYPE.primitive_bitwidth == 16:
@@ -179,7 +180,7 @@ def _of_integer(drawn, DTYPE: tl.constexpr):
 
 @triton.jit
 def _kept(value, x, kept):
-    """(result, mask) where elements are kept with a probability in float64, and made larger by as much."""
+    """Return (result, mask) of dropout: elements kept with probability `kept`, and divided by it."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     kept = kept.to(x.dtype)
@@ -194,13 +195,13 @@ def _dropout(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _dropout_but(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
+def _dropout_of_kept(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
     return _kept(value, inputs[0], first)
 
 
 @triton.jit
 def _leaky(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """(result, noise): elements of 0 and below times a slope between `first` and `second`."""
+    """Return (result, noise) of rrelu: elements at or below 0 times a slope between `first` and `second`."""
     x, wide = inputs[0], value.to(DTYPE).to(tl.float64)
     begin, width = tl.broadcast_to(first, wide.shape), tl.broadcast_to(second - first, wide.shape)
     slope = multiply_add(wide, width, begin)
@@ -222,15 +223,15 @@ _GEOMETRIC = _UNIFORM._replace(transform=_geometric)
 _BERNOULLI = _UNIFORM._replace(transform=_bernoulli)
 _BERNOULLI_OF = _UNIFORM._replace(transform=_bernoulli_of)
 _DROPOUT = _UNIFORM._replace(transform=_dropout)
-_DROPOUT_BUT = _UNIFORM._replace(transform=_dropout_but)
+_DROPOUT_OF_KEPT = _UNIFORM._replace(transform=_dropout_of_kept)
 _LEAKY = _UNIFORM._replace(transform=_leaky)
 _FROM_TO = Distribution(_from_to, sample.words, sample.wide_words)
 _LAST_BITS = _FROM_TO._replace(transform=_last_bits)
-_WHOLE = _FROM_TO._replace(transform=_whole)
+_ALL_BITS = _FROM_TO._replace(transform=_all_bits)
 
 
 def _target(self, accepts, outs, strides=None):
-    """(what is written, what is drawn into): with out= ATen copies from a tensor like `self`."""
+    """Return (the output, the tensor to draw into), which differ if ATen copies to out= from a tensor like `self`."""
     if self.dtype not in accepts:
         raise Decline(f"dtype {self.dtype}")
     inputs = () if outs and outs[0] is self else (self,)
@@ -259,7 +260,7 @@ def _draw_uniform(out, begin, end, generator):
         out = torch.view_as_real(out)
     largest = torch.finfo(out.dtype).max
     if not (-largest <= begin <= end <= largest and end - begin <= largest):
-        raise Decline("ends that are no range of the dtype")
+        raise Decline(f"range from {begin} to {end}, which {out.dtype} does not represent")
     draw(_UNIFORM, out, (float(begin), float(end)), generator=generator)
 
 
@@ -278,7 +279,7 @@ def uniform(self, from_, to, generator=None, outs=()):
 
 @operator("normal", "normal_functional", accepts=_DRAWN)
 def normal(self, mean, std, generator=None, outs=()):
-    """Box and Muller 1958."""
+    """Draw normal numbers (Box and Muller 1958)."""
     out, drawn = _target(self, _DRAWN, outs)
     _draw_normal(drawn, mean, std, generator)
     return _done(out, drawn)
@@ -303,17 +304,17 @@ _not_negative = Reduction((1,), _at_least_zero, _and, _minus_one, (torch.int32,)
 
 
 def _refuse_negative(deviations):
-    """For which the host waits, as it does for ATen's."""
+    """Decline negative deviations. The host waits for the check, as it does in ATen."""
     if deviations.dtype not in FLOATS:
         raise Decline(f"dtype {deviations.dtype}")
     if deviations.numel():
         (flag,) = reduced(_not_negative, (deviations,), None, False, (torch.int64,), (), opmath(deviations.dtype))
-        refuse_if_negative(flag, "a deviation below 0")
+        refuse_if_negative(flag, "a negative deviation")
 
 
 @operator("normal", accepts=FLOATS)
 def normal_around(mean, std, generator=None, outs=()):
-    """Box and Muller 1958."""
+    """Draw normal numbers with means and deviations from tensors."""
     inputs = [x for x in (mean, std) if isinstance(x, torch.Tensor)]
     dtype = outs[0].dtype if outs else inputs[0].dtype
     if dtype not in FLOATS:
@@ -323,7 +324,7 @@ def normal_around(mean, std, generator=None, outs=()):
         _draw_normal(out, 0.0, std, generator)
         return add.run((out, mean, 1), (out,))
     if not isinstance(mean, torch.Tensor):
-        # ATen rounds it before it adds.
+        # ATen rounds the mean to the dtype before it adds it.
         number, mean = mean, empty((), dtype, out.device)
         fill(mean, number)
     _refuse_negative(std)
@@ -334,7 +335,7 @@ def normal_around(mean, std, generator=None, outs=()):
 
 @operator("normal", accepts=_DRAWN)
 def normal_of_size(mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    """Box and Muller 1958."""
+    """Draw a fresh tensor of normal numbers."""
     return _fresh_normal(size, mean, std, generator, (dtype, layout, device, pin_memory), outs)
 
 
@@ -398,20 +399,20 @@ def _draw_by(self, p, strides, generator, outs):
 
 
 def _draw_bernoulli(out, p, generator):
-    """A thread of ATen's has four elements next to each other, in an order of the dimensions of its own."""
+    """Draw bools by probabilities. An ATen thread has four elements that are contiguous in ATen's dimension order."""
     dtype = torch.float64 if out.dtype is torch.float64 else torch.float32
     p = p.to(dtype).expand(out.shape)
     order = _apply_order(out.shape, (out.stride(), p.stride()))
     ordered, p = out.permute(order), p.permute(order).contiguous()
     drawn = ordered if ordered.is_contiguous() else empty(ordered.shape, out.dtype, out.device)
     threads = -(-out.numel() // 2048) * 512
-    draw_beside(_BERNOULLI_OF, Order(threads, 4, 12), (p,), (drawn,), generator=generator, asserting=True)
+    draw_elementwise(_BERNOULLI_OF, Order(threads, 4, 12), (p,), (drawn,), generator=generator, asserting=True)
     if drawn is not ordered:
         ordered.copy_(drawn)
 
 
 def _apply_order(shape, strides):
-    """The order of dimensions, slowest first, that ATen's kernels of few tensors give them."""
+    """Return the dimension order, slowest first, of ATen's apply kernels."""
     order = list(range(len(shape)))
     for i in range(len(order)):
         for j in range(i + 1, len(order)):
@@ -425,7 +426,7 @@ def _apply_order(shape, strides):
 
 @operator("random", accepts=_INTEGRAL)
 def random(self, generator=None, outs=()):
-    """Integers as large as the dtype counts without gaps."""
+    """Draw integers up to the largest below which the dtype represents all of them."""
     dtype = self.dtype
     if dtype not in ALL:
         raise Decline(f"dtype {dtype}")
@@ -447,23 +448,23 @@ def random_to(self, to, generator=None, outs=()):
     return random_from(self, 0, to, generator, outs)
 
 
-# Of floats the digits of their integers, beyond which there are gaps.
+# Bits of the integers that a float dtype represents without gaps.
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
 def _signed(number):
-    """The bits of an integer of 64 bits as one with a sign."""
+    """Return the int64 with the bits of an unsigned 64-bit integer."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _largest(dtype):
-    """The largest integer that is drawn of a dtype."""
+    """Return the largest integer that is drawn for a dtype."""
     digits = _DIGITS.get(dtype)
     return 2**digits if digits else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _draw_integers(out, begin, end, generator):
-    """From `begin` to `end`, without it; to the largest of the dtype where it is None."""
+    """Draw integers of [begin, end), or up to the largest of the dtype if `end` is None."""
     dtype = out.dtype
     least = -(2**63) if dtype is torch.int64 else 0 if dtype in (torch.bool, *UNSIGNED) else None
     if least is None:
@@ -471,16 +472,16 @@ def _draw_integers(out, begin, end, generator):
     largest = min(_largest(dtype), 2**63 - 1)
     last = largest if end is None else end - 1
     if end is None and dtype is torch.uint64:
-        raise Decline("a largest integer that ATen takes for -1 and refuses")
+        raise Decline("no end for uint64, whose largest integer ATen takes for -1")
     if type(begin) is not int or not least <= begin <= last <= largest:
-        raise Decline("ends that are no range of the dtype")
+        raise Decline(f"range from {begin} to {end}, which {dtype} does not represent")
     if dtype in UNSIGNED:
         out = words(out)
     if end is None and begin == -(2**63):
-        draw(_WHOLE, out, generator=generator, wide=True)
+        draw(_ALL_BITS, out, generator=generator, wide=True)
         return
     span = last - begin + 1
-    # Below that few of the numbers that 32 bits give are likelier than others.
+    # ATen draws 64 bits for wide spans, over which 32 bits would not be uniform.
     draw(_FROM_TO, out, span=(begin, _signed(span)), generator=generator, wide=span >= 2**28)
 
 
@@ -506,7 +507,7 @@ def _fresh_normal(size, mean, deviation, generator, placement, outs):
 
 
 def _drawn_like(self, memory_format, placement, accepts, outs, fill_in):
-    """What a function of tensors like another gives: with out= ATen copies from a fresh one."""
+    """Fill a tensor like `self` with `fill_in`; to out= of another layout it is copied, as in ATen."""
     strides = strides_like(self, memory_format)
     out = alike(self, self.shape, *placement, outs, strides)
     if out.dtype not in accepts:
@@ -532,7 +533,7 @@ def rand_like(self, generator=None, dtype=None, layout=None, device=None, pin_me
 
 @operator("randn", accepts=_DRAWN)
 def randn(size, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    """Box and Muller 1958."""
+    """Draw a fresh tensor of standard normal numbers."""
     return _fresh_normal(size, 0.0, 1.0, generator, (dtype, layout, device, pin_memory), outs)
 
 
@@ -540,14 +541,14 @@ def randn(size, generator=None, dtype=None, layout=None, device=None, pin_memory
 def randn_like(
     self, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, outs=()
 ):
-    """Box and Muller 1958."""
+    """Draw a tensor of standard normal numbers like another."""
     placement = (dtype, layout, device, pin_memory)
     return _drawn_like(self, memory_format, placement, _DRAWN, outs, lambda out: _draw_normal(out, 0.0, 1.0, generator))
 
 
 @operator("randint", accepts=_INTEGRAL)
 def randint(high, size, low=0, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    # The schema's default is the number of a dtype; None is the default dtype, as everywhere.
+    # The schema's default is a dtype's number, which means int64. None is the default dtype.
     dtype = dtype if dtype is None or isinstance(dtype, torch.dtype) else torch.int64
     out = fresh(size, dtype, layout, device, pin_memory, outs)
     if out.dtype not in _INTEGRAL:
@@ -587,11 +588,11 @@ for _name in ("_philox_normal", "_philox_uniform"):
 
 @operator("randperm", accepts=(torch.int64, torch.int32, torch.int16, torch.float32, torch.float16, torch.float64))
 def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory=None, outs=()):
-    """By random keys of so many bits that few are equal."""
+    """Sort random keys, of enough bits that few are equal, and shuffle the equal ones."""
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.int64
     check_contiguous(outs)
     if n < 0:
-        raise Decline("fewer numbers than none")
+        raise Decline(f"n = {n}, which is negative")
     check_length(n)
     out = fresh((n,), dtype, layout, device, pin_memory, outs)
     if out.dtype not in NUMBERS or out.dtype is torch.bfloat16 or n > _largest(out.dtype):
@@ -603,18 +604,18 @@ def randperm(n, generator=None, dtype=None, layout=None, device=None, pin_memory
     if bits == 32:
         _draw_integers(keys, -(2**31), 2**31 - 1, generator)
     else:
-        # Of numbers from the least to the largest, without that, which have no other last bits.
+        # ATen draws from the least to the largest integer, without that, and keeps the lowest bits.
         width = 8 * keys.dtype.itemsize
         draw(_LAST_BITS, keys, span=(2**bits - 1, _signed(2**width - 1)), generator=generator, wide=True)
     permute(keys, out, bits, generator)
     return (out,)
 
 
-# Beside other tensors.
+# Functions of operands and random numbers.
 
 
 def _dropped(distribution, self, p, mask_dtype, generator, outs):
-    """Vectors are as wide as 16 bytes hold and the number of elements allows, of elements in the order of memory."""
+    """Drop elements. ATen's vectors, on which the numbers depend, have up to 16 bytes, and divide a dense tensor."""
     if self.dtype not in FLOATS:
         raise Decline(f"dtype {self.dtype}")
     strides, numel = strides_like(self, None), self.numel()
@@ -624,17 +625,17 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
         for out, dtype in zip(given, (self.dtype, mask_dtype), strict=True)
     ]
     if outs and may_overlap(*found):
-        raise Decline("outputs that overlap")
+        raise Decline("a result and a mask that overlap")
     if not numel:
         return found
     vector = 16 // self.dtype.itemsize if is_dense(self.shape, self.stride()) else 1
     while numel % vector:
         vector //= 2
     if vector > 1 and self.data_ptr() % 16:
-        unrepeatable("an address that is no multiple of 16 decides how wide ATen's vectors are")
+        unrepeatable("an address that is not a multiple of 16 decides the width of ATen's vectors")
         while self.data_ptr() % (vector * self.dtype.itemsize):
             vector //= 2
-    # Without vectors the order is that of the dimensions.
+    # Vectors follow memory order; single elements follow the order of dimensions.
     order = vectors(numel, vector, self.device) if vector > 1 else elementwise(numel, 4, self.device)
     laid_out = strides if vector > 1 else contiguous_strides(self.shape)
     source = self if vector > 1 else self.contiguous()
@@ -642,7 +643,7 @@ def _dropped(distribution, self, p, mask_dtype, generator, outs):
         out if tuple(out.stride()) == tuple(laid_out) else empty_strided(out.shape, laid_out, out.dtype, out.device)
         for out in found
     ]
-    draw_beside(distribution, order, (source,), drawn, (p, 0.0), generator)
+    draw_elementwise(distribution, order, (source,), drawn, (p, 0.0), generator)
     for out, buffer in zip(found, drawn, strict=True):
         if out is not buffer:
             out.copy_(buffer)
@@ -672,8 +673,8 @@ def native_dropout(input, p, train, outs=()):
 
 @operator("_fused_dropout", accepts=FLOATS, cuda_only=("_fused_dropout", "_fused_dropout.out"))
 def fused_dropout(self, p, generator=None, outs=()):
-    """Here `p` is the probability to keep an element."""
-    return _dropped(_DROPOUT_BUT, self, p, torch.uint8, generator, outs)
+    """Drop elements; `p` is the probability to keep an element."""
+    return _dropped(_DROPOUT_OF_KEPT, self, p, torch.uint8, generator, outs)
 
 
 @scalar_kernel(accepts=FLOATS, own=("mask",), cast=("scale",))
@@ -683,9 +684,9 @@ def _scaled(self, mask, scale):
 
 @operator("_masked_scale", kernels=(_scaled,), cuda_only=("_masked_scale", "_masked_scale.out"))
 def masked_scale(self, mask, scale, outs=()):
-    """The gradient of `_fused_dropout`."""
+    """Return the gradient of `_fused_dropout`."""
     if mask.dtype is not torch.uint8 or mask.shape != self.shape:
-        raise Decline("a mask of another dtype or shape")
+        raise Decline(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}, not of uint8 and {tuple(self.shape)}")
     if not outs:
         form = torch.channels_last if suggests_channels_last(self) else torch.contiguous_format
         form = torch.channels_last_3d if self.dim() == 5 and form is torch.channels_last else form
@@ -700,17 +701,17 @@ def _slope_of_both(self, lower, upper):
 
 def _check_slopes(*slopes):
     if any(number_type(slope) not in (int, float) for slope in slopes):
-        raise Decline("slopes that are no numbers")
+        raise Decline("slopes that are neither int nor float")
 
 
 def _leaked(self, noise, lower, upper, training, generator, outs, strides=None):
-    """Elements of 0 and below times random slopes, which are the noise, and else slope 1."""
+    """Multiply elements at or below 0 by random slopes, and write all slopes to the noise (1 above 0)."""
     if self.dtype not in FLOATS or noise.dtype is not self.dtype or noise.shape != self.shape:
-        raise Decline("a dtype, or noise of another dtype or shape")
+        raise Decline(f"noise of {noise.dtype} and shape {tuple(noise.shape)} for {self.dtype} and {tuple(self.shape)}")
     if noise.device != self.device:
-        raise Decline("noise on another device")
+        raise Decline(f"noise on {noise.device}, not on {self.device}")
     if _ON_CPU and training and self.dtype is torch.float16:
-        raise Decline(f"dtype {self.dtype}, which ATen has not on CPUs")
+        raise Decline(f"dtype {self.dtype}, which ATen does not serve on CPUs")
     _check_slopes(lower, upper)
     inplace, strides = bool(outs) and outs[0] is self, _contiguous(self) if strides is None else strides
     if not training:
@@ -721,11 +722,11 @@ def _leaked(self, noise, lower, upper, training, generator, outs, strides=None):
         raise Decline("noise that overlaps the input")
     drawn = out if out.is_contiguous() else empty(out.shape, out.dtype, out.device)
     wide = out.dtype is torch.float64
-    # As ATen does, which leaves noise in another layout as it is.
+    # Like ATen, do not write to noise that is not contiguous.
     noise = noise if noise.is_contiguous() else empty(noise.shape, noise.dtype, noise.device)
     if out.numel():
         order = elementwise(out.numel(), 2 if wide else 4, out.device)
-        draw_beside(_LEAKY, order, (self.contiguous(),), (drawn, noise), (lower, upper), generator, wide=wide)
+        draw_elementwise(_LEAKY, order, (self.contiguous(),), (drawn, noise), (lower, upper), generator, wide=wide)
     return _done(out, drawn)
 
 
@@ -751,7 +752,7 @@ def rrelu_with_noise_backward(grad_output, self, noise, lower, upper, training, 
         return mul.run((noise, grad_output), outs)
     slope = (float(lower) + float(upper)) / 2
     if self_is_result and not slope >= 0:
-        raise Decline("negative slope with the result kept")
+        raise Decline(f"slope {slope}, which is negative, with the result in place of the input")
     return leaky_relu_backward.run((self, grad_output, slope), outs)
 
 

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from tritonite.dtypes import ALL, COMPLEX, FLOATS, MOVED
 from tritonite.engine.iteration import has_channels_last
 from tritonite.engine.movement import check_conversion, move, result, strides_in, strides_like, through, words
-from tritonite.engine.pointwise.placed import Placed
+from tritonite.engine.pointwise.gathered import Gathered
 from tritonite.errors import Decline
 from tritonite.language.indices import read_at
 from tritonite.ops import aten
@@ -49,7 +49,7 @@ def _rolled(source, shifts, sizes, at):
 
 def _gather(kernel, source, out, dims, *integers):
     """Launch a kernel that reads `source` at computed indices of `dims`; `integers` have a value for each dimension."""
-    kernel.run((Placed(words(source), dims), *integers, dims), (words(out),))
+    kernel.run((Gathered(words(source), dims), *integers, dims), (words(out),))
 
 
 def _check_common(dtype):
@@ -170,9 +170,9 @@ def constant_pad_nd(self, pad, value, outs=()):
     dims = tuple([d for d in range(rank) if before[d] or after[d]])
     numbers = tuple([before[d] for d in dims]), tuple([self.shape[d] for d in dims])
     if self.dtype in ALL:
-        _padded.run((Placed(self, dims), *numbers, dims, value), (out,))
+        _padded.run((Gathered(self, dims), *numbers, dims, value), (out,))
     elif zero_or_one(value) == 0 and not is_negative_zero(value):
-        _padded.run((Placed(words(self), dims), *numbers, dims, 0), (words(out),))
+        _padded.run((Gathered(words(self), dims), *numbers, dims, 0), (words(out),))
     else:
         raise Decline(f"dtype {self.dtype} padded with another value than 0")
     return (out,)
@@ -219,7 +219,7 @@ def _extend(index_of, dimensions, self, padding, outs):
         shape[d] = size + sum(pad)
     out = result((self,), shape, self.dtype, outs)
     source, written = words(self), words(out)
-    _extended.run((Placed(source, dims), tuple(starts), sizes, dims, index_of), (written,))
+    _extended.run((Gathered(source, dims), tuple(starts), sizes, dims, index_of), (written,))
     return (out,)
 
 
@@ -390,7 +390,7 @@ def _gradient_of_padding(kernel, dimensions, grad_output, self, padding, outs):
         raise Decline(f"gradient of shape {list(grad_output.shape)} for an input of {list(self.shape)}")
     out = result((grad_output,), self.shape, self.dtype, outs)
     copies = [tuple([max(s, e) + 1 if n > 1 else s + e + 1 for s, e, n in zip(starts, ends, sizes, strict=True)])]
-    kernel.run((Placed(grad_output, dims), starts, sizes, ends, *(() if reflected else copies), dims), (out,))
+    kernel.run((Gathered(grad_output, dims), starts, sizes, ends, *(() if reflected else copies), dims), (out,))
     return (out,)
 
 
@@ -470,7 +470,7 @@ def im2col(self, kernel_size, dilation, padding, stride, outs=()):
     source = words(images)
     source = source.reshape(*source.shape[:4], 1, 1, *source.shape[4:])
     numbers = map(tuple, (sizes, stride, dilation, padding))
-    _in_windows.run((Placed(source, (2, 3)), *numbers, (2, 3, 4, 5)), (written,))
+    _in_windows.run((Gathered(source, (2, 3)), *numbers, (2, 3, 4, 5)), (written,))
     return (out,)
 
 
@@ -529,7 +529,7 @@ def col2im(self, output_size, kernel_size, dilation, padding, stride, outs=()):
     numbers = map(tuple, (kernel_size, windows, stride, dilation, padding))
     height, width = kernel_size if elements <= _MAX_UNROLLED else (0, 0)
     unit = all(step == 1 for step in stride)
-    _sum_of_windows.run((Placed(source, (2, 3, 4, 5)), *numbers, (2, 3), height, width, unit), (written,))
+    _sum_of_windows.run((Gathered(source, (2, 3, 4, 5)), *numbers, (2, 3), height, width, unit), (written,))
     return (out,)
 
 
@@ -559,5 +559,5 @@ def unfold_backward(grad_in, input_sizes, dim, size, step, outs=()):
     out = result((grad_in,), input_sizes, grad_in.dtype, outs)
     # The kernel counts in int32, and a step beyond the end is never taken.
     step = min(step, input_sizes[dim])
-    _sum_of_unfolded.run((Placed(grad_in, (dim, rank)), size, step, shape[dim], dim), (out.unsqueeze(-1),))
+    _sum_of_unfolded.run((Gathered(grad_in, (dim, rank)), size, step, shape[dim], dim), (out.unsqueeze(-1),))
     return (out,)

@@ -13,6 +13,7 @@ import triton.language as tl
 from tritonite.dtypes import ALL, FLOATS, opmath
 from tritonite.engine.outputs import dimensions
 from tritonite.engine.rows.declare import INDEX, Reduction, Stage, reduced
+from tritonite.engine.rows.formulas import add_states
 from tritonite.errors import Decline
 from tritonite.language import libdevice
 from tritonite.language.math import LOG2_E, maximum_nan, minimum_nan, square_root, true_divide
@@ -24,16 +25,6 @@ from tritonite.runtime.contract import read
 @triton.jit
 def same(x):
     return x
-
-
-@triton.jit
-def add_states(a, b):
-    return a + b
-
-
-@triton.jit
-def add_pairs(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit
@@ -172,7 +163,7 @@ _amax = Reduction(lowest, same, maximum_nan, only)
 _amin = Reduction(highest, same, minimum_nan, only)
 # No prefetch of the next block: its registers would cost a program per multiprocessor.
 _aminmax = Reduction(
-    lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, ahead=False
+    lambda dtype: highest(dtype) + lowest(dtype), _twice, _both_extrema, both, (None, None), 2, prefetch=False
 )
 
 

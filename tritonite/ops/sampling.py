@@ -1,4 +1,4 @@
-"""Random numbers whose distribution differs from element to element, and gradients of theirs."""
+"""multinomial, poisson, binomial, gamma and Dirichlet samples, and gradients with respect to their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritonite.dtypes import FLOATS, FULL_FLOATS
 from tritonite.engine.iteration import INT32_LIMIT, broadcast_shape
 from tritonite.engine.movement import move, result, strides_like
 from tritonite.engine.multinomial import check_weights, normalized, sample_rows
-from tritonite.engine.random import Distribution, draw_beside, elementwise, sample_each
+from tritonite.engine.random import Distribution, draw_elementwise, elementwise, sample_each
 from tritonite.errors import Decline
 from tritonite.language import libdevice, rejection
 from tritonite.language import random as sample
@@ -28,7 +28,7 @@ from tritonite.registry import scalar_kernel
 from tritonite.runtime.contract import empty, empty_strided
 
 operator = functools.partial(any_operator, tensors_only=True)
-# The elements of each thread where ATen samples several, as torch 2.11 does.
+# Elements of an ATen thread that samples several, as in torch 2.11.
 _TURNS = 8
 
 
@@ -37,7 +37,7 @@ _TURNS = 8
 
 @triton.jit
 def _race(value, inputs, first, second, low, span, DTYPE: tl.constexpr):
-    """A weight over an exponential number, which is rounded before, as ATen's is."""
+    """Return a weight divided by an exponential number, which is rounded before the division, as in ATen."""
     rate = tl.full((), 1.0, tl.float64)
     drawn = exponential_of(value, inputs, rate, second, low, span, DTYPE)[0].to(DTYPE)
     return (true_divide(inputs[0].to(value.dtype), drawn.to(value.dtype)),)
@@ -47,10 +47,10 @@ _RACE = Distribution(_race, sample.uniform, sample.wide_uniform)
 
 
 def _first_of_race(weights, count, generator, out):
-    """Without replacement: the largest of weights over exponential numbers (Efraimidis and Spirakis 2006)."""
+    """Sample without replacement: the largest weights divided by exponential numbers (Efraimidis and Spirakis 2006)."""
     strides = strides_like(weights, None)
     if weights.numel() * weights.dtype.itemsize >= INT32_LIMIT:
-        raise Decline("elements that 32 bits do not reach")
+        raise Decline(f"{weights.numel()} weights, which 32-bit offsets do not reach")
     ratios, source = (empty_strided(weights.shape, strides, weights.dtype, weights.device) for _ in range(2))
     if tuple(weights.stride()) == tuple(strides):
         source = weights
@@ -58,7 +58,7 @@ def _first_of_race(weights, count, generator, out):
         move(weights, source)
     wide = weights.dtype is torch.float64
     order = elementwise(weights.numel(), 2 if wide else 4, weights.device)
-    draw_beside(_RACE, order, (source,), (ratios,), generator=generator, wide=wide)
+    draw_elementwise(_RACE, order, (source,), (ratios,), generator=generator, wide=wide)
     if count == 1:
         argmax(ratios, -1, True, (out,))
     else:
@@ -67,12 +67,12 @@ def _first_of_race(weights, count, generator, out):
 
 @operator("multinomial", accepts=FLOATS)
 def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
-    """Without replacement those who win a race of exponential times (Efraimidis and Spirakis 2006)."""
+    """Sample categories: with replacement by search in cumulative sums, without by a race of exponential times."""
     if self.dtype not in FLOATS or self.dim() not in (1, 2):
-        raise Decline(f"dtype {self.dtype}, or neither one row nor several")
+        raise Decline(f"dtype {self.dtype} and {self.dim()} dimensions, not 1 or 2")
     categories = self.shape[-1]
     if not 0 < num_samples <= (num_samples if replacement else categories) or not 0 < categories <= 2**24:
-        raise Decline("more samples than categories, or a number of them that ATen refuses")
+        raise Decline(f"{num_samples} samples of {categories} categories, replacement={replacement}")
     out = result((self,), (*self.shape[:-1], num_samples), torch.int64, outs)
     if not out.numel():
         return (out,)
@@ -84,9 +84,9 @@ def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
     if self.dtype not in FULL_FLOATS:
         raise Decline(f"dtype {self.dtype}, whose sums ATen rounds after each term")
     check_weights(weights)
-    shares = normalized(weights)
+    probabilities = normalized(weights)
     drawn = out if out.is_contiguous() else empty(out.shape, torch.int64, out.device)
-    sample_rows(shares, cumsum(shares, 1)[0], drawn, generator)
+    sample_rows(probabilities, cumsum(probabilities, 1)[0], drawn, generator)
     if drawn is not out:
         out.copy_(drawn)
     return (out,)
@@ -96,18 +96,18 @@ def multinomial(self, num_samples, replacement=False, generator=None, outs=()):
 
 
 def _check(operands, accepts, on_cpu=True):
-    """Decline operands but of one dtype that broadcast to the first, whose shape the result has."""
+    """Decline operands of several dtypes, and operands that do not broadcast to the shape of the first."""
     first = operands[0]
     if any(x.dtype is not first.dtype or x.dtype not in accepts for x in operands):
-        raise Decline("operands of several dtypes, or of one that is not served")
+        raise Decline(f"operands of {', '.join(str(x.dtype) for x in operands)}")
     if devices.current.type == "cpu" and first.dtype.itemsize == 2 and not on_cpu:
-        raise Decline(f"dtype {first.dtype}, which ATen has not on CPUs")
+        raise Decline(f"dtype {first.dtype}, which ATen does not serve on CPUs")
     if broadcast_shape([x.shape for x in operands]) != tuple(first.shape):
-        raise Decline("a result of another shape than the first operand's, of which ATen warns")
+        raise Decline("operands that broadcast to another shape than the first one's, for which ATen warns")
 
 
 def _sampled(sampler, parameters, advance, generator, outs, turns=1, asserting=False):
-    """ATen has a contiguous result."""
+    """Return (the output, a contiguous tensor with the samples); a fresh output is contiguous, as in ATen."""
     shape, dtype = parameters[0].shape, parameters[0].dtype
     out = result(parameters, shape, dtype, outs)
     drawn = out if out.is_contiguous() else empty(out.shape, dtype, out.device)
@@ -124,51 +124,54 @@ def _done(out, drawn):
 
 @operator("poisson", accepts=FLOATS)
 def poisson(self, generator=None, outs=()):
-    """Knuth's products, rejection by the incomplete gamma function, or a rounded normal number, as cuRAND does."""
+    """Sample as cuRAND does: by Knuth's products, by rejection with the incomplete gamma function, or by rounding.
+
+    The last rounds a normal number, for large rates.
+    """
     _check((self,), FLOATS)
     return _done(*_sampled(rejection.poisson, (self,), 20, generator, outs, asserting=True))
 
 
 @operator("binomial", accepts=FULL_FLOATS)
 def binomial(count, prob, generator=None, outs=()):
-    """Geometric gaps between successes, or transformed rejection (Hoermann 1993)."""
+    """Sample by geometric gaps between successes, or by transformed rejection (Hoermann 1993)."""
     _check((count, prob), FULL_FLOATS)
     return _done(*_sampled(rejection.binomial, (count, prob), 44, generator, outs, turns=_TURNS))
 
 
 @operator("_standard_gamma", accepts=FLOATS)
 def standard_gamma(self, generator=None, outs=()):
-    """Marsaglia and Tsang 2000."""
+    """Sample by rejection (Marsaglia and Tsang 2000)."""
     _check((self,), FLOATS, on_cpu=False)
     return _done(*_sampled(rejection.gamma, (self,), 12, generator, outs))
 
 
 @scalar_kernel(accepts=FLOATS, exact=("least", "most"))
-def _share(self, total, least, most):
-    share = true_divide(self, total)
-    share = tl.where(share < least.to(self.dtype), least.to(self.dtype), share)
-    return tl.where(share > most.to(self.dtype), most.to(self.dtype), share)
+def _clamped_quotient(self, total, least, most):
+    quotient = true_divide(self, total)
+    quotient = tl.where(quotient < least.to(self.dtype), least.to(self.dtype), quotient)
+    return tl.where(quotient > most.to(self.dtype), most.to(self.dtype), quotient)
 
 
 @operator("_sample_dirichlet", accepts=FLOATS)
 def sample_dirichlet(self, generator=None, outs=()):
-    """Gamma samples over their sum."""
+    """Sample gamma numbers and divide them by their sum."""
     _check((self,), FLOATS, on_cpu=False)
     out, drawn = _sampled(rejection.gamma, (self,), 12, generator, outs)
     if out.numel():
         info = torch.finfo(out.dtype)
         (total,) = sum(drawn, -1 if self.dim() else None, True)
-        _share.run((drawn, total, info.tiny, 1 - info.eps), (drawn,))
+        _clamped_quotient.run((drawn, total, info.tiny, 1 - info.eps), (drawn,))
     return _done(out, drawn)
 
 
-# Gradients with respect to the parameters. In float64, where the terms cancel, by ATen's approximations: they differ
-# from each other where one takes over from the next, so that all of them have to be its own.
+# Gradients with respect to the parameters, in float64 because terms cancel. The approximations are all ATen's, since
+# they differ from each other at the boundaries between them.
 
 
 @triton.jit
 def _digamma(x):
-    """With ATen's values at poles."""
+    """Return the digamma function, infinity at poles as in ATen."""
     pole = (x <= 0) & (x == libdevice.floor(x))
     return tl.where(pole, float("inf"), psi(tl.where(pole, 1.0, x)))
 
@@ -180,13 +183,13 @@ def _not_nan(x):
 
 @triton.jit
 def _negative(x):
-    """Of zeros too, which Triton's minus subtracts from 0."""
+    """Return -x, also for zeros, which Triton's minus subtracts from 0."""
     return x * -1.0
 
 
 @triton.jit
 def _gamma_gradient_near_zero(alpha, x):
-    """By the series of the distribution function."""
+    """Return the gradient by the series of the distribution function."""
     number = tl.full(x.shape, 1.0, tl.float64)
     below = alpha
     first, second = number / below, number / (below * below)
@@ -203,7 +206,7 @@ def _gamma_gradient_near_zero(alpha, x):
 
 @triton.jit
 def _gamma_gradient_at_saddle(alpha, x):
-    """By Rice's expansion at the saddle point, for large alpha, and by its series where x is near alpha."""
+    """Return the gradient for large alpha, by Rice's saddle point expansion, and by its series for x near alpha."""
     above = (1.0 + 24.0 * alpha * (1.0 + 12.0 * alpha)) * (
         1440.0 * alpha * alpha + 6.0 * x * (53.0 - 120.0 * x) - 65.0 * x * x / alpha + alpha * (107.0 + 3600.0 * x)
     )
@@ -216,14 +219,14 @@ def _gamma_gradient_at_saddle(alpha, x):
     both = tl.where(x < alpha, second - third, second + third)
     first = ratio * both - square_root(2.0 / alpha) * (alpha + x) / (distance * distance)
     stirling = 1.0 + 1.0 / (12.0 * alpha) * (1.0 + 1.0 / (24.0 * alpha))
-    # The bounds are of float32.
+    # The bounds are float32 numbers.
     inside = (0.8999999761581421 * alpha <= x) & (x <= 1.100000023841858 * alpha)
     return tl.where(inside, near, _negative(stirling) * (x * first) / root)
 
 
 @triton.jit
 def _rational(u, v, first: tl.constexpr, second: tl.constexpr, third: tl.constexpr):
-    """A polynomial in v, each of whose coefficients is one in u; highest power of v first."""
+    """Return a polynomial in v, highest power first, whose coefficients are quadratic polynomials in u."""
     total = tl.zeros_like(v)
     for i in tl.static_range(len(first)):
         total = total * v + (first[i] + u * (second[i] + u * third[i]))
@@ -232,6 +235,7 @@ def _rational(u, v, first: tl.constexpr, second: tl.constexpr, third: tl.constex
 
 @triton.jit
 def _gamma_gradient_between(alpha, x):
+    """Return the gradient for all other x and alpha, by a rational approximation of its logarithm."""
     u, v = libdevice.log(x / alpha), libdevice.log(alpha)
     above = _rational(
         u,
@@ -265,7 +269,7 @@ def _gamma_gradient(self, output):
 
 @triton.jit
 def _beta_gradient_by_first(x, alpha, beta):
-    """With respect to alpha, for x near 0: Taylor's series."""
+    """Return the gradient with respect to alpha for x near 0, by a Taylor series."""
     factor = _digamma(alpha) - _digamma(alpha + beta) - libdevice.log(x)
     number = tl.full(x.shape, 1.0, tl.float64)
     series = number / alpha * (factor + 1.0 / alpha)
@@ -278,7 +282,7 @@ def _beta_gradient_by_first(x, alpha, beta):
 
 @triton.jit
 def _beta_gradient_by_second(x, alpha, beta):
-    """With respect to beta, for x near 0: Taylor's series."""
+    """Return the gradient with respect to beta for x near 0, by a Taylor series."""
     factor = _digamma(alpha + beta) - _digamma(beta)
     number = tl.full(x.shape, 1.0, tl.float64)
     betas, slopes, series = number, tl.zeros_like(x), factor / alpha
@@ -297,7 +301,7 @@ def _stirling(x):
 
 @triton.jit
 def _beta_gradient_at_saddle(x, alpha, beta):
-    """By Rice's expansion at the saddle point, for large alpha and beta, and by its series where x is near the mean."""
+    """Return the gradient for large alpha and beta, by Rice's saddle point expansion, or its series near the mean."""
     total = alpha + beta
     mean = alpha / total
     deviation = square_root(alpha * beta / (total + 1.0)) / total
@@ -325,8 +329,8 @@ def _beta_gradient_at_saddle(x, alpha, beta):
     return tl.where(inside, near, stirling * scale * terms)
 
 
-# Of the correction's numerator and denominator, for powers of log(x), of log(alpha) - log(x), and of log(total) less
-# that, the highest of the last first.
+# Coefficients of the correction's numerator and denominator, polynomials in u = log(x), a = log(alpha) - u and
+# b = log(total) - a: 3 powers of u, 3 of a, and 4 of b, the highest of b first.
 _ABOVE = tl.constexpr(
     (
         *(0.01201642863, -0.0657888334, -0.01061107488, 1.003668233),
@@ -356,8 +360,8 @@ _BELOW = tl.constexpr(
 
 
 @triton.jit
-def _of_three(u, a, b, coefficients: tl.constexpr):
-    """A polynomial in all three."""
+def _polynomial(u, a, b, coefficients: tl.constexpr):
+    """Return a polynomial in u, a and b with 36 coefficients."""
     total = tl.zeros_like(b)
     power = tl.full(b.shape, 1.0, tl.float64)
     for i in tl.static_range(3):
@@ -374,11 +378,11 @@ def _of_three(u, a, b, coefficients: tl.constexpr):
 
 @triton.jit
 def _beta_gradient_between(x, alpha, total, beta):
-    """A rational correction to the analytic approximation."""
+    """Return the gradient for all other arguments, by a rational correction of the analytic approximation."""
     u = libdevice.log(x)
     a = libdevice.log(alpha) - u
     b = libdevice.log(total) - a
-    ratio = _of_three(u, a, b, _ABOVE) / _of_three(u, a, b, _BELOW)
+    ratio = _polynomial(u, a, b, _ABOVE) / _polynomial(u, a, b, _BELOW)
     return ratio * (x * (_digamma(total) - _digamma(alpha)) / beta)
 
 
@@ -388,7 +392,7 @@ def _dirichlet_gradient(x, alpha, total):
     x, alpha = tl.broadcast(x, alpha)
     x, total = tl.broadcast(x, total)
     alpha, total = tl.broadcast(alpha, total)
-    # What decides is of the operands' dtype.
+    # Boundaries between the approximations are compared in the operands' dtype.
     beta, boundary = total - alpha, total * x * (1.0 - x)
     first = (x <= 0.5) & (boundary < 2.5)
     second = (first == 0) & (x >= 0.5) & (boundary < 0.75)
@@ -405,7 +409,7 @@ def _dirichlet_gradient(x, alpha, total):
 
 
 def _gradient(kernel, operands, accepts, outs):
-    """ATen has a contiguous result."""
+    """Run a gradient's formula, with a contiguous fresh result as in ATen."""
     _check(operands, accepts, on_cpu=False)
     return kernel.run(operands, (result(operands, operands[0].shape, operands[0].dtype, outs),))
 

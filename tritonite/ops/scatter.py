@@ -1,6 +1,6 @@
-"""Writing at the places that index tensors tell, and combining with what is there.
+"""scatter, index_add, index_put and others: writes to the elements that index tensors select.
 
-An index out of range stops the program, as in ATen's kernels, and nothing is written there.
+An index out of range stops the program, as in ATen's kernels, and nothing is written for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import ALL, BITS, FLOATS, NUMBERS, UNSIGNED, WITH_COMPLEX, opmath
-from tritonite.engine.indexing.places import (
+from tritonite.engine.indexing.indices import (
     IN_RANGE,
     IN_RANGE_OF_BOTH_SIGNS,
     INDEX_DTYPES,
@@ -45,9 +45,9 @@ exclude("_unsafe_masked_index_put_accumulate", "ATen makes it of clamp, masked_f
 
 
 def refuse_if_deterministic() -> None:
-    """Decline where torch was asked for the same bits every time, which ATen has other kernels for, or an error."""
+    """Decline if torch's deterministic algorithms are enabled, for which ATen has another kernel or raises."""
     if not _ON_CPU and torch.are_deterministic_algorithms_enabled():
-        raise Decline("programs that write in no order, where deterministic algorithms are asked for")
+        raise Decline("a kernel that writes in no order, while deterministic algorithms are enabled")
 
 
 def destination(
@@ -58,9 +58,9 @@ def destination(
     like: bool = False,
     filled: bool = True,
 ) -> torch.Tensor:
-    """What becomes of `self`: itself, or a copy of it in `outs`, or a fresh one, contiguous or laid out `like` it.
+    """Return the tensor that is written to: `self` in place, the output in `outs`, or a fresh one.
 
-    Nothing is copied yet unless `filled`.
+    A fresh one is contiguous, or has the layout of `self` with `like`. With `filled`, `self` is copied to it.
     """
     if outs or not like:
         (out,) = outputs((self, *others), [self.shape], [self.dtype], outs, in_place=[self], accepts=accepts)
@@ -74,51 +74,51 @@ def destination(
 
 
 def check_number(self: torch.Tensor, number: Any) -> None:
-    """Decline a number that ATen does not convert to the dtype of a tensor."""
+    """Decline a number that ATen does not convert to a tensor's dtype."""
     fraction = number_type(number) is float and not self.is_floating_point()
     if self.dtype not in ALL or fraction or number_type(number) is complex:
-        raise Decline("a complex number, or one with a fraction for integers")
+        raise Decline(f"dtype {self.dtype} with a {number_type(number).__name__}")
     limit(number, limits_of(self.dtype))
 
 
 def _check_source(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> None:
-    """Decline a source that has no element for each of an index."""
+    """Decline a source without an element for each index."""
     if source.dtype is not self.dtype:
-        raise Decline("a source of another dtype")
+        raise Decline(f"a source of {source.dtype} for {self.dtype}")
     if not index.numel():
         return
     if max(source.dim(), 1) != max(index.dim(), 1):
-        raise Decline("a source of another number of dimensions")
+        raise Decline(f"a source of {source.dim()} dimensions for an index of {index.dim()}")
     if any(size > own for size, own in zip(index.shape or (1,), source.shape or (1,), strict=False)):
-        raise Decline("an index that is longer than the source")
+        raise Decline(f"an index of shape {tuple(index.shape)}, larger than a source of {tuple(source.shape)}")
 
 
-class Places(NamedTuple):
-    """The elements of a tensor that an index tells of: the space of what is written, and how it counts along `dim`."""
+class Updates(NamedTuple):
+    """The updates of a scatter along one dimension: their `shape`, and the `index` with its `strides` over it."""
 
     index: torch.Tensor
     dim: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def of_parts(self) -> Places:
-        """The same of a tensor whose complex elements are pairs of their parts."""
+    def as_real(self) -> Updates:
+        """Return the updates of a complex tensor viewed as real, whose last dimension has both parts."""
         return self._replace(shape=(*self.shape, 2), strides=(*self.strides, 0))
 
     def write(self, target: torch.Tensor, *values: Any, **how: Any) -> None:
-        """`write_at` these places of a tensor."""
+        """Apply the updates to a target with `write_at`."""
         indices = [index_along(self.index, self.strides, target, self.dim)]
         write_at(target, self.shape, without_dimension(target, self.dim, self.shape), indices, *values, **how)
 
     def add_in_order(self, target: torch.Tensor, source: torch.Tensor, row_dims: Sequence[int]) -> None:
-        """Add a source to these places of a tensor, whose numbers an index tells in `row_dims`, in their order."""
+        """Add a source to a target in order of the updates. The index depends on `row_dims` of the space."""
         shape, rank = self.shape, len(self.shape)
         indices = [index_along(self.index, self.strides, target, self.dim)]
         steps = list(without_dimension(target, self.dim, shape))
         for d in row_dims:
             if d == self.dim or shape[d] == 1:
                 continue
-            # Which of the places has this coordinate is told by one more index.
+            # Other row dimensions become indices of their own, whose values are the coordinates.
             coordinates = empty((shape[d],), torch.int64, target.device)
             ascending.run((0, 1, 0, False), (coordinates,))
             along = tuple([int(k == d) for k in range(rank)])
@@ -129,100 +129,100 @@ class Places(NamedTuple):
 
 
 def _scattered(self, dim, index, source=None, in_order=False):
-    """The places of an index that has an element for each, of which the source has one, too."""
+    """Return the updates of an index, and of a source, that have an element for each update."""
     dim = check_gathered(self, dim, index)
     if not in_order:
         refuse_if_deterministic()
     if source is not None:
         _check_source(self, index, source)
-    return Places(index, dim, tuple(index.shape), index.stride())
+    return Updates(index, dim, tuple(index.shape), index.stride())
 
 
-def _strides(source: torch.Tensor, places: Places) -> tuple[int, ...]:
-    """A source's strides over places, of which it may have more, or one without dimensions."""
-    return (*source.stride(), *[0] * len(places.shape))[: len(places.shape)]
+def _strides(source: torch.Tensor, updates: Updates) -> tuple[int, ...]:
+    """Return a source's strides over the updates; the source may be larger, or have no dimensions."""
+    return (*source.stride(), *[0] * len(updates.shape))[: len(updates.shape)]
 
 
 @operator("scatter", accepts=WITH_COMPLEX)
 def scatter(self, dim, index, src, outs=()):
-    places = _scattered(self, dim, index, src)
+    updates = _scattered(self, dim, index, src)
     out = destination(self, (index, src), outs, WITH_COMPLEX)
-    places.write(out, src, _strides(src, places))
+    updates.write(out, src, _strides(src, updates))
     return (out,)
 
 
 @operator("scatter", accepts=ALL)
 def scatter_value(self, dim, index, value, outs=()):
-    places = _scattered(self, dim, index)
+    updates = _scattered(self, dim, index)
     check_number(self, value)
     out = destination(self, (index,), outs, ALL)
-    places.write(out, number=value)
+    updates.write(out, number=value)
     return (out,)
 
 
 def _operation(self: torch.Tensor, reduce: str, names: Sequence[str]) -> str:
     """Return the operation that a reduction's name stands for. Raises Decline for names that ATen refuses."""
     if reduce not in names:
-        raise Decline("no such reduction")
+        raise Decline(f"reduction {reduce!r}, not one of {', '.join(names)}")
     operation = _OPERATIONS[reduce]
     if self.dtype is torch.bool and self.device.type != "cpu" and operation != ADD:
-        raise Decline("a reduction of bools that ATen refuses on GPUs")
+        raise Decline(f"reduction {reduce!r} of bools, for which ATen raises on GPUs")
     return operation
 
 
 @operator("scatter", accepts=ALL)
 def scatter_with(self, dim, index, src, reduce, outs=()):
-    places = _scattered(self, dim, index, src)
+    updates = _scattered(self, dim, index, src)
     operation = _operation(self, reduce, ("add", "multiply"))
     out = destination(self, (index, src), outs, ALL, filled=False)
-    places.write(out, src, _strides(src, places), operation=operation, start=self)
+    updates.write(out, src, _strides(src, updates), operation=operation, start=self)
     return (out,)
 
 
 @operator("scatter", accepts=ALL)
 def scatter_value_with(self, dim, index, value, reduce, outs=()):
-    places = _scattered(self, dim, index)
+    updates = _scattered(self, dim, index)
     operation = _operation(self, reduce, ("add", "multiply"))
     check_number(self, value)
     out = destination(self, (index,), outs, ALL, filled=False)
-    places.write(out, number=value, operation=operation, start=self)
+    updates.write(out, number=value, operation=operation, start=self)
     return (out,)
 
 
-def _add(out, start, source, places, row_dims):
-    """Write `start` to `out`, with a source added at its places.
+def _add(out, start, source, updates, row_dims):
+    """Write `start` plus the updates of a source to `out`.
 
-    It is added in no order, or in the order of the places where torch was asked for deterministic algorithms.
+    They are added in no order, or in order if deterministic algorithms are enabled.
     """
-    in_order = torch.are_deterministic_algorithms_enabled() and bool(places.shape)
+    in_order = torch.are_deterministic_algorithms_enabled() and bool(updates.shape)
     if in_order or out.is_complex():
         if start is not out and out.numel():
             out.copy_(start)
         start = None
     if out.is_complex():
         if not out.dim():
-            # A tensor of parts has a dimension, along which no index counts.
-            out, source, places = out.view(1), source.reshape(1), Places(places.index.reshape(1), 0, (1,), (1,))
+            # Viewed as real, a 0-dim tensor has one dimension, which no index addresses; so it becomes a vector first.
+            out, source, updates = out.view(1), source.reshape(1), Updates(updates.index.reshape(1), 0, (1,), (1,))
             row_dims = (0,)
-        out, source, places = torch.view_as_real(out), torch.view_as_real(source), places.of_parts()
+        out, source, updates = torch.view_as_real(out), torch.view_as_real(source), updates.as_real()
     if in_order:
-        places.add_in_order(out, source, row_dims)
+        updates.add_in_order(out, source, row_dims)
     else:
-        places.write(out, source, _strides(source, places), operation=ADD, start=start)
+        updates.write(out, source, _strides(source, updates), operation=ADD, start=start)
 
 
 @operator("scatter_add", accepts=WITH_COMPLEX)
 def scatter_add(self, dim, index, src, outs=()):
-    places = _scattered(self, dim, index, src, in_order=True)
-    _check_count(places, self)
+    updates = _scattered(self, dim, index, src, in_order=True)
+    _check_count(updates, self)
     out = destination(self, (index, src), outs, WITH_COMPLEX, filled=False)
-    _add(out, self, src, places, range(index.dim()))
+    _add(out, self, src, updates, range(index.dim()))
     return (out,)
 
 
 @scalar_kernel(own=("total", "count"), static=("included",))
 def _mean(total, count, included):
-    """Of integers the quotient is rounded down. Where nothing has been added, the total stays as it is."""
+    """Divide totals by counts, rounding quotients of integers down. A count of 0 leaves the total as it is."""
     count = tl.maximum(count + 1 if included else count, 1)
     if total.dtype.is_floating():
         return true_divide(total, count.to(total.dtype))
@@ -232,7 +232,7 @@ def _mean(total, count, included):
 
 
 def _identity(dtype: torch.dtype, operation: str) -> Any:
-    """The number that an operation leaves others as they are next to."""
+    """Return the identity of an operation: the number that changes no other."""
     if operation in (ADD, MULTIPLY):
         return int(operation == MULTIPLY)
     if dtype.is_floating_point:
@@ -242,58 +242,58 @@ def _identity(dtype: torch.dtype, operation: str) -> Any:
     return least if operation == LARGEST else most
 
 
-def _reduced(self, source, places, reduce, include_self, outs, names, accepts):
-    """What is at the places, combined with a source; of what was there before nothing without `include_self`."""
+def _reduced(self, source, updates, reduce, include_self, outs, names, accepts):
+    """Reduce the updates of a source, with the elements of `self` if `include_self`, to the outputs."""
     operation = _operation(self, reduce, names)
     if reduce == "mean" and self.dtype is torch.bool:
         raise Decline("a mean of bools")
-    # A mean divides the sum before that is rounded.
+    # A mean is rounded only after the division.
     wide = reduce == "mean" and opmath(self.dtype) is not self.dtype
-    out = destination(self, (places.index, source), outs, accepts, filled=not wide)
+    out = destination(self, (updates.index, source), outs, accepts, filled=not wide)
     total = widened(self, out) if wide else out
     if not include_self:
-        places.write(total, number=_identity(out.dtype, operation))
-    places.write(total, source, _strides(source, places), operation=operation)
+        updates.write(total, number=_identity(out.dtype, operation))
+    updates.write(total, source, _strides(source, updates), operation=operation)
     if reduce == "mean" and out.numel():
         count = zeros(out.shape, torch.int32, out.device)
-        places.write(count, number=1, operation=ADD)
+        updates.write(count, number=1, operation=ADD)
         _mean.run((total, count, include_self), (out,))
     return (out,)
 
 
 @operator("scatter_reduce", accepts=ALL)
 def scatter_reduce(self, dim, index, src, reduce, include_self=True, outs=()):
-    places = _scattered(self, dim, index, src)
+    updates = _scattered(self, dim, index, src)
     names = ("sum", "prod", "mean", "amax", "amin", "max", "min")
-    return _reduced(self, src, places, reduce, include_self, outs, names, ALL)
+    return _reduced(self, src, updates, reduce, include_self, outs, names, ALL)
 
 
-def _check_count(places: Places, target: torch.Tensor) -> None:
-    """Decline, before anything is written, more places than are added up in order."""
-    if torch.are_deterministic_algorithms_enabled() and max(target.numel(), torch.Size(places.shape).numel()) >= 2**30:
-        raise Decline("more places than are added up in order")
+def _check_count(updates: Updates, target: torch.Tensor) -> None:
+    """Decline, before anything is written, more updates or slots than `add_rows_at` serves."""
+    if torch.are_deterministic_algorithms_enabled() and max(target.numel(), torch.Size(updates.shape).numel()) >= 2**30:
+        raise Decline(f"{target.numel()} elements or {torch.Size(updates.shape).numel()} updates, more than 2^30 - 1")
 
 
 def _along(self, dim, index, source=None, accepts=INDEX_DTYPES, in_order=False):
-    """The slices of a tensor that a vector of indices tells of, of which a source has one for each."""
+    """Return the updates of slices along `dim`, which a vector of indices selects; a source has a slice for each."""
     check_index(index, accepts)
     dim = only_dimension(dim, self.dim())
     if not in_order:
         refuse_if_deterministic()
     if index.dim() > 1:
-        raise Decline("an index that is no vector")
+        raise Decline(f"an index of shape {tuple(index.shape)}, not a vector")
     count = index.numel()
     if count and self.dim() and not self.shape[dim]:
-        raise Decline("an index into no elements")
+        raise Decline(f"an index into dimension {dim}, which has size 0")
     shape = (*self.shape[:dim], count, *self.shape[dim + 1 :]) if self.dim() else ()
     if not self.dim() and count != 1:
-        raise Decline("several indices into a tensor without dimensions")
+        raise Decline(f"{count} indices into a tensor without dimensions")
     if source is not None and (source.dtype is not self.dtype or tuple(source.shape) != shape):
-        raise Decline("a source of another shape or dtype")
+        raise Decline(f"a source of {source.dtype} and shape {tuple(source.shape)} for {self.dtype} and {shape}")
     strides = [0] * len(shape)
     if self.dim():
         strides[dim] = index.stride(0) if index.dim() else 0
-    return Places(index, dim, shape, tuple(strides))
+    return Updates(index, dim, shape, tuple(strides))
 
 
 @scalar_kernel(cast=("alpha",))
@@ -303,12 +303,12 @@ def _times(source, alpha):
 
 @scalar_kernel(cast=("alpha",), output_dtypes=(None, None), accepts=FLOATS)
 def _parts_times(real, imaginary, alpha):
-    """ATen multiplies with a complex number, of which 0 times infinity is nan."""
+    """Multiply by a complex number whose imaginary part is 0, as ATen does; 0 times infinity is nan."""
     return real * alpha - imaginary * 0.0, real * 0.0 + imaginary * alpha
 
 
 def _scaled(source, alpha):
-    """A source times a number, contiguous."""
+    """Return a contiguous product of a source and a number."""
     result = empty(source.shape, source.dtype, source.device)
     if source.is_complex():
         parts, whole = torch.view_as_real(result), torch.view_as_real(source)
@@ -320,52 +320,52 @@ def _scaled(source, alpha):
 
 @operator("index_add", accepts=WITH_COMPLEX, pin_zero_or_one=("alpha",))
 def index_add(self, dim, index, source, alpha=1, outs=()):
-    places = _along(self, dim, index, source, in_order=True)
+    updates = _along(self, dim, index, source, in_order=True)
     if not (self.is_floating_point() or self.is_complex()) and number_type(alpha) is float:
-        raise Decline("a floating-point number for integers")
+        raise Decline(f"a float alpha for {self.dtype}")
     if self.dtype is not torch.bool and number_type(alpha) is bool:
-        raise Decline("a bool for numbers")
+        raise Decline(f"a bool alpha for {self.dtype}")
     check_number(torch.view_as_real(self) if self.is_complex() else self, alpha)
-    _check_count(places, self)
+    _check_count(updates, self)
     out = destination(self, (index, source), outs, WITH_COMPLEX, filled=False)
     in_order = torch.are_deterministic_algorithms_enabled()
     if not source.is_complex() and not in_order:
-        places.write(out, source, _strides(source, places), alpha, ADD, start=self)
+        updates.write(out, source, _strides(source, updates), alpha, ADD, start=self)
         return (out,)
     if source.numel() and (source.is_complex() or zero_or_one(alpha) != 1):
         source = _scaled(source, alpha)
-    _add(out, self, source, places, (places.dim,))
+    _add(out, self, source, updates, (updates.dim,))
     return (out,)
 
 
 @operator("index_reduce", accepts=NUMBERS)
 def index_reduce(self, dim, index, source, reduce, include_self=True, outs=()):
-    """ATen refuses bools on GPUs, and on CPUs most of the time."""
-    places = _along(self, dim, index, source)
-    return _reduced(self, source, places, reduce, include_self, outs, ("prod", "mean", "amax", "amin"), NUMBERS)
+    """Reduce slices. Bools are not accepted, since ATen raises for most reductions of bools."""
+    updates = _along(self, dim, index, source)
+    return _reduced(self, source, updates, reduce, include_self, outs, ("prod", "mean", "amax", "amin"), NUMBERS)
 
 
 @operator("index_copy", accepts=WITH_COMPLEX)
 def index_copy(self, dim, index, source, outs=()):
-    places = _along(self, dim, index, source, (torch.int64,))
+    updates = _along(self, dim, index, source, (torch.int64,))
     out = destination(self, (index, source), outs, WITH_COMPLEX)
-    places.write(out, source, _strides(source, places))
+    updates.write(out, source, _strides(source, updates))
     return (out,)
 
 
 @operator("index_fill", accepts=WITH_COMPLEX)
 def index_fill(self, dim, index, value, outs=()):
-    """A value in a tensor stays where it is."""
-    places = _along(self, dim, index, None, (torch.int64,))
+    """Fill slices. A value in a tensor is read by the kernel, not by the host."""
+    updates = _along(self, dim, index, None, (torch.int64,))
     if not isinstance(value, torch.Tensor):
         check_number(self, value)
         out = destination(self, (index,), outs, ALL, like=True)
-        places.write(out, number=value, wraps=True)
+        updates.write(out, number=value, wraps=True)
         return (out,)
     if value.dim() or value.dtype is not self.dtype:
-        raise Decline("a value of another dtype, or several")
+        raise Decline(f"a value of {value.dtype} and {value.dim()} dimensions, not of {self.dtype} and 0")
     out = destination(self, (index, value), outs, WITH_COMPLEX, like=True)
-    places.write(out, value, (0,) * len(places.shape), wraps=True)
+    updates.write(out, value, (0,) * len(updates.shape), wraps=True)
     return (out,)
 
 
@@ -373,19 +373,19 @@ def index_fill(self, dim, index, value, outs=()):
 def put(self, index, source, accumulate=False, outs=()):
     check_index(index, (torch.int64,))
     if not accumulate and torch.are_deterministic_algorithms_enabled():
-        raise Decline("deterministic algorithms, of which ATen has none on any device")
+        raise Decline("deterministic algorithms, for which ATen raises on any device")
     refuse_if_deterministic()
     if source.dtype is not self.dtype or index.numel() != source.numel() or (index.numel() and not self.numel()):
-        raise Decline("a source of another dtype or size")
+        raise Decline(f"a source of {source.dtype} and {source.numel()} elements for {self.dtype} and {index.numel()}")
     accepts = ALL if accumulate else WITH_COMPLEX
     if source.shape != index.shape:
         if not (source.is_contiguous() and index.is_contiguous()):
-            raise Decline("a source of another shape than its index's")
+            raise Decline("a source and an index of different shapes that are not contiguous")
         source, index = source.view(-1), index.view(-1)
     out = destination(self, (index, source), outs, accepts, like=True, filled=False)
-    counted = linear_index(index, index.stride(), out)
+    linear = linear_index(index, index.stride(), out)
     write_at(
-        *(out, index.shape, (0,) * index.dim(), [counted], source, source.stride()),
+        *(out, index.shape, (0,) * index.dim(), [linear], source, source.stride()),
         operation=ADD if accumulate else "",
         wraps=True,
         message=IN_RANGE_OF_BOTH_SIGNS,
@@ -395,22 +395,22 @@ def put(self, index, source, accumulate=False, outs=()):
 
 
 def _filled_under(self, mask, values, accumulate, outs):
-    """One value where a mask is set."""
+    """Write one value where a mask is set."""
     if accumulate or values.numel() != 1 or values.dim() > 1 or values.dtype is not self.dtype:
-        raise Decline("several values under a mask")
+        raise Decline("a mask with several values, accumulation or another dtype")
     here = values.device == self.device
     out = destination(self, (mask, values) if here else (mask,), outs, ALL, like=True)
     over = mask[(..., *[None] * (self.dim() - mask.dim()))]
     return masked_fill_kernel.run((out, over, values.reshape(())), (out,))
 
 
-# All but unsigned integers, which ATen refuses.
+# All dtypes but unsigned integers, for which ATen raises.
 _PUT = tuple([dtype for dtype in BITS if dtype not in UNSIGNED])
 
 
 @operator("index_put", "_unsafe_index_put", "_index_put_impl", accepts=_PUT)
 def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
-    """Sums are added up in order, as ATen's are."""
+    """Write or accumulate values. Sums are added up in order, as ATen's are."""
     mask = only_mask(self, indices)
     if mask is not None:
         return _filled_under(self, mask, values, accumulate, outs)
@@ -418,25 +418,25 @@ def index_put(self, indices, values, accumulate=False, unsafe=False, outs=()):
         refuse_if_deterministic()
     indexed = Indexed(self, indices)
     if values.dtype is not self.dtype or values.dim() > len(indexed.shape):
-        raise Decline("values of another dtype, or of more dimensions")
+        raise Decline(f"values of {values.dtype} and shape {tuple(values.shape)} for {self.dtype} and {indexed.shape}")
     if broadcast_shape([indexed.shape, values.shape]) != indexed.shape:
-        raise Decline("values that do not broadcast")
+        raise Decline(f"values of shape {tuple(values.shape)}, which do not broadcast to {tuple(indexed.shape)}")
     accepts = WITH_COMPLEX if accumulate else _PUT
     out = destination(self, (values, *(i.tensor for i in indexed.indices)), outs, accepts, like=True)
     if out is not self:
         indexed = Indexed(out, indices)
     write: Any = functools.partial(add_rows_at, row_dims=indexed.row_dims) if accumulate else write_at
-    shape, strides, places = indexed.shape, indexed.strides, indexed.indices
+    shape, strides, selected = indexed.shape, indexed.strides, indexed.indices
     value_strides = expand_strides(values.shape, values.stride(), shape)
     if accumulate and out.is_complex():
         out_parts, values = torch.view_as_real(out), torch.view_as_real(values)
         shape, (strides, value_strides) = (*shape, 2), [(*[2 * s for s in own], 1) for own in (strides, value_strides)]
-        places = [i._replace(strides=(*i.strides, 0), steps=tuple([2 * step for step in i.steps])) for i in places]
+        selected = [i._replace(strides=(*i.strides, 0), steps=tuple([2 * step for step in i.steps])) for i in selected]
     write(
         target=out_parts if accumulate and out.is_complex() else out,
         shape=shape,
         target_strides=strides,
-        indices=places,
+        indices=selected,
         values=values,
         value_strides=value_strides,
         wraps=True,

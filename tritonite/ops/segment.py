@@ -1,4 +1,4 @@
-"""Reductions of segments of a tensor, which lengths or offsets tell, and their gradients."""
+"""segment_reduce: reductions of segments of a tensor, given by lengths or offsets, and their gradients."""
 
 import torch
 
@@ -16,7 +16,7 @@ from tritonite.runtime.symbols import number_type
 
 
 def _contiguous(tensor):
-    """A tensor, or a contiguous copy of it."""
+    """Return the tensor, or a contiguous copy of it."""
     if tensor.is_contiguous():
         return tensor
     copy = empty(tensor.shape, tensor.dtype, tensor.device)
@@ -28,29 +28,29 @@ _REDUCTIONS = {"amax": "max", "amin": "min"} | {name: name for name in IDENTITIE
 
 
 def _check(data, reduce, lengths, offsets, axis, initial, *others):
-    """What tells of the segments, and the dimension they are in. Declines what ATen refuses."""
-    told = lengths if offsets is None else offsets
-    if told is None or reduce not in _REDUCTIONS or data.dtype not in FLOATS or not data.numel():
-        raise Decline("no segments, an unknown reduction, or another dtype")
-    check_index(told)
+    """Return (the lengths or offsets of segments, the dimension they split). Decline calls for which ATen raises."""
+    given = lengths if offsets is None else offsets
+    if given is None or reduce not in _REDUCTIONS or data.dtype not in FLOATS or not data.numel():
+        raise Decline(f"no lengths or offsets, reduction {reduce!r}, dtype {data.dtype}, or no elements")
+    check_index(given)
     (axis,) = dimensions(axis, data.dim()) or (None,)
-    if axis is None or axis != told.dim() - 1 or tuple(told.shape[:-1]) != tuple(data.shape[:axis]):
-        raise Decline("segments of another dimension")
-    if not told.is_contiguous() or (offsets is not None and not told.shape[-1]):
+    if axis is None or axis != given.dim() - 1 or tuple(given.shape[:-1]) != tuple(data.shape[:axis]):
+        raise Decline(f"lengths or offsets of shape {tuple(given.shape)} for dimension {axis} of {tuple(data.shape)}")
+    if not given.is_contiguous() or (offsets is not None and not given.shape[-1]):
         raise Decline("lengths or offsets that are not contiguous, or no offsets")
     if any(x.dtype is not data.dtype for x in others):
-        raise Decline("tensors of several dtypes")
+        raise Decline("gradients or results of another dtype than the data")
     if initial is not None:
         check_number(data, initial)
         if number_type(initial) is bool:
-            raise Decline("a bool for a number")
-    outputs((data, told, *others), [], [], (), accepts=FLOATS + INTS)
-    return told, axis
+            raise Decline("a bool as the initial value")
+    outputs((data, given, *others), [], [], (), accepts=FLOATS + INTS)
+    return given, axis
 
 
-def _segments(data, told, axis, cumulated):
-    count = told.shape[-1] - (not cumulated)
-    bounds = cumsum(told, -1, torch.int64)[0] if cumulated and told.numel() else told
+def _segments(data, given, axis, cumulated):
+    count = given.shape[-1] - (not cumulated)
+    bounds = cumsum(given, -1, torch.int64)[0] if cumulated and given.numel() else given
     return Segments(
         *(bounds, cumulated, data.shape[:axis].numel(), data.shape[axis], data.shape[axis + 1 :].numel(), count)
     )
@@ -59,9 +59,9 @@ def _segments(data, told, axis, cumulated):
 @operator("segment_reduce", accepts=FLOATS)
 def segment_reduce(data, reduce, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None, outs=()):
     if indices is not None or (offsets is None and not unsafe):
-        raise Decline("lengths whose sum the host checks")
-    told, axis = _check(data, reduce, lengths, offsets, axis, initial)
-    segments = _segments(data, told, axis, offsets is None)
+        raise Decline("indices, or lengths whose sum the host checks (unsafe=False)")
+    given, axis = _check(data, reduce, lengths, offsets, axis, initial)
+    segments = _segments(data, given, axis, offsets is None)
     shape = (*data.shape[:axis], segments.n, *data.shape[axis + 1 :])
     outs = outputs((data,), [shape], [data.dtype], outs)
     direct = outs[0].is_contiguous()
@@ -74,11 +74,11 @@ def segment_reduce(data, reduce, lengths=None, indices=None, offsets=None, axis=
 
 @operator("_segment_reduce_backward", accepts=FLOATS)
 def segment_reduce_backward(grad, output, data, reduce, lengths=None, offsets=None, axis=0, initial=None, outs=()):
-    told, axis = _check(data, reduce, lengths, offsets, axis, initial, grad, output)
-    segments = _segments(data, told, axis, offsets is None)
+    given, axis = _check(data, reduce, lengths, offsets, axis, initial, grad, output)
+    segments = _segments(data, given, axis, offsets is None)
     shape = (*data.shape[:axis], segments.n, *data.shape[axis + 1 :])
     if tuple(grad.shape) != shape or tuple(output.shape) != shape:
-        raise Decline("gradients of another shape")
+        raise Decline("gradients or results of another shape than the segments'")
     outs = outputs((grad, output, data), [data.shape] * len(outs), [data.dtype] * len(outs), outs) if outs else ()
     result = zeros(data.shape, data.dtype, data.device)
     tensors = (result, _contiguous(grad), _contiguous(output), _contiguous(data))

@@ -1,6 +1,6 @@
-"""What is left of elements, or of slices, when each is there once: by sorting, and by comparing neighbours.
+"""Unique elements, and unique slices along a dimension: by a bitmap, or by sorting and comparing neighbours.
 
-How much that is decides the size of the results, for which the host waits once.
+The host waits once, for the number of unique elements, which is the size of the results.
 """
 
 import math
@@ -33,12 +33,12 @@ def _nothing(self):
 
 
 def _unique(self, inverse, counts):
-    """(values, the place of each element's among them, how often each is there), by bits or by one sort."""
+    """Return (unique values, each element's index among them, counts of equal elements), by a bitmap or one sort."""
     outputs((self,), [], [], ())
     if not self.numel():
         return _of_nothing(self, inverse)
     if self.dtype is torch.bool and not ((inverse and counts) or _ON_CPU):
-        raise Decline("bools, of which ATen's kernels for GPUs give other results than are asked for")
+        raise Decline("bools without both inverse and counts, where ATen returns others than asked for on GPUs")
     x = self.reshape(-1)
     slow = slower(devices.current.kind).sets and (not (inverse or counts) or self.dtype.itemsize == 8)
     dense = Dense(x, counts) if serves(x) else None
@@ -53,12 +53,12 @@ def _unique(self, inverse, counts):
         dense.write(out)
     if sorts:
         ordered = empty(x.shape, x.dtype, x.device)
-        # Rows as long as int32 has no numbers for are not sorted.
+        # int32 is enough, since longer rows than it can number are declined.
         order = empty(x.shape, torch.int32, x.device) if inverse else None
         if dense is None:
             sort_into(x, 0, False, ordered, order)
         else:
-            sort_long_rows(x, 0, Keys.of(x.dtype), ordered, order, unless=dense.flag)
+            sort_long_rows(x, 0, Keys.of(x.dtype), ordered, order, skip_flag=dense.flag)
         write_runs(out, ordered, order, None if dense is None else dense.flag)
     return _results(self, out)
 
@@ -69,9 +69,9 @@ def _results(self, out):
 
 
 def _of_nothing(self, inverse):
-    """The results of a tensor without elements. ATen's kernels for GPUs give places, asked for or not."""
-    places = _inverse(self) if inverse or not _ON_CPU else _nothing(self)
-    return empty((0,), self.dtype, self.device), places, _nothing(self)
+    """Return the results for a tensor without elements. On GPUs ATen always returns an inverse of the shape."""
+    indices = _inverse(self) if inverse or not _ON_CPU else _nothing(self)
+    return empty((0,), self.dtype, self.device), indices, _nothing(self)
 
 
 def _inverse(self):
@@ -80,7 +80,7 @@ def _inverse(self):
 
 @operator("_unique2", accepts=ALL)
 def unique2(self, sorted=True, return_inverse=False, return_counts=False, outs=()):
-    """In order, whether that is asked for or not."""
+    """Return unique elements in order, whatever `sorted` says."""
     return _unique(self, return_inverse, return_counts)
 
 
@@ -90,18 +90,18 @@ def unique(self, sorted=True, return_inverse=False, outs=()):
 
 
 def _unique_slices(self, dim, sorts, inverse, counts):
-    """The same of slices along a dimension, each a row of a matrix."""
+    """Return (unique slices along a dimension, each slice's index among them, counts of equal slices)."""
     outputs((self,), [], [], ())
     if not self.dim():
-        raise Decline("no dimension")
+        raise Decline("a tensor without dimensions")
     (dim,) = dimensions(dim, self.dim())
     others = (*self.shape[:dim], *self.shape[dim + 1 :])
     if not self.numel():
-        raise Decline("slices of no elements, or none")
-    # ATen's kernels for CPUs give both, asked for or not, and leave slices where they lie as rows.
+        raise Decline("a tensor without elements")
+    # ATen's CPU kernel always returns inverse and counts, and keeps every slice contiguous in the result.
     always = self.device.type == "cpu"
     if dim and self.dim() > 2 and not always:
-        raise Decline("slices between others, whose strides data decides")
+        raise Decline(f"slices along dimension {dim} of {self.dim()}, where data decides the result's strides on GPUs")
     n = self.shape[dim]
     x = self.movedim(dim, 0).reshape(n, -1).contiguous()
     order = order_of(x) if sorts else None
@@ -121,13 +121,13 @@ def _unique_slices(self, dim, sorts, inverse, counts):
     else:
         values = empty(shape, self.dtype, self.device)
     take_rows(values, x, kept, runs.count, x.shape[1] if always else math.prod(self.shape[dim + 1 :]))
-    places, lengths = _nothing(self), _nothing(self)
+    indices, lengths = _nothing(self), _nothing(self)
     if inverse or always:
-        places = empty((n,), torch.int64, self.device)
-        runs.found.write_ranks(places, order)
+        indices = empty((n,), torch.int64, self.device)
+        runs.found.write_ranks(indices, order)
     if counts or always:
         lengths = runs.lengths(starts)
-    return values, places, lengths
+    return values, indices, lengths
 
 
 @operator("unique_dim", accepts=ALL)

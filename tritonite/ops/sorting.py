@@ -1,7 +1,6 @@
-"""Sorting, and what is taken of rows by its rank: the largest elements, medians, the most frequent ones.
+"""sort, topk, kthvalue, median, nanmedian, mode.
 
-nan comes behind all numbers, and zeros of both signs are equal. Short rows are sorted in registers, longer ones by
-radix. Elements are selected of rows that a program holds in registers too, and of longer ones by their digits.
+nan sorts after all numbers, and zeros of both signs are equal.
 """
 
 import math
@@ -26,23 +25,21 @@ from tritonite.registry import operator
 from tritonite.runtime.contract import decline_if_slower, empty, empty_strided
 
 _SORTED = (*ALL, *UNSIGNED)
-# Which ATen selects of on this kind of device.
-_FREQUENT = ALL
-# So many of the largest elements of a row that a program holds take longer than all of it in order.
+# The largest k for which top-k of a row that one program holds costs less than sorting the row.
 _MANY = 256
-# More of a longer row are found by their digits.
+# The largest k for which top-k of a longer row is not better done by radix select.
 _MANY_OF_LONG = 1024
 
 
 def with_dimension(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a view of its only element."""
+    """Return the tensor, or a view of shape (1,) of a tensor without dimensions."""
     return tensor if tensor.dim() else tensor.unsqueeze(0)
 
 
 def sort_into(
     x: torch.Tensor, dim: int, descending: bool, values: torch.Tensor | None, indices: torch.Tensor | None
 ) -> None:
-    """Sort along a dimension, stably, into tensors of the same shape."""
+    """Sort along a dimension, stably, and write the values and indices to tensors of the shape of x."""
     x, every = with_dimension(x), [None if into is None else with_dimension(into) for into in (values, indices)]
     if x.numel():
         sort_along(x, dim, Keys.of(x.dtype, descending), *every)
@@ -50,7 +47,7 @@ def sort_into(
 
 @operator("sort", accepts=_SORTED)
 def sort(self, dim=-1, descending=False, stable=None, outs=()):
-    """Stably, whether that is asked for or not. Fresh results are laid out as the tensor is."""
+    """Sort stably, whatever `stable` says. Fresh results have the input's layout."""
     if self.dtype in UNSIGNED and self.device.type != "cpu":
         raise Decline(f"dtype {self.dtype}, which ATen refuses on GPUs")
     dim = only_dimension(dim, self.dim())
@@ -69,22 +66,22 @@ def sort(self, dim=-1, descending=False, stable=None, outs=()):
 
 @operator("topk", accepts=NUMBERS)
 def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
-    """Of equal elements those that come first."""
+    """Select the k largest or smallest elements. Of equal elements, the one with the lower index comes first."""
     dim = only_dimension(dim, self.dim())
     x = with_dimension(self)
     if not 0 <= k <= x.shape[dim]:
-        raise Decline("more elements than there are")
+        raise Decline(f"k = {k} in rows of {x.shape[dim]} elements")
     shape = (*self.shape[:dim], k, *self.shape[dim + 1 :]) if self.dim() else ()
     outs = outputs((self,), [shape] * 2, [self.dtype, torch.int64], outs, accepts=NUMBERS)
     if not self.dim() and not k:
-        raise Decline("none of the only element")
+        raise Decline("k = 0 of a tensor without dimensions")
     if not outs[0].numel():
         return outs
     values, indices = (with_dimension(out) for out in outs)
     keys, n = Keys.of(self.dtype, descending=largest), x.shape[dim]
     way = route(n, keys)
     few = way == "long" and _MANY_OF_LONG < k <= n // 2 and sorts_few(k, keys)
-    decline_if_slower(way == "long" and not few and k > slower(devices.current.kind).taken)
+    decline_if_slower(way == "long" and not few and k > slower(devices.current.kind).top_k)
     if few:
         write_few_smallest(x, dim, k, keys, values, indices)
     elif selection.serves(n, k, keys) and not (way == "held" and k > _MANY):
@@ -94,21 +91,21 @@ def topk(self, k, dim=-1, largest=True, sorted=True, outs=()):
     elif not sorted:
         take_smallest(x, dim, k, keys, values, indices)
     else:
-        taken = empty(values.shape, self.dtype, self.device)
-        places = empty(values.shape, torch.int32, self.device)
-        take_smallest(x, dim, k, keys, taken, places)
-        sort_along(taken, dim, keys, values, indices, places)
+        selected = empty(values.shape, self.dtype, self.device)
+        selected_indices = empty(values.shape, torch.int32, self.device)
+        take_smallest(x, dim, k, keys, selected, selected_indices)
+        sort_along(selected, dim, keys, values, indices, selected_indices)
     return outs
 
 
 def _selected(self, dim, keepdim, rank, mode, outs):
-    """One element of each row, and its place."""
+    """Select one element, and its index, of each row."""
     dim = only_dimension(dim, self.dim())
     x = with_dimension(self)
     if not x.shape[dim]:
-        raise Decline("a row of no elements")
+        raise Decline("rows without elements")
     if rank >= x.shape[dim]:
-        raise Decline("a rank that there is not")
+        raise Decline(f"k = {rank + 1} in rows of {x.shape[dim]} elements")
     kept = (*self.shape[:dim], *[1] * keepdim, *self.shape[dim + 1 :]) if self.dim() else ()
     keys = Keys.of(self.dtype)
     wide = keys.bits == 64 and selection.held(x.shape[dim], keys)
@@ -124,7 +121,7 @@ def _selected(self, dim, keepdim, rank, mode, outs):
 @operator("kthvalue", accepts=NUMBERS)
 def kthvalue(self, k, dim=-1, keepdim=False, outs=()):
     if k < 1:
-        raise Decline("a rank that there is not")
+        raise Decline(f"k = {k}, which is below 1")
     return _selected(self, dim, keepdim, k - 1, BY_RANK, outs)
 
 
@@ -132,7 +129,7 @@ def _median(self, dim, keepdim, mode, outs):
     if dim is not None:
         return _selected(self, dim, keepdim, 0, mode, outs)
     if not (self.numel() or self.dtype.is_floating_point):
-        raise Decline("no integers, whose median nan would be")
+        raise Decline("the median of no integers, which would be nan")
     outs = outputs((self,), [()], [self.dtype], outs, accepts=NUMBERS)
     if not self.numel():
         fill(outs[0], math.nan)
@@ -144,29 +141,29 @@ def _median(self, dim, keepdim, mode, outs):
 
 @operator("median", accepts=NUMBERS)
 def median(self, dim=None, keepdim=False, outs=()):
-    """The lower of two in the middle; nan where there is one."""
+    """Return the median, the lower of two in the middle; nan if the row has a nan."""
     return _median(self, dim, keepdim, MEDIAN, outs)
 
 
 @operator("nanmedian", accepts=NUMBERS)
 def nanmedian(self, dim=None, keepdim=False, outs=()):
-    """The lower of two in the middle of all that are numbers."""
+    """Return the median of all elements but nan, the lower of two in the middle."""
     return _median(self, dim, keepdim, NANMEDIAN, outs)
 
 
-@operator("mode", accepts=_FREQUENT)
+@operator("mode", accepts=ALL)
 def mode(self, dim=-1, keepdim=False, outs=()):
-    """The smallest of those that come most often, and the last place of it."""
+    """Return the most frequent element, the smallest of several, and its last index."""
     dim = only_dimension(dim, self.dim())
     x = with_dimension(self)
     if not x.shape[dim]:
-        raise Decline("a row of no elements")
+        raise Decline("rows without elements")
     kept = (*self.shape[:dim], *[1] * keepdim, *self.shape[dim + 1 :]) if self.dim() else ()
-    outs = outputs((self,), [kept] * 2, [self.dtype, torch.int64], outs, accepts=_FREQUENT)
+    outs = outputs((self,), [kept] * 2, [self.dtype, torch.int64], outs, accepts=ALL)
     if outs[0].numel():
         shape = (*x.shape[:dim], *x.shape[dim + 1 :], x.shape[dim])
-        values, places = (empty(shape, dtype, self.device).movedim(-1, dim) for dtype in (self.dtype, torch.int64))
-        sort_into(x, dim, False, values, places)
+        values, indices = (empty(shape, dtype, self.device).movedim(-1, dim) for dtype in (self.dtype, torch.int64))
+        sort_into(x, dim, False, values, indices)
         whole = self.dim() and keepdim
-        longest_runs(values, places, dim, *(out if whole else out.unsqueeze(dim) for out in outs))
+        longest_runs(values, indices, dim, *(out if whole else out.unsqueeze(dim) for out in outs))
     return outs

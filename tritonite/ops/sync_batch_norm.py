@@ -11,6 +11,7 @@ from tritonite.dtypes import FLOATS, opmath
 from tritonite.engine.iteration import INT32_LIMIT, format_strides, same_strides, span, suggests_channels_last
 from tritonite.engine.outputs import outputs
 from tritonite.engine.rows.declare import Reduction
+from tritonite.engine.rows.formulas import add_pairs
 from tritonite.errors import Decline
 from tritonite.language.math import inverse, square_root, true_divide
 from tritonite.ops.batch_norm import (
@@ -22,7 +23,6 @@ from tritonite.ops.batch_norm import (
 )
 from tritonite.ops.normalization import check_contiguous, expanded, parameters_dtype, present
 from tritonite.ops.reduction import (
-    add_pairs,
     add_states,
     added_to_zero,
     both_added_to_zero,

@@ -41,11 +41,11 @@ from tritonite.engine.gemm import select as gemm_select
 from tritonite.engine.gemm import table as tables
 from tritonite.engine.gemm.kernels.portable import multiply_persistent
 from tritonite.engine.gemm.product import product
+from tritonite.engine.norm.ring import norm_backward_by_ring
 from tritonite.engine.pointwise import declare as pointwise
 from tritonite.engine.searching import search
 from tritonite.engine.sorting import dense, select
 from tritonite.errors import Decline, did_you_mean
-from tritonite.fused.norm_ring import norm_backward_by_ring
 from tritonite.install import library
 from tritonite.runtime import contract
 from tritonite.runtime.launch import Specialization
@@ -67,7 +67,7 @@ _ROOM = "shared memory's room"
 _ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|\bcp\.async|\bld\.b|\bst\.b")
 # Kernels in NVIDIA's assembly, unless a device has none.
 _IN_ASSEMBLY = (
-    dense._mark.jit,
+    dense._set_bits.jit,
     dense._look_up.jit,
     dense._write_set.jit,
     histogram._count.jit,
@@ -240,7 +240,7 @@ def tiles(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
         yield f"{config} {b_inner}", found[0], ("sm_90",)
     # Rows at 16 bytes and within words, in both orders of either operand, by one part of K and by two.
     laid = list(itertools.product((128, 129), (False, True), (False, True), (1, 2)))
-    for i, config in enumerate([tile for tile in swept[4].configs if tile.in_parts]):
+    for i, config in enumerate([tile for tile in swept[4].configs if tile.hopper_fp32]):
         for size, a_columns, b_columns, splits in laid if full else (laid[i % 8], laid[15 - i % 8]):
             a, b = torch.empty(1, size, size), torch.empty(1, size, size)
             with _noting() as found:
@@ -276,7 +276,7 @@ def copies(full: bool) -> Iterator[tuple[str, Specialization, tuple[str, ...]]]:
     laid = {"rows": torch.empty, "columns": lambda batches, M, N, dtype: torch.empty(batches, N, M, dtype=dtype).mT}
     for (layout, make), dtype in itertools.product(laid.items(), (torch.bfloat16, torch.float32)):
         a, b = make(2, 77, 301, dtype=dtype), torch.empty(2, 301, 64, dtype=dtype)
-        with _noting() as found, mock.patch.object(cost_pointers, "copying", lambda sizes: -1e9 * len(sizes)):
+        with _noting() as found, mock.patch.object(cost_pointers, "copying", lambda sizes, _: -1e9 * len(sizes)):
             product(a, b, torch.empty(2, 77, 64, dtype=dtype))
         for specialization in found[:2]:
             yield f"{dtype} in {layout}", specialization, ("sm_90", "sm_100") if full else ("sm_90",)

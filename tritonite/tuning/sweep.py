@@ -155,8 +155,8 @@ def fit(timed: Sequence[Timed], table: cost.Table, multiprocessors: int) -> cost
     for problem, _, measured in timed:
         configs = cost.records([config for config, _ in measured])
         works.append(cost.work(problem, configs, multiprocessors))
-        loads.append(cost_pointers.loads(problem, configs))
-        waits.append(cost_pointers.waiting(problem, configs, works[-1], multiprocessors))
+        loads.append(cost_pointers.loads(problem, configs, table.fixed))
+        waits.append(cost_pointers.waiting(problem, configs, works[-1], multiprocessors, table.fixed))
         tiles += [numbers[config._replace(splits=1)] for config, _ in measured]
         times += [each for _, each in measured]
         best = min([each for _, each in measured])

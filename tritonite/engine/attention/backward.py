@@ -328,8 +328,9 @@ def _take_queries(
     grad_scores = probability * (of_shares - products[None, :])
     if MASKED:
         grad_scores = tl.where(exists, grad_scores, 0.0)
-    grad_scores = split_terms(grad_scores.to(q.dtype), PRECISION)
-    return dot_terms(grad_scores, split_terms(q, PRECISION), of_key, PRECISION), of_value
+    return dot_terms(
+        split_terms(grad_scores.to(q.dtype), PRECISION), split_terms(q, PRECISION), of_key, PRECISION
+    ), of_value
 
 
 @libentry()

@@ -1,10 +1,24 @@
 """Matrix products: operands -> tiles -> launch -> epilogue.
 
-- product: `product()`: orientation, padding, descriptors, choice of tiles, launches
-- problem: what a choice of tiles may depend on
-- select: candidates, what the device can run, the cheapest
+- product: `product` and `grouped_product`: orient, pad, select, launch
+- problem: `Problem`, what a choice of tiles may depend on
+- operands: orientation, alignment, padded copies, TMA descriptors
+- select: the tile: stored, the cheapest possible candidate, or by rule
 - cost, cost_pointers: the estimated time of a tile
-- table: a device's tiles and fitted costs; models: tables of devices, as JSON
+- table: `Config`, a tile, and the tiles for devices without fitted costs; models/: fitted tables, as JSON
 - store: tiles that `tritonite tune` measured on this machine
-- kernels: the kernels
+- launch: a launch for each kernel
+- kernels/: portable, hopper (fp16, bf16, float8), hopper_fp32 (float32 as bf16x6), epilogue, meta
+
+A call of `mm`:
+
+1. `ops/matmul.py` views operands as (batches, rows, columns), a vector as one column, allocates the result and calls
+   `product`.
+2. A product without terms (K = 0, no batches, alpha = 0) is its epilogue: `write_epilogue` reads no operand.
+3. Orient: `operands.is_transposed` computes the transpose where N is small or the result is column-major.
+4. Pad: `operands.worth_copying` copies misaligned operands if copies and product together take less time.
+5. Select: `select.choose` returns a `Config` for the `Problem`, and `select.fitting` its stages.
+6. Launch: `launch.run` slices K (split-K) and launches one kernel: `multiply_warp_specialized` or `multiply_persistent`
+   through TMA, `multiply_bf16x6` for float32 on sm_90, or `multiply` for any other layout, few rows and a short K.
+7. Every kernel ends with `epilogue` on a tile in registers; with split-K, `reduce_split_k` adds the slices and does so.
 """

@@ -1,4 +1,4 @@
-"""What a product of matrices is to those who choose its tiles: sizes, dtypes, and how its operands lie."""
+"""A product as tiles are chosen for it: sizes, dtypes, and the layout of its operands."""
 
 from __future__ import annotations
 
@@ -9,32 +9,24 @@ import torch
 
 from tritonite.engine.gemm.table import Config
 
-# Products of up to so many rows are bound by memory.
+# M up to which a product is bound by memory and has kernels of its own ("few rows").
 FEW = 16
-# Operands of so many bytes, and the result, are taken to be in the L2 cache, where what came before left them, and cost
-# what was fitted to products of so many operations. Tensor cores, and no cache, decide how long more of those take.
+# Bytes of operands and result, and operations, up to which a product is costed with operands in the L2 cache, where the
+# kernel before left them. With more operations tensor cores limit it, and not the cache.
 CACHED, BRIEF = 19 * 2**20, 4e9
-# Such products of halves have tiles of their own where K is no longer than this (`Problem.is_short`).
+# K up to which such products of fp16 and bf16 have tiles of their own (`Problem.is_short`).
 SHORT = 128
-# So many rows a product is taken to have whose tiles must not depend on them: more than a decoding step has, so that
-# tensor cores are busy, and fewer than a prompt, so that the tiles of a step's few rows are on many multiprocessors.
+# M assumed in invariant mode, where tiles must not depend on M. It is larger than a decoding step's, to keep tensor
+# cores busy. It is smaller than a prompt's, so that a step's few rows use many multiprocessors.
 ANY_ROWS = 256
-# Tiles have columns apart where so many of these are alike, and of so long a K at least: where elements are loaded one
-# by one otherwise, and where several are.
-LEAST_ALIKE, LEAST_LENGTH, LONG = 64, 768, 3000
+# Strided tiles of columns need this many columns with the same alignment,
+LEAST_ALIKE = 64
+# and this K: where elements would be loaded one by one otherwise, and where two or four at a time.
+LEAST_LENGTH, LONG = 768, 3000
 
 
 class Problem(NamedTuple):
-    """Batches of (M, K) times (K, N), and whether elements along K are next to each other in both operands.
-
-    `blockwise` where sums over blocks of K are added in float32. Through pointers `a_vector` and `b_vector` bytes are
-    loaded at a time, and `out_vector` stored. It is `invariant` where the bits of a sum are to be the same by all tiles
-    that may be chosen. `a_pitch` and `b_pitch` are how many elements rows, or columns, of the operands are apart where
-    that is known; otherwise they are as far apart as they are long. With `columns_apart` a tile of halves that is
-    loaded through pointers has columns so far from each other, all of which begin alike in 16 bytes. `added` where each
-    element of a product has one of its own that is loaded and added, or multiplied with it, and `added_by_tma` where
-    that is an addend whose tiles can be copied as those of the result are.
-    """
+    """A product of (batches, M, K) and (batches, K, N), as tiles are chosen for it."""
 
     batches: int
     M: int
@@ -42,81 +34,88 @@ class Problem(NamedTuple):
     K: int
     dtype: torch.dtype
     result: torch.dtype
+    # Whether elements along K are contiguous in a, and in b.
     a_inner: bool
     b_inner: bool
+    # Whether sums over blocks of K are added in float32.
     blockwise: bool = False
+    # Bytes that a load through pointers, or a store of the result, may have.
     a_vector: int = 16
     b_vector: int = 16
     out_vector: int = 16
+    # Whether all tiles that may be chosen must give a sum the same bits.
     invariant: bool = False
+    # Leading dimensions in elements, or 0 for contiguous operands.
     a_pitch: int = 0
     b_pitch: int = 0
-    columns_apart: int = 0
+    # The stride between the columns of a tile, all of which start at the same offset within 16 bytes, or 0 for
+    # contiguous columns. For 16-bit floats loaded through pointers.
+    column_stride: int = 0
+    # Whether each result element has epilogue elements of its own to load, and whether TMA copies them: an addend in
+    # the result's layout.
     added: bool = False
     added_by_tma: bool = False
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Problem:
-        """Of (batches, M, K) and (batches, K, N), and where the product is written."""
+        """Return the problem of a (batches, M, K) times b (batches, K, N) into out (batches, M, N)."""
         batches, M, N = out.shape
         inner = a.stride(2) == 1, b.stride(1) == 1
-        vectors = vector(a, inner[0]), vector(b, not inner[1]), vector(out, out.stride(2) == 1)
+        vectors = vector_bytes(a, inner[0]), vector_bytes(b, not inner[1]), vector_bytes(out, out.stride(2) == 1)
         pitches = _pitch(a, inner[0]), _pitch(b, not inner[1])
         return cls(batches, M, N, a.shape[2], a.dtype, out.dtype, *inner, False, *vectors, False, *pitches)
 
     @property
     def bytes(self) -> int:
-        """Of the operands and the result."""
+        """Bytes of both operands and of a result of the operands' dtype."""
         return self.dtype.itemsize * self.batches * (self.M * self.K + self.K * self.N + self.M * self.N)
 
     @property
     def is_cached(self) -> bool:
-        """Whether its costs are those of operands in the L2 cache."""
+        """True if the product is costed with operands in the L2 cache."""
         operations = 2 * self.batches * self.M * self.N * self.K
         return self.bytes <= CACHED and operations <= BRIEF
 
     @property
     def is_short(self) -> bool:
-        """Whether it is of halves in the L2 cache, of more than a few rows and few blocks of K."""
+        """True for 16-bit floats in the L2 cache, more than few rows, and few blocks of K."""
         return self.dtype.itemsize == 2 and self.M > FEW and self.K <= SHORT and self.is_cached
 
     def grid(self, config: Config) -> tuple[int, int]:
-        """How many rows and columns of tiles a matrix of results is cut into, or its transpose."""
+        """Return the rows and columns of tiles that a result matrix has, or its transpose for transposed tiles."""
         M, N = (self.N, self.M) if config.transposed else (self.M, self.N)
-        apart = 1 if config.descriptors or config.transposed else max(1, self.columns_apart)
-        columns = -(-N // apart)
-        return -(-M // config.BLOCK_M), apart * -(-columns // (config.BLOCK_N + config.MORE_N))
+        stride = 1 if config.descriptors or config.transposed else max(1, self.column_stride)
+        columns = -(-N // stride)
+        return -(-M // config.BLOCK_M), stride * -(-columns // (config.BLOCK_N + config.MORE_N))
 
     def tiles(self, config: Config) -> int:
-        """How many tiles its results are cut into."""
+        """Return the number of tiles of all results."""
         rows, columns = self.grid(config)
         return self.batches * rows * columns
 
-    def with_columns_apart(self) -> Problem:
-        """The same in tiles of columns apart, where 16 bytes of b can only be loaded so and it is worth it.
+    def with_column_stride(self) -> Problem:
+        """Return the problem with strided tiles of columns, if only they allow 16-byte loads of b and they pay.
 
-        That is so of a few rows of halves. 2 rows by 13,824 by 3,067 took 79 us element by element, and take 32 (cuBLAS
-        50); 6 such products in memory take 0.51 of their time, and 8 in the cache 0.83. Where loads take 4 or 8 bytes 7
-        products in memory take 0.82, and those in the cache or with K of less than LONG mostly longer. Of one row there
-        is nothing to gain, and of more than a few the results, which are written apart, take too long (H200).
+        They are for few rows of 16-bit floats. A single row gains nothing, and with more rows the strided stores of the
+        result take too long.
         """
         size, length = self.dtype.itemsize, self.b_pitch or self.K
-        apart = 16 // math.gcd(16, length * size)
+        stride = 16 // math.gcd(16, length * size)
         if size != 2 or self.b_vector == 16 or not self.b_inner or not 1 < self.M <= FEW:
             return self
         one_by_one = self.b_vector == size
         least = LEAST_LENGTH if one_by_one else LONG
-        worth = least <= self.K and LEAST_ALIKE * apart <= self.N and (one_by_one or not self.is_cached)
-        return self._replace(columns_apart=apart, b_vector=16) if worth else self
+        worth = least <= self.K and LEAST_ALIKE * stride <= self.N and (one_by_one or not self.is_cached)
+        return self._replace(column_stride=stride, b_vector=16) if worth else self
 
     def of_any_rows(self) -> Problem:
-        """What stands for it where neither the rows, their batches nor how they lie may decide anything."""
+        """Return the problem with M, the batches and a's layout replaced by constants, for invariant mode."""
         alone = self._replace(batches=1, M=ANY_ROWS, added=False, added_by_tma=False)
         return alone._replace(a_inner=True, a_vector=16, out_vector=16, a_pitch=0)
 
     @property
     def key(self) -> str:
-        """What stored results know it by; n and t stand for rows and columns, as in BLAS."""
+        """The key of stored tiles; n and t say which operands are transposed, as in BLAS."""
         sizes = f"{self.batches}x{self.M}x{self.N}x{self.K}"
         dtypes = f"{self.dtype}-{self.result}".replace("torch.", "")
         layout = f"{'n' if self.a_inner else 't'}{'t' if self.b_inner else 'n'}"
@@ -124,20 +123,20 @@ class Problem(NamedTuple):
 
 
 def _pitch(tensor: torch.Tensor, rows: bool) -> int:
-    """How many elements the rows of a tensor, or the columns, are apart, or 0 where there is one."""
+    """Return the stride between rows (or columns) in elements, or 0 if there is only one."""
     across = 1 if rows else 2
     return tensor.stride(across) if tensor.shape[across] > 1 else 0
 
 
-def vector(tensor: torch.Tensor, rows: bool) -> int:
-    """How many bytes of a tensor in rows, or in columns, one load may take: all addresses and lengths are multiples."""
+def vector_bytes(tensor: torch.Tensor, rows: bool) -> int:
+    """Return the bytes that a load along rows (or columns) may have, up to 16, by all addresses and lengths."""
     size, inner = tensor.dtype.itemsize, 2 if rows else 1
     if tensor.stride(inner) != 1:
         return size
-    return math.gcd(16, tensor.data_ptr(), size * math.gcd(tensor.shape[inner], divisor(16, tensor, rows)))
+    return math.gcd(16, tensor.data_ptr(), size * math.gcd(tensor.shape[inner], common_multiple(16, tensor, rows)))
 
 
-def divisor(most: int, tensor: torch.Tensor, rows: bool) -> int:
-    """What divides `most` and the strides between batches and rows, or columns, of a tensor."""
+def common_multiple(most: int, tensor: torch.Tensor, rows: bool) -> int:
+    """Return the greatest divisor of `most` that divides the strides between batches and between rows (or columns)."""
     batch = tensor.stride(0) if tensor.shape[0] > 1 else 0
     return math.gcd(most, batch, tensor.stride(1 if rows else 2))

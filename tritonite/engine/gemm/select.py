@@ -1,4 +1,8 @@
-"""Which tiles a product of matrices is cut into: as tuning found, by a model of the device, or by a rule."""
+"""Choice of tiles for a product: stored by tuning, by the device's fitted costs, or by rule.
+
+By fitted costs a choice has four steps: candidates (`Table.candidates`), `possible`, cost (`estimates`), and the best
+of them (`fastest`).
+"""
 
 from __future__ import annotations
 
@@ -20,65 +24,45 @@ from tritonite.engine.gemm.table import (
     THROUGH_DESCRIPTORS,
     THROUGH_POINTERS,
     Config,
+    FixedCosts,
 )
 from tritonite.engine.iteration import power_of_2
 
-# Products of a shorter inner dimension write as much as they read.
+# K below which a product writes as much as it reads.
 LEAST_READ = 512
-# Products with K up to OUTER are sums of outer products, in tiles of at most OUTER_ELEMENTS results and OUTER_COLUMNS.
+# K up to which a product is a sum of outer products, and the most elements and columns of its tiles.
 OUTER, OUTER_ELEMENTS, OUTER_COLUMNS = 8, 4096, 64
-# A part of K has so many elements at least, and two blocks.
-PART = 128
-# K is taken in parts where these are for so many rounds of tiles at most.
-ROUNDS_OF_PARTS = 2
-# The columns that a program takes where split-K's partial products are added, and the elements of all of them.
+# The least elements along K of a split-K slice, which also has two blocks at least.
+LEAST_SLICE = 128
+# Rounds of programs up to which K may be split.
+ROUNDS_OF_SLICES = 2
+# Columns of a program that adds split-K's partial products, and the elements of all slices that it loads.
 SPLIT_K_COLUMNS, SPLIT_K_ELEMENTS = 128, 2048
-# Where K or N is shorter than a tile of few rows, a warp has so many elements of what is left of its block: vectors
-# times 1,280 matrices of 96 by 7 took 4.5 us with the eight warps of the whole, and take 2.5 (H100).
+# Elements of a block for each warp, where K or N is shorter than a tile's block and fewer warps suffice.
 _ELEMENTS_OF_A_WARP = 1024
-# By tensor cores a K of up to so many has few warps: 704 matrices of 30 by 25 by 96 took 12.7 us in tiles of 32 by 32
-# by four warps each, and take 8.5 by one (float32, H200). Halves, and few rows of float32, have them up to SHORT, where
-# few rows take K in blocks of half of that at most: 512 matrices of 16 by 128 by 336 took 49 us by four warps, and take
-# 40 by two.
+# K up to which tiles of float32 for tensor cores have few warps; those of 16-bit floats, and of few rows, have them up
+# to SHORT.
 _SHORT_BLOCK = 32
-# What they take of K at a time, and how many columns a tile of few rows has where K is no longer, if there are so many.
+# The least elements along K of a tensor core product, and the most columns of a tile of few rows with a K as short.
 _LEAST_OF_K, _MOST_COLUMNS = 16, 128
-# Tiles of less than 64 rows or columns, and of less than 128 of the others, are for no more rows than this, or for few
-# results: of more, larger ones fill a device.
+# M up to which narrow tiles are considered: less than 64 rows or columns, and less than 128 of the other. With more
+# rows they are for results too small to fill a device.
 NARROW = 192
-# Tiles of 64 rows and more than 128 columns are not for products of so many rows and columns: they read the L2 cache
-# most of all, and wait where programs do not read together. 4,608 rows by 1,536, K = 13,824, took 316 us in them, and
-# take 280 in tiles of 128 by 256; with a matrix added 470 and 291 (H200).
+# Rows and columns from which on tiles of 64 rows and more than 128 columns are excluded: they read most from the L2
+# cache, and wait where programs do not read together.
 MANY = 1024
-# ATen is taken to be faster where it is estimated to need less than this share of a kernel's time: 2.6 in a hundred of
-# 2,400 products drawn at random. Of 330 in memory that have been timed these are 15, for which it takes 0.92 of the
-# kernels' time in the mean; with 0.91 they would be 52, and 0.97.
-LEFT_TO_ATEN = 0.87
-# What a thread takes for each element of what is added to a tile, which it loads when the products are there: where all
-# warps multiply, and where they are specialised. Tensor cores wait for a part of that where another group of warps has
-# a tile meanwhile, and for less of it where K is so short that both groups load. Of 29 products with a matrix added,
-# tiles of eight warps had 16 to 128 elements a thread and took 1 to 8 us longer for each round (H200).
-ADDED, ADDED_SPECIALIZED, MEANWHILE, BOTH_LOADING = 0.03, 0.06, 0.3, 0.2
-# And where the addend's tile is in shared memory by then, which has room for those of less than so many elements.
-ADDED_BY_TMA, MOST_BY_TMA = 0.011, 256 * 160
-# Programs next to each other go along a product's shorter side for so many tiles at most.
+# Tiles along a product's shorter side among which consecutive programs stay (`grouped`).
 MOST_GROUPED = 8
 
 
-def has_tiles_alike(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are tiles for all problems that give a sum the same bits (`_alike`)."""
-    if not devices.has_wgmma(device) or dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return False
-    # A table that was fitted here before there were tiles in parts has none.
-    table = _tables(device).get(4)
-    return dtype.itemsize == 2 or (table is not None and any([tile.in_parts for tile in table.configs]))
+# The choice
 
 
 def choose(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem: stored, or the fastest by the device's model, or by rule where it has none.
+    """Return the tile for a problem: the stored one, or `unstored`.
 
-    `descriptors` where all operands can have tensor descriptors, `warp_specialized` where a kernel with specialised
-    warps may take them.
+    `descriptors` says whether TMA can address all operands, `warp_specialized` whether the warp-specialised kernel can
+    serve the product.
     """
     stored = None if problem.invariant else store.known(devices.name_of(device)).get(problem.key)
     if stored and (descriptors or not stored.descriptors) and (warp_specialized or not stored.warp_specialize):
@@ -87,7 +71,7 @@ def choose(problem: Problem, device: torch.device, descriptors: bool, warp_speci
 
 
 def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem of which nothing is stored: by the model, or by rule."""
+    """Return the tile for a problem by the device's fitted costs, or by rule if it has none."""
     if problem.K <= OUTER and not problem.blockwise:
         return _of_outer_products(problem, device)
     table = table_for(problem, device, descriptors)
@@ -98,11 +82,19 @@ def unstored(problem: Problem, device: torch.device, descriptors: bool, warp_spe
     return found if problem.blockwise else grouped(found, problem)
 
 
-def grouped(config: Config, problem: Problem) -> Config:
-    """A config by which programs next to each other go along a problem's shorter side, for up to MOST_GROUPED tiles.
+def _of_outer_products(problem: Problem, device: torch.device) -> Config:
+    """Return a tile whose threads have 32 results each, or fewer if tiles are too few for the device."""
+    columns = min(power_of_2(problem.N), OUTER_COLUMNS)
+    config = Config(min(power_of_2(problem.M), OUTER_ELEMENTS // columns), columns, power_of_2(problem.K))
+    while config.BLOCK_M > 1 and problem.tiles(config) < 4 * devices.multiprocessors(device):
+        config = config._replace(BLOCK_M=config.BLOCK_M // 2)
+    return config
 
-    They share what they read of the longer side. 1,875 rows by 1,600 by 13,824 took 148 us in groups of 16 rows of
-    tiles, and takes 128 of 8; 488 rows by 8,960 by 3,584, transposed, 63 us, and 52 (H100).
+
+def grouped(config: Config, problem: Problem) -> Config:
+    """Set GROUP_M so that consecutive programs go along the problem's shorter side, MOST_GROUPED tiles at most.
+
+    These programs share what they read of the longer side.
     """
     if not config.descriptors:
         return config
@@ -112,17 +104,41 @@ def grouped(config: Config, problem: Problem) -> Config:
     return config._replace(GROUP_M=1 if columns <= MOST_GROUPED else 2)
 
 
-def _of_outer_products(problem: Problem, device: torch.device) -> Config:
-    """Tiles whose threads have 32 results each, or fewer where there are too few of them for a device."""
-    columns = min(power_of_2(problem.N), OUTER_COLUMNS)
-    config = Config(min(power_of_2(problem.M), OUTER_ELEMENTS // columns), columns, power_of_2(problem.K))
-    while config.BLOCK_M > 1 and problem.tiles(config) < 4 * devices.multiprocessors(device):
-        config = config._replace(BLOCK_M=config.BLOCK_M // 2)
+def fitting(config: Config, problem: Problem, device: torch.device, epilogue_bytes: int = 0) -> Config:
+    """Reduce a tile's stages to what shared memory has room for, next to `epilogue_bytes` per result element.
+
+    Four stages of half the size are preferred to two.
+    """
+    size = problem.dtype.itemsize
+    most = _shared_memory(config.programs, device) if config.warp_specialize else devices.shared_memory(device)
+    # Partial products are of 4 bytes.
+    result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + epilogue_bytes
+    if config.warp_specialize:
+        # TMA copies an addend to staging buffers for the whole tile.
+        whole = not config.split_store or (problem.added_by_tma and config.splits == 1)
+        least = config._replace(num_stages=min(3, config.num_stages), split_store=False).shared(size, result)
+        config = config._replace(split_store=not whole or least > most)
+    while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
+        if config.num_stages == 3 and config.BLOCK_K * size > 128:
+            config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
+        config = config._replace(num_stages=config.num_stages - 1)
     return config
 
 
+def _shared_memory(programs: Any, device: torch.device) -> Any:
+    """Return the bytes of shared memory for one of several warp-specialised programs, without its barriers."""
+    return (devices.shared_memory(device) + 1024) // programs - 1280
+
+
+# By fitted costs: tables
+
+
+def _tables(device: torch.device) -> dict[int, cost.Table]:
+    return cost.tables(devices.name_of(device), devices.architecture(device))
+
+
 def table_for(problem: Problem, device: torch.device, descriptors: bool) -> cost.Table | None:
-    """What a sweep found of the device for such problems, which are of halves or float32."""
+    """Return the fitted table for a problem, or None. Tables are for 16-bit floats and float32."""
     if problem.blockwise or problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
     table = _tables(device).get(problem.dtype.itemsize)
@@ -135,79 +151,101 @@ def table_for(problem: Problem, device: torch.device, descriptors: bool) -> cost
     return table.cached if table.cached and problem.is_cached else table
 
 
-def _tables(device: torch.device) -> dict[int, cost.Table]:
-    return cost.tables(devices.name_of(device), devices.architecture(device))
+def fixed_costs(dtype: torch.dtype, device: torch.device) -> FixedCosts:
+    """Return the device's costs that are not fitted, for operands of a dtype."""
+    table = _tables(device).get(dtype.itemsize)
+    return FixedCosts() if table is None else table.fixed
 
 
-@functools.lru_cache(maxsize=4096)
-def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> float:
-    """What a problem takes with the tiles for it once it is launched, or 0 where nothing is known of the device."""
-    table = table_for(problem, device, descriptors)
-    if table is None:
-        return 0.0
-    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
+# By fitted costs: candidates that are possible
 
 
-def aten_is_faster(
-    problem: Problem, device: torch.device, warp_specialized: bool = True, copied: Sequence[int] = ()
-) -> bool:
-    """Whether ATen takes so much less time for a problem that has tensor descriptors, by the device's model of both.
+def possible(
+    problem: Problem, device: torch.device, table: cost.Table, warp_specialized: bool, descriptors: bool = True
+) -> Any:
+    """Return a mask of the table's candidates that can serve the problem and may be its best.
 
-    `copied` are the bytes of tensors that ATen copies first. Tiles that tuning stored are taken whatever the model
-    says.
+    Where TMA can load 16-bit floats, tiles through pointers are for one round of programs only. Each of their programs
+    waits for its first blocks, while persistent ones copy the next tile's as they multiply. With a short K in the cache
+    many programs wait at the same time, and any number of rounds is possible.
     """
-    tuned = problem.key in store.known(devices.name_of(device))
-    known = not tuned and problem.K > OUTER and problem.result is problem.dtype
-    return known and _aten_is_faster(problem, device, warp_specialized, cost_pointers.copying(copied))
-
-
-@functools.lru_cache(maxsize=4096)
-def _aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool, copying: float) -> bool:
-    table = table_for(problem, device, True)
-    if table is None or table.aten is None:
-        return False
-    aten = least_microseconds(problem, table.aten, devices.multiprocessors(device)) + copying
-    return aten < LEFT_TO_ATEN * _fastest(problem, device, table, warp_specialized, True)[1]
-
-
-def least_microseconds(problem: Problem, table: cost.Table, multiprocessors: int) -> float:
-    """What the fastest of a table's tiles takes, whatever kernels would need of operands."""
-    tiles = table.candidates[long_enough(problem, table.candidates)]
-    work, number = cost.work(problem, tiles, multiprocessors), tiles["number"]
-    return float(cost.microseconds(work, table.block[number], table.tile[number], table.costs).min())
+    tiles = table.candidates
+    splits, units = tiles["splits"], cost.count(problem, tiles) * tiles["splits"]
+    resident = devices.multiprocessors(device) * tiles["programs"]
+    few = units <= ROUNDS_OF_SLICES * resident
+    allowed = warp_specialized | (tiles["warp_specialize"] == 0)
+    allowed &= descriptors | (tiles["descriptors"] == 0)
+    allowed &= (splits == 1) | (tiles["pingpong"] == 0)
+    if problem.dtype.itemsize == 2 and descriptors:
+        allowed &= (units <= resident) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1) | problem.is_short
+    if problem.invariant:
+        allowed &= _invariant(problem, tiles, device)
+    can = (
+        allowed
+        & long_enough(problem, tiles)
+        & ((splits == 1) | few | problem.invariant)
+        & _fits(problem, table, device)
+    )
+    suited = can & _suits(problem, tiles, _leaves_idle(problem, device))
+    suited &= cost_pointers.can_prefetch(problem, tiles, table.fixed)
+    # With few columns every tile may be less than half filled.
+    return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
 
 
 def long_enough(problem: Problem, tiles: Any) -> Any:
-    """For which of `tiles` the parts of K are long enough, if there are several."""
+    """Return a mask of the tiles without split-K, or with slices that are long enough."""
     splits = tiles["splits"]
-    return (splits == 1) | (splits * np.maximum(PART, 2 * tiles["BLOCK_K"]) <= problem.K)
+    return (splits == 1) | (splits * np.maximum(LEAST_SLICE, 2 * tiles["BLOCK_K"]) <= problem.K)
 
 
-def estimates(problem: Problem, tiles: Any, table: cost.Table, multiprocessors: int) -> Any:
-    """The microseconds that a problem takes with each of a table's `tiles`, which are `model.records`."""
-    work, number = cost.work(problem, tiles, multiprocessors), tiles["number"]
-    block = table.block[number] + cost_pointers.loads(problem, tiles)
-    waited = cost_pointers.waiting(problem, tiles, work, multiprocessors)
-    tile = table.tile[number] + (_added(problem, tiles, work) if problem.added else 0.0)
-    return cost.microseconds(work, block, tile, table.costs, waited)
+def _leaves_idle(problem: Problem, device: torch.device) -> bool:
+    """Return whether tiles of 64 by 64 are fewer than the device's multiprocessors."""
+    return problem.tiles(Config(64, 64, 64)) < devices.multiprocessors(device)
 
 
-def _added(problem: Problem, tiles: Any, work: cost.Work) -> Any:
-    """The microseconds that a tile takes longer where something is added to each of its elements."""
-    pingpong = tiles["pingpong"] == 1
-    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
-    has_room = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) < MOST_BY_TMA
-    specialized = np.where(problem.added_by_tma & has_room, ADDED_BY_TMA, ADDED_SPECIALIZED)
-    each = np.where(tiles["warp_specialize"] == 1, specialized, ADDED)
-    each = each * np.where(pingpong & (work.rounds > 1), BOTH_LOADING if problem.K < LEAST_READ else MEANWHILE, 1.0)
-    # With split-K another launch adds.
-    return np.where(tiles["splits"] == 1, each * elements, 0.0)
+def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
+    """Return a mask of the tiles that suit M, N and b's layout.
+
+    Tiles are more than half filled. One row, and few, have tiles of their own. Narrow tiles are for up to NARROW rows
+    or `small` problems. Transposed tiles of 64 rows and at least 128 columns are excluded if one holds all columns: all
+    programs would read these at the same time.
+    """
+    swapped = tiles["transposed"] == 1
+    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
+    width = tiles["BLOCK_N"] + tiles["MORE_N"]
+    filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
+    filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
+    narrow = (tiles["BLOCK_M"] < 64) | ((tiles["BLOCK_N"] < 64) & (tiles["BLOCK_M"] < 128) & (width < columns))
+    filled &= small | (problem.M <= NARROW) | ~narrow
+    filled &= ~(swapped & (tiles["BLOCK_M"] == 64) & (width >= columns) & (width >= 128))
+    wide = (tiles["BLOCK_M"] == 64) & (width > 128) & (tiles["warp_specialize"] == 1) & (tiles["pingpong"] == 0)
+    filled &= ~(wide & (min(problem.M, problem.N) >= MANY))
+    few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
+    layout = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
+    return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & layout
+
+
+def _fits(problem: Problem, table: cost.Table, device: torch.device) -> Any:
+    """Return a mask of the candidates that are not warp-specialised or whose three stages fit in shared memory."""
+    tiles, size = table.candidates, problem.dtype.itemsize
+    whole, partial = (_least_shared(table, size, result)[tiles["number"]] for result in (problem.result.itemsize, 4))
+    needed = np.where(tiles["splits"] == 1, whole, partial)
+    return (tiles["warp_specialize"] == 0) | (needed <= _shared_memory(tiles["programs"], device))
+
+
+@functools.lru_cache(maxsize=16)
+def _least_shared(table: cost.Table, size: int, result: int) -> Any:
+    """Return the shared memory that each tile needs with three stages, for operands and results of these bytes."""
+    return np.array([each._replace(num_stages=3, split_store=True).shared(size, result) for each in table.configs])
+
+
+# By fitted costs: the best
 
 
 def fastest(
     problem: Problem, device: torch.device, table: cost.Table, warp_specialized: bool, descriptors: bool = True
 ) -> Config:
-    """The tiles, and the parts of K, that take the least time by a model."""
+    """Return the possible candidate with the lowest estimated time."""
     return _fastest(problem, device, table, warp_specialized, descriptors)[0]
 
 
@@ -215,6 +253,7 @@ def fastest(
 def _fastest(
     problem: Problem, device: torch.device, table: cost.Table, warp_specialized: bool, descriptors: bool
 ) -> tuple[Config, float]:
+    """Return the possible candidate with the lowest estimated time, and that time in microseconds."""
     tiles = _shortened(table.candidates[possible(problem, device, table, warp_specialized, descriptors)], problem)
     times = estimates(problem, tiles, table, devices.multiprocessors(device))
     best = int(np.argmin(times))
@@ -223,38 +262,11 @@ def _fastest(
     return without_idle(whole._replace(**own), whole, problem), float(times[best])
 
 
-def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
-    """The tiles by as many warps and stages as have something to do, where a block is not `whole` or K is short.
-
-    By tensor cores that is so through pointers, and four warps multiply 64 rows together. There are no more stages than
-    it takes to load all blocks, so that more programs have room: 300 matrices of 4 by 96 by 1,816 took 58 us in blocks
-    of 128 with four stages, and take 34 in two of 64 (H200).
-    """
-    if config.BLOCK_M < FEW:
-        elements = config.BLOCK_N * config.BLOCK_K
-        if elements >= whole.BLOCK_N * whole.BLOCK_K:
-            return config
-    else:
-        # Tensor cores take halves two at a time.
-        elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
-        blocks, few = -(-problem.K // config.BLOCK_K), config.BLOCK_M == FEW
-        longest = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
-        if longest < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
-            return config
-        # All blocks are to be on their way before the first is multiplied. Few rows in the cache gain more by the room.
-        stages = 1 if blocks == 1 else blocks + (not (few and problem.is_cached))
-        config = config._replace(num_stages=min(config.num_stages, stages))
-        if config.BLOCK_M >= 64:
-            return config
-    return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
-
-
 def _shortened(tiles: Any, problem: Problem) -> Any:
-    """Tiles of few rows whose blocks are no longer than K, and as wide as there are columns without tensor cores.
+    """Shorten tiles of few rows to the problem's K, and widen them to keep their warps busy.
 
-    Of K up to 16 those of tensor cores have up to 128 columns: 896 matrices of 13 by 13 by 80 took 10.9 us in blocks of
-    64 columns by 32, by four warps each, and take 5.9 by two (float32, H200). Of shorter blocks a multiprocessor takes
-    more programs.
+    Tiles without tensor cores become up to as wide as the problem. Those with tensor cores keep their width, but for
+    the shortest K become up to _MOST_COLUMNS wide. Smaller blocks let a multiprocessor hold more programs.
     """
     inner, columns, few = power_of_2(problem.K), power_of_2(problem.N), tiles["BLOCK_M"] < FEW
     block = min(inner, SHORT // 2) if inner <= SHORT else inner
@@ -268,111 +280,138 @@ def _shortened(tiles: Any, problem: Problem) -> Any:
     return tiles
 
 
-def possible(
-    problem: Problem, device: torch.device, table: cost.Table, warp_specialized: bool, descriptors: bool = True
-) -> Any:
-    """Which of a table's candidates are worth a thought.
+def without_idle(config: Config, whole: Config, problem: Problem) -> Config:
+    """Return the tile without warps and stages that have nothing to do, for blocks smaller than `whole` or a short K.
 
-    Where halves have descriptors, tiles through pointers are for one round of programs only. Each program waits for its
-    first blocks, and persistent ones copy the next tile's while they multiply. With a short K in the cache many
-    programs wait at the same time: 264 matrices of 40 by 24, K = 128, took 4.9 us, and take 2.8 (H200).
+    With tensor cores that is possible through pointers and below 64 rows, which four warps multiply together. Stages
+    are no more than all blocks need to be in flight, so that more programs are resident.
     """
-    tiles = table.candidates
-    splits, units = tiles["splits"], cost.count(problem, tiles) * tiles["splits"]
-    places = devices.multiprocessors(device) * tiles["programs"]
-    few = units <= ROUNDS_OF_PARTS * places
-    allowed = warp_specialized | (tiles["warp_specialize"] == 0)
-    allowed &= descriptors | (tiles["descriptors"] == 0)
-    allowed &= (splits == 1) | (tiles["pingpong"] == 0)
-    if problem.dtype.itemsize == 2 and descriptors:
-        allowed &= (units <= places) | (tiles["BLOCK_M"] <= FEW) | (tiles["descriptors"] == 1) | problem.is_short
-    if problem.invariant:
-        allowed &= _alike(problem, tiles, device)
-    can = (
-        allowed
-        & long_enough(problem, tiles)
-        & ((splits == 1) | few | problem.invariant)
-        & _fits(problem, table, device)
-    )
-    suited = can & _suits(problem, tiles, _leaves_idle(problem, device)) & cost_pointers.can_be_held(problem, tiles)
-    # Of few columns no tile is filled by half.
-    return suited if suited.any() else can & (tiles["BLOCK_M"] > FEW)
+    if config.BLOCK_M < FEW:
+        elements = config.BLOCK_N * config.BLOCK_K
+        if elements >= whole.BLOCK_N * whole.BLOCK_K:
+            return config
+    else:
+        # Tensor cores multiply 16-bit floats in pairs.
+        elements = config.BLOCK_N * max(config.BLOCK_M, config.BLOCK_K) * problem.dtype.itemsize // 4
+        blocks, few = -(-problem.K // config.BLOCK_K), config.BLOCK_M == FEW
+        longest = SHORT if few or problem.dtype.itemsize == 2 else min(_SHORT_BLOCK, config.BLOCK_K)
+        if longest < problem.K or config.descriptors or not (config.BLOCK_M < 64 or problem.is_short):
+            return config
+        # All blocks are in flight before the first is multiplied. Few rows in the cache gain more by resident programs.
+        stages = 1 if blocks == 1 else blocks + (not (few and problem.is_cached))
+        config = config._replace(num_stages=min(config.num_stages, stages))
+        if config.BLOCK_M >= 64:
+            return config
+    return config._replace(num_warps=min(whole.num_warps, max(1, elements // _ELEMENTS_OF_A_WARP)))
 
 
-def _alike(problem: Problem, tiles: Any, device: torch.device) -> Any:
-    """Which tiles give a sum the same bits as each other: by tensor cores, with K in as many parts for any rows.
+# By fitted costs: cost
 
-    Hopper's add up 16 products of halves at a time, in order, whatever the shape of a tile (all 84 of the table were
-    compared). Float32's three parts are summed for a block of K before they are added to what there is, in an order
-    that is another one for the transpose.
+
+def estimates(problem: Problem, tiles: Any, table: cost.Table, multiprocessors: int) -> Any:
+    """Return the estimated time of a problem in microseconds, for each of a table's `tiles` (`cost.records`)."""
+    work, number = cost.work(problem, tiles, multiprocessors), tiles["number"]
+    block = table.block[number] + cost_pointers.loads(problem, tiles, table.fixed)
+    waited = cost_pointers.waiting(problem, tiles, work, multiprocessors, table.fixed)
+    tile = table.tile[number] + (_added(problem, tiles, work, table.fixed) if problem.added else 0.0)
+    return cost.microseconds(work, block, tile, table.costs, waited)
+
+
+def _added(problem: Problem, tiles: Any, work: cost.Work, fixed: FixedCosts) -> Any:
+    """Return the additional time of a tile in microseconds where each result element has epilogue elements of its own.
+
+    With split-K another launch applies the epilogue.
+    """
+    pingpong = tiles["pingpong"] == 1
+    elements = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) * (1 + pingpong) / (32 * tiles["num_warps"])
+    has_room = tiles["BLOCK_M"] * (tiles["BLOCK_N"] + tiles["MORE_N"]) < fixed.added_by_tma_below
+    specialized = np.where(problem.added_by_tma & has_room, fixed.added_by_tma, fixed.added_specialized)
+    each = np.where(tiles["warp_specialize"] == 1, specialized, fixed.added)
+    share = fixed.pingpong_wait_short if problem.K < LEAST_READ else fixed.pingpong_wait
+    each = each * np.where(pingpong & (work.rounds > 1), share, 1.0)
+    return np.where(tiles["splits"] == 1, each * elements, 0.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: torch.device, descriptors: bool) -> float:
+    """Return a problem's estimated time with its best tile, without the launch, or 0 for a device without a table."""
+    table = table_for(problem, device, descriptors)
+    if table is None:
+        return 0.0
+    return _fastest(problem, device, table, descriptors, descriptors)[1] - table.costs.launch
+
+
+def least_microseconds(problem: Problem, table: cost.Table, multiprocessors: int) -> float:
+    """Return the estimated time with the fastest of a table's tiles, whatever the layout of operands."""
+    tiles = table.candidates[long_enough(problem, table.candidates)]
+    work, number = cost.work(problem, tiles, multiprocessors), tiles["number"]
+    return float(cost.microseconds(work, table.block[number], table.tile[number], table.costs).min())
+
+
+def aten_is_faster(
+    problem: Problem, device: torch.device, warp_specialized: bool = True, copied: Sequence[int] = ()
+) -> bool:
+    """Return whether ATen is estimated to be faster, by more than a margin, for operands that TMA can address.
+
+    `copied` are the bytes of tensors that ATen copies first. Problems with stored tiles are never left to ATen.
+    """
+    tuned = problem.key in store.known(devices.name_of(device))
+    known = not tuned and problem.K > OUTER and problem.result is problem.dtype
+    if not known:
+        return False
+    copying = cost_pointers.copying(copied, fixed_costs(problem.dtype, device))
+    return _aten_is_faster(problem, device, warp_specialized, copying)
+
+
+@functools.lru_cache(maxsize=4096)
+def _aten_is_faster(problem: Problem, device: torch.device, warp_specialized: bool, copying: float) -> bool:
+    table = table_for(problem, device, True)
+    if table is None or table.aten is None:
+        return False
+    aten = least_microseconds(problem, table.aten, devices.multiprocessors(device)) + copying
+    return aten < table.fixed.aten_share * _fastest(problem, device, table, warp_specialized, True)[1]
+
+
+# Invariant mode
+
+
+def has_invariant_tiles(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether every problem of a dtype has tiles that give a sum the same bits (`_invariant`)."""
+    if not devices.has_wgmma(device) or dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    # A table fitted on this machine by an older version has no tiles of Hopper's float32 kernel.
+    table = _tables(device).get(4)
+    return dtype.itemsize == 2 or (table is not None and any([tile.hopper_fp32 for tile in table.configs]))
+
+
+def _invariant(problem: Problem, tiles: Any, device: torch.device) -> Any:
+    """Return a mask of tiles that all give a sum the same bits, with the same slices of K for any M.
+
+    Hopper's tensor cores add 16 products of 16-bit floats at a time, in order, whatever the shape of a tile. Float32
+    adds the six products of a block of K before it adds them to the sum, in another order for the transpose.
     """
     if problem.dtype.itemsize == 2:
         return (tiles["BLOCK_M"] >= FEW) & (tiles["splits"] == 1)
-    alike = (tiles["in_parts"] == 1) & (tiles["transposed"] == 1) & (tiles["BLOCK_K"] == 32)
-    return alike & (tiles["splits"] == _parts_for_any_rows(problem, device))
+    same = (tiles["hopper_fp32"] == 1) & (tiles["transposed"] == 1) & (tiles["BLOCK_K"] == 32)
+    return same & (tiles["splits"] == _invariant_splits(problem, device))
 
 
-def _parts_for_any_rows(problem: Problem, device: torch.device) -> int:
-    """In how many parts K is taken of float32, so that the tiles of few rows are on many multiprocessors.
+def _invariant_splits(problem: Problem, device: torch.device) -> int:
+    """Return the split-K slices of float32 for any M, so that the tiles of few rows use many multiprocessors.
 
-    Parts cost many rows time, the less of it the longer K is, and memory: partial products are at most twelve times as
-    large as the first operand. Of 40 drawn products timed in each number of parts (H200) those of up to 128 rows have
-    0.92 of the default's speed with these, and those of more 0.93; where no part is shorter than 256, 0.87 and 0.94.
-    Halves have one part, because two would be a third of a large product's time.
+    Slices cost many rows time, less of it the longer K is, and memory: partial products are at most twelve times as
+    large as the first operand. 16-bit floats have one slice, because two would slow a large product down too much.
     """
     tiles, K = -(-problem.N // 64), problem.K
     most = min(4 * devices.multiprocessors(device) // tiles, K // 192, 12 * K // problem.N, 16)
     return max([splits for splits in cost.SPLITS if splits <= max(1, most)])
 
 
-def _leaves_idle(problem: Problem, device: torch.device) -> bool:
-    """Whether tiles of 64 by 64 are fewer than a device's multiprocessors."""
-    return problem.tiles(Config(64, 64, 64)) < devices.multiprocessors(device)
-
-
-def _suits(problem: Problem, tiles: Any, small: bool) -> Any:
-    """Which tiles are filled by half at least; those of few rows are for few rows, one alone or several.
-
-    Narrow ones are for some rows, or for `small` problems. Transposed ones of 64 rows are not for few columns that one
-    of them holds, as all programs read the same ones at the same time then: 70 rows by 6,912, K = 3,072, took 26 us,
-    and take 17 not transposed; of 235 times of such tiles three were the best of a problem's (H200).
-    """
-    swapped = tiles["transposed"] == 1
-    rows, columns = np.where(swapped, problem.N, problem.M), np.where(swapped, problem.M, problem.N)
-    width = tiles["BLOCK_N"] + tiles["MORE_N"]
-    filled = (width <= 16) | (width < 2 * np.maximum(columns, 16))
-    filled &= (tiles["BLOCK_M"] <= 64) | (tiles["BLOCK_M"] < 2 * np.maximum(rows, 64))
-    narrow = (tiles["BLOCK_M"] < 64) | ((tiles["BLOCK_N"] < 64) & (tiles["BLOCK_M"] < 128) & (width < columns))
-    filled &= small | (problem.M <= NARROW) | ~narrow
-    filled &= ~(swapped & (tiles["BLOCK_M"] == 64) & (width >= columns) & (width >= 128))
-    long = (tiles["BLOCK_M"] == 64) & (width > 128) & (tiles["warp_specialize"] == 1) & (tiles["pingpong"] == 0)
-    filled &= ~(long & (min(problem.M, problem.N) >= MANY))
-    few = (problem.M <= FEW) & ((problem.M == 1) == (tiles["BLOCK_M"] == 1))
-    lies = (tiles["b_inner"] < 0) | (tiles["b_inner"] == problem.b_inner)
-    return np.where(tiles["BLOCK_M"] <= FEW, few, filled) & lies
-
-
-def _fits(problem: Problem, table: cost.Table, device: torch.device) -> Any:
-    """Of which candidates shared memory has room for three stages, where warps divide the work."""
-    tiles, size = table.candidates, problem.dtype.itemsize
-    whole, parts = (_least_shared(table, size, result)[tiles["number"]] for result in (problem.result.itemsize, 4))
-    needed = np.where(tiles["splits"] == 1, whole, parts)
-    return (tiles["warp_specialize"] == 0) | (needed <= _room(tiles["programs"], device))
-
-
-@functools.lru_cache(maxsize=16)
-def _least_shared(table: cost.Table, size: int, result: int) -> Any:
-    """The bytes of shared memory that each of the tiles needs with three stages, for results of so many bytes each."""
-    return np.array([each._replace(num_stages=3, split_store=True).shared(size, result) for each in table.configs])
-
-
-def _room(programs: Any, device: torch.device) -> Any:
-    """The bytes of shared memory for one of several programs whose warps divide the work, next to their barriers."""
-    return (devices.shared_memory(device) + 1024) // programs - 1280
+# By rule
 
 
 def rule(problem: Problem, device: torch.device, descriptors: bool, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem on a device that has no model."""
+    """Return the tile for a problem on a device without fitted costs."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     if problem.M == 1 and not problem.invariant:
         config = _filling(problem, device, ONE_ROW[kind][problem.b_inner])
@@ -384,29 +423,29 @@ def rule(problem: Problem, device: torch.device, descriptors: bool, warp_special
         config = _cheapest(problem, device, THROUGH_POINTERS[kind][size])
     if problem.invariant:
         return config
-    splits = _parts_that_fill(config, problem, device)
+    splits = _splits_that_fill(config, problem, device)
     if splits > 1 and config.warp_specialize:
         return rule(problem, device, descriptors)
     if config.warp_specialize and problem.K < LEAST_READ:
-        # A whole tile is on its way out while the next is multiplied.
+        # Storing counts as much as loading: a whole tile is stored while the next is multiplied.
         config = config._replace(split_store=False, num_stages=3, GROUP_M=4)
     return config._replace(splits=splits)
 
 
-def _parts_that_fill(config: Config, problem: Problem, device: torch.device) -> int:
-    """The parts that K is cut into, of 4 blocks at least, so that a device works on all of them at once."""
-    places = config.programs * devices.multiprocessors(device)
-    return max(1, min(places // problem.tiles(config), problem.K // (4 * config.BLOCK_K)))
+def _splits_that_fill(config: Config, problem: Problem, device: torch.device) -> int:
+    """Return the split-K slices, of at least 4 blocks, that the device can work on all at once."""
+    resident = config.programs * devices.multiprocessors(device)
+    return max(1, min(resident // problem.tiles(config), problem.K // (4 * config.BLOCK_K)))
 
 
 def choose_with_descriptors(problem: Problem, device: torch.device, warp_specialized: bool = False) -> Config:
-    """The tiles for a problem whose operands all have tensor descriptors, whether the device copies tiles or not."""
+    """Return the tile by rule for operands that have tensor descriptors, whether or not the device has TMA."""
     kind, size = devices.current.kind, problem.dtype.itemsize
     configs = THROUGH_DESCRIPTORS[kind].get(size) or THROUGH_POINTERS[kind][size]
     if problem.blockwise:
         configs = BLOCKWISE.get(kind, configs)
     warp_specialized &= devices.has_wgmma(device) and problem.dtype.is_floating_point
-    # Of one byte, tensor cores take only what lies along K.
+    # Tensor cores read 8-bit operands from shared memory only if elements along K are contiguous.
     warp_specialized &= size == 2 or (problem.a_inner and problem.b_inner)
     return _cheapest(
         problem, device, tuple([config for config in configs if warp_specialized or not config.warp_specialize])
@@ -414,39 +453,17 @@ def choose_with_descriptors(problem: Problem, device: torch.device, warp_special
 
 
 def for_groups(problem: Problem, device: torch.device) -> Config:
-    """The tiles for products of groups of rows whose operands all have tensor descriptors; `problem` is the mean one.
-
-    Of float32 Hopper's have a large one, too: 64 groups of 16,384 rows by 1,408 by 2,048 take 1.92 ms with it, and 2.42
-    without.
-    """
+    """Return the tile for products of groups of rows; `problem` is their mean. TMA can address all operands."""
     if problem.dtype is torch.float32 and devices.has_wgmma(device):
         return _cheapest(problem, device, (LARGE_FLOATS, *THROUGH_POINTERS[devices.current.kind][4]))
     return choose_with_descriptors(problem, device)
 
 
-def fitting(config: Config, problem: Problem, device: torch.device, beside: int = 0) -> Config:
-    """With as many stages as shared memory has room for, next to `beside` bytes for each element of a result.
-
-    Four of half the size are rather taken than two.
-    """
-    size = problem.dtype.itemsize
-    most = _room(config.programs, device) if config.warp_specialize else devices.shared_memory(device)
-    # Parts of results are of 4 bytes.
-    result = (problem.result.itemsize if config.splits == 1 else max(4, size)) + beside
-    if config.warp_specialize:
-        # An addend comes to where its whole tile is written through.
-        whole = not config.split_store or (problem.added_by_tma and config.splits == 1)
-        least = config._replace(num_stages=min(3, config.num_stages), split_store=False).shared(size, result)
-        config = config._replace(split_store=not whole or least > most)
-    while config.num_stages > 1 and config.shared(size, result if config.descriptors else 0) > most:
-        if config.num_stages == 3 and config.BLOCK_K * size > 128:
-            config = config._replace(num_stages=5, BLOCK_K=config.BLOCK_K // 2)
-        config = config._replace(num_stages=config.num_stages - 1)
-    return config
-
-
 def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """The first whose tiles are taken all at once, or else the last, of those with enough rows if there are any."""
+    """Return the first tile that needs one round of programs, or else the last, among those with the fewest rows >= M.
+
+    If none has as many rows as the problem, the last tile serves.
+    """
     enough = [config for config in configs if config.BLOCK_M >= problem.M] or [configs[-1]]
     rows, most = min([config.BLOCK_M for config in enough]), devices.multiprocessors(device)
     fewest = [config for config in enough if rows >= config.BLOCK_M]
@@ -454,11 +471,11 @@ def _filling(problem: Problem, device: torch.device, configs: tuple[Config, ...]
 
 
 def _cheapest(problem: Problem, device: torch.device, configs: tuple[Config, ...]) -> Config:
-    """By the time of as many rounds of tiles as the device takes; larger tiles are done faster than their size."""
-    most = devices.multiprocessors(device)
+    """Return the tile with the least rounds times elements a tile, divided by the tile's `rate`."""
+    multiprocessors = devices.multiprocessors(device)
 
     def time(config: Config) -> float:
-        rounds = -(-problem.tiles(config) // most)
+        rounds = -(-problem.tiles(config) // multiprocessors)
         return rounds * config.BLOCK_M * config.BLOCK_N / config.rate
 
     return min(configs, key=time)

@@ -1,4 +1,4 @@
-"""What tuning found: tables that come with Tritonite, and a SQLite file of this machine's own for many processes."""
+"""Tiles that tuning measured: shipped tables, and this machine's SQLite file, which many processes may share."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CREATE = """create table if not exists tiles (
 
 
 def path() -> Path:
-    """The file of this machine's results, which need not exist."""
+    """Return the path of this machine's file, which need not exist."""
     return Path(os.environ.get("TRITONITE_TUNE") or cache.folder() / "tune.sqlite")
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[sqlite3.Connection]:
-    # Writers wait for each other; readers for nobody, with a log of what is being written.
+    """Yield a connection in a transaction. With a write-ahead log only writers wait for each other."""
     path().parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path(), timeout=60)) as connection:
         connection.execute("pragma journal_mode=wal")
@@ -38,7 +38,7 @@ def _writing() -> Iterator[sqlite3.Connection]:
 
 
 def check() -> None:
-    """Raise UnusableFile where tiles could not be kept."""
+    """Raise UnusableFile if this machine's file cannot be written."""
     try:
         with _writing():
             pass
@@ -47,7 +47,7 @@ def check() -> None:
 
 
 def save(device: str, problem: str, config: Config, microseconds: float) -> None:
-    """Keep the tiles for a problem on a device, in place of earlier ones. Warns where the file cannot be written."""
+    """Store the tile for a problem on a device, in place of an earlier one. Warn if the file cannot be written."""
     try:
         with _writing() as connection:
             row = (device, problem, json.dumps(config), microseconds)
@@ -59,9 +59,9 @@ def save(device: str, problem: str, config: Config, microseconds: float) -> None
 
 @functools.lru_cache(maxsize=8)
 def known(device: str) -> dict[str, Config]:
-    """Return the tiles for problems on a device: those shipped, and over them those of this machine, read once.
+    """Return a device's tiles by problem, read once: the shipped ones, overridden by this machine's.
 
-    Warns, once, where this machine's file cannot be read.
+    Warn, once, if this machine's file cannot be read.
     """
     shipped = _SHIPPED / f"{device.replace(' ', '_')}.json"
     found = json.loads(shipped.read_text()) if shipped.exists() else {}
@@ -81,11 +81,11 @@ def _own(device: str) -> dict[str, Config]:
 def _rows(device: str) -> list[tuple[str, str]]:
     if not path().exists():
         return []
-    # A file that may only be read, in a folder that may only be read, has no log beside it that could be opened.
+    # SQLite cannot open the log of a read-only file in a read-only folder, unless the file is declared immutable.
     for how in ("mode=ro", "mode=ro&immutable=1"):
         with contextlib.closing(sqlite3.connect(f"{path().absolute().as_uri()}?{how}", timeout=60, uri=True)) as reader:
             try:
-                # Another process may have made the file, and not yet the table.
+                # Another process may have created the file, but not yet the table.
                 if not reader.execute("select 1 from sqlite_master where name = 'tiles'").fetchall():
                     return []
                 return reader.execute("select problem, config from tiles where device = ?", (device,)).fetchall()

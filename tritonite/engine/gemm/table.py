@@ -1,4 +1,4 @@
-"""The tiles that products of matrices are cut into, by the kind of device and the bytes of an element."""
+"""Tiles of products by rule, for devices without fitted costs: by kind of device and bytes of an element."""
 
 from __future__ import annotations
 
@@ -7,57 +7,107 @@ from typing import Any, NamedTuple
 
 
 class Config(NamedTuple):
-    """Triton's meta-parameters for a product; `splits` is in how many parts K is taken.
-
-    `rate` is how fast tiles of this size are done beside others, `programs` how many a multiprocessor takes. `bf16x6`
-    multiplies float32 as three of bfloat16 each, where tensor cores are fast, and `in_parts` does so by Hopper's kernel
-    (`engine.gemm.hopper_parts`), whose tiles have 64 rows for every four warps. With `split_store` a tile is written in
-    two, by way of half the shared memory. With `warp_specialize` one warp copies and `num_warps` others multiply.
-    With `pingpong` besides, each group of four warps has whole tiles of its own, one group's after the other's, so that
-    one multiplies while the other writes (CUTLASS calls it so); K is in one part then.
-    With `transposed` what is computed is the transpose, of b's columns by a's rows, which may be fewer than tensor
-    cores take of rows. A tile has MORE_N columns besides.
-    """
+    """Triton's meta-parameters for a product, called a tile."""
 
     BLOCK_M: int
     BLOCK_N: int
     BLOCK_K: int
+    # Warps that multiply. A specialised kernel has one more, which copies.
     num_warps: int = 4
     num_stages: int = 3
+    # Relative speed of one element of this tile, for `select.rule`.
     rate: float = 1.0
+    # Programs resident on a multiprocessor.
     programs: int = 1
+    # Slices of K (split-K).
     splits: int = 1
+    # Whether TMA loads the operands.
     descriptors: bool = False
+    # Whether a tile is stored in two halves, through half the shared memory.
     split_store: bool = False
     GROUP_M: int = 8
+    # Whether float32 is multiplied by six products of bfloat16 terms, where tensor cores are fast.
     bf16x6: bool = False
     warp_specialize: bool = False
+    # Whether the transpose of the result is computed: M may be smaller than a tensor core's rows.
     transposed: bool = False
+    # Columns of a tile in addition to BLOCK_N.
     MORE_N: int = 0
-    in_parts: bool = False
+    # Whether Hopper's kernel computes these six products (`kernels.hopper_fp32`); a tile has 64 rows for every four
+    # warps.
+    hopper_fp32: bool = False
+    # Whether each four specialised warps have tiles of their own, so that one multiplies while another stores. Without
+    # split-K.
     pingpong: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
+        """Keyword arguments of the portable kernels."""
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
         return {name: getattr(self, name) for name in names}
 
     def shared(self, size: int, result_size: int) -> int:
-        """The bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
+        """Return the bytes of shared memory for operands of `size` and results of `result_size` bytes an element."""
         columns = self.BLOCK_N // (2 if self.split_store else 1) + self.MORE_N
         operands = self.num_stages * (self.BLOCK_M + self.BLOCK_N + self.MORE_N) * self.BLOCK_K * size
         return operands + (2 if self.pingpong else 1) * self.BLOCK_M * columns * result_size
 
 
-_DESCRIBED = (
+class FixedCosts(NamedTuple):
+    """Costs of a device that a sweep does not refit, in microseconds unless a comment says otherwise.
+
+    The defaults are those of sm_90.
+    """
+
+    # A warp's load of one element a thread through pointers, and the factor for loads of twice the width.
+    load: float = 0.0018
+    wider_load: float = 1.3
+    # Additional time of such a load of float32 for tensor cores' second operand: Triton (3.6) lays it out across the
+    # order of arrival, and all 32 elements of a warp are in one shared memory bank.
+    bank_conflicts: float = 0.032
+    # Additional time of such a load along K where bfloat16 terms leave few registers for the second operand.
+    few_registers: float = 0.0083
+    # Latency of a block of K from memory, for tensor cores' tiles and for few rows.
+    block_latency: float = 0.8
+    few_rows_latency: float = 0.6
+    # Latency of a block of few rows from the L2 cache, for 16-bit floats and for float32.
+    few_rows_l2_latency_16: float = 0.15
+    few_rows_l2_latency_32: float = 0.3
+    # Bytes a microsecond that a multiprocessor loads from the L2 cache through pointers, whatever its programs.
+    l2_bandwidth: float = 6e4
+    # Share of a thread's registers for a prefetched block of elements of less than 4 bytes. With more, the assembler
+    # waits for each load by itself.
+    prefetch_registers: float = 1 / 8
+    # A padded copy in addition to its traffic, and bytes a microsecond of that traffic.
+    copy: float = 1.3
+    copy_bandwidth: float = 4e6
+    # An epilogue element of a thread: loaded by a warp that multiplies, by a specialised warp, or copied by TMA, which
+    # is possible for tiles of fewer elements than `added_by_tma_below`.
+    added: float = 0.03
+    added_specialized: float = 0.06
+    added_by_tma: float = 0.011
+    added_by_tma_below: int = 256 * 160
+    # Shares of these times for which tensor cores wait with ping-pong: while the other consumer multiplies, and with a
+    # K so short that both consumers load at the same time.
+    pingpong_wait: float = 0.3
+    pingpong_wait_short: float = 0.2
+    # Share of a kernel's time below which ATen is taken to be faster.
+    aten_share: float = 0.87
+
+    def few_rows_l2_latency(self, size: int) -> float:
+        """Return the latency of a block of few rows from the L2 cache, for elements of `size` bytes."""
+        return self.few_rows_l2_latency_16 if size == 2 else self.few_rows_l2_latency_32
+
+
+_TMA_16 = (
     Config(128, 256, 64, 8, 4, 1.02, descriptors=True, split_store=True, GROUP_M=16, warp_specialize=True),
     Config(128, 256, 64, 8, 4, 1.0, descriptors=True, split_store=True, GROUP_M=16),
     Config(128, 128, 128, 8, 3, 0.9, descriptors=True),
     Config(64, 128, 128, 4, 4, 0.7, descriptors=True),
     Config(64, 64, 128, 4, 4, 0.5, descriptors=True),
 )
-_BYTES = tuple([config._replace(BLOCK_K=128) for config in _DESCRIBED if not config.warp_specialize])
-_HALVES = (
+_BYTES = tuple([config._replace(BLOCK_K=128) for config in _TMA_16 if not config.warp_specialize])
+_FLOATS_16 = (
     Config(128, 128, 64, 8, 3, 1.0),
     Config(64, 128, 64, 4, 4, 0.8),
     Config(64, 64, 64, 4, 4, 0.6, programs=2),
@@ -68,28 +118,28 @@ _FLOATS = (
     Config(64, 64, 32, 4, 3, 0.7, programs=2, bf16x6=True),
     Config(32, 32, 32, 4, 3, 0.3),
 )
-# For products of groups of rows besides. A rule for devices without a model has none as large (`_Work.constants`).
+# For grouped products on Hopper. The rule has no float32 tile as large, because of sm_100 (`launch.Work.constants`).
 LARGE_FLOATS = Config(128, 128, 32, 8, 3, 1.0, bf16x6=True)
 _DOUBLES = (Config(64, 64, 16, 4, 3, 1.0), Config(32, 32, 16, 4, 3, 0.6))
-_AMD = tuple([config._replace(num_stages=2, programs=1) for config in _HALVES])
+_AMD = tuple([config._replace(num_stages=2, programs=1) for config in _FLOATS_16])
 _AMD_FLOATS = tuple([config._replace(bf16x6=False) for config in _FLOATS])
 _INTERPRETED = (Config(64, 64, 64),)
 
-_NVIDIA_POINTERS = {1: _HALVES, 2: _HALVES, 4: _FLOATS, 8: _DOUBLES}
+_NVIDIA_POINTERS = {1: _FLOATS_16, 2: _FLOATS_16, 4: _FLOATS, 8: _DOUBLES}
 THROUGH_POINTERS: dict[str, dict[int, tuple[Config, ...]]] = {
     "nvidia": _NVIDIA_POINTERS,
     "none": _NVIDIA_POINTERS,
     "amd": {1: _AMD, 2: _AMD, 4: _AMD_FLOATS, 8: _DOUBLES},
     "interpreter": dict.fromkeys((1, 2, 4, 8), _INTERPRETED),
 }
-_NVIDIA_DESCRIPTORS = {1: _BYTES, 2: _DESCRIBED}
+_NVIDIA_DESCRIPTORS = {1: _BYTES, 2: _TMA_16}
 THROUGH_DESCRIPTORS: dict[str, dict[int, tuple[Config, ...]]] = {
     "nvidia": _NVIDIA_DESCRIPTORS,
     "none": _NVIDIA_DESCRIPTORS,
     "amd": {},
     "interpreter": {2: (Config(64, 64, 64, descriptors=True),)},
 }
-# Of float8 operands whose sums over blocks are added in float32, for which there are the fewer registers.
+# For float8 operands whose sums over blocks are added in float32, which takes registers.
 BLOCKWISE: dict[str, tuple[Config, ...]] = {
     "nvidia": (
         Config(192, 128, 128, 12, 4, 1.3, descriptors=True, GROUP_M=16, warp_specialize=True),
@@ -101,8 +151,8 @@ BLOCKWISE: dict[str, tuple[Config, ...]] = {
 }
 BLOCKWISE["none"] = BLOCKWISE["nvidia"]
 
-# For one row, and for few: where elements along K are next to each other in b, and where those of its rows are. Of
-# tiles with all rows, or else the most, the first that fill the device once, or else the last.
+# For one row and for few, by whether elements along K are contiguous in b. Among the tiles with enough rows, or the
+# most, `select.rule` takes the first that gives the device one round of programs, or else the last.
 ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     "nvidia": {
         True: (Config(1, 8, 512, programs=4), Config(1, 16, 256, 8)),
@@ -110,16 +160,16 @@ ONE_ROW: dict[str, dict[bool, tuple[Config, ...]]] = {
     },
     "interpreter": dict.fromkeys((True, False), (Config(1, 64, 128),)),
 }
-_FEW_PARTS = Config(16, 64, 32, 4, 3, programs=8, bf16x6=True)
+_FEW_BF16X6 = Config(16, 64, 32, 4, 3, programs=8, bf16x6=True)
 _FEW_NVIDIA: dict[bool, dict[int, tuple[Config, ...]]] = {
     True: {size: (Config(16, 32, 1024 // size, 4, 4), Config(16, 64, 256 // size, 4, 4)) for size in (1, 2)}
     | {
-        4: (Config(2, 8, 512, 2), Config(4, 4, 512), _FEW_PARTS),
+        4: (Config(2, 8, 512, 2), Config(4, 4, 512), _FEW_BF16X6),
         8: (Config(2, 8, 256), Config(4, 4, 256), Config(8, 4, 256)),
     },
     False: {size: (Config(16, 64, 128 // size, 4, 4, programs=2),) for size in (1, 2)}
     | {
-        4: (Config(2, 64, 64, 2, programs=4), Config(4, 64, 32, programs=4), _FEW_PARTS),
+        4: (Config(2, 64, 64, 2, programs=4), Config(4, 64, 32, programs=4), _FEW_BF16X6),
         8: tuple([Config(rows, 64, 128 // rows, programs=4) for rows in (2, 4, 8)]),
     },
 }
@@ -132,7 +182,7 @@ for _kind in ("none", "amd"):
 
 
 def every(kind: str) -> Iterator[tuple[int, Config]]:
-    """All tiles of a kind of device, with the bytes of an element that they are for."""
+    """Yield every tile of a kind of device with the bytes of an element that it is for."""
     for table in (THROUGH_DESCRIPTORS, THROUGH_POINTERS):
         yield from [(size, config) for size, configs in table[kind].items() for config in configs]
     yield from [(2, config) for configs in ONE_ROW[kind].values() for config in configs]

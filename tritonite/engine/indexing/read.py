@@ -1,4 +1,8 @@
-"""Reading at places that index tensors tell."""
+"""Gather: copy the elements that index tensors select.
+
+`read_at` chooses a kernel: `_read_at` for most calls; `_read_from_shared` and `_read_from_slices` if one index of
+columns selects from all rows, which then are read once and looked up in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import triton
 import triton.language as tl
 
 from tritonite import devices
-from tritonite.engine.indexing.places import IN_RANGE, Facts, Index, Space
+from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedMeta, IndexedSpace
 from tritonite.engine.iteration import SECTOR, power_of_2
 from tritonite.engine.movement import words
 from tritonite.errors import Decline
@@ -24,192 +28,211 @@ from tritonite.runtime.symbols import Size
 
 
 @triton.jit
-def rows_and_columns(n_columns, FACTS: tl.constexpr):
-    """The indices of a program's rows and columns."""
+def rows_and_columns(n_columns, META: tl.constexpr):
+    """Return the indices of a program's rows and columns."""
     program = tl.program_id(0)
-    blocks = tl.cdiv(n_columns, FACTS.block[1])
-    row = (program // blocks).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
-    column = (program % blocks).to(FACTS.index) * FACTS.block[1] + tl.arange(0, FACTS.block[1])
+    blocks = tl.cdiv(n_columns, META.block[1])
+    row = (program // blocks).to(META.index) * META.block[0] + tl.arange(0, META.block[0])
+    column = (program % blocks).to(META.index) * META.block[1] + tl.arange(0, META.block[1])
     return row, column
 
 
 @triton.jit
-def _counted_by(index, mask, counted, FACTS: tl.constexpr):
-    """(the offsets that numbers of an index tell, which of them do); stops the program where one is out of range."""
-    place = tl.load(index, mask=mask, other=0).to(tl.int64)
-    if FACTS.wraps:
-        place = tl.where(place < 0, place + counted[0], place)
-    inside = (place >= 0) & (place < counted[0])
-    tl.device_assert(inside | (mask == 0), FACTS.message)
-    return strided_offset(tl.where(inside, place, 0).to(FACTS.index), counted[1], counted[2]), mask & inside
+def _offset_of_index(pointers, mask, index_range, META: tl.constexpr):
+    """Load index values; return (the offsets in the indexed operand, the mask of values in range).
+
+    `index_range` is (size, inner, steps) of the index. A value out of range stops the program.
+    """
+    value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
+    if META.wraps:
+        value = tl.where(value < 0, value + index_range[0], value)
+    inside = (value >= 0) & (value < index_range[0])
+    tl.device_assert(inside | (mask == 0), META.message)
+    return strided_offset(tl.where(inside, value, 0).to(META.index), index_range[1], index_range[2]), mask & inside
 
 
 @triton.jit
-def places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS: tl.constexpr):
-    """(offsets of a block's elements side by side, which there are, offsets where indices tell, which of them do)."""
+def element_offsets(
+    indices, row, column, n_rows, n_columns, shape, strides, column_strides, ranges, META: tl.constexpr
+):
+    """Return the direct operand's (offsets, mask) and the indexed operand's (offsets, mask) of a block.
+
+    The second mask is also unset where an index is out of range.
+    """
+    direct_strides, indexed_strides, index_strides = strides
+    direct_step, indexed_step, index_steps = column_strides
     row_mask = row < n_rows
-    column_mask = (column < aligned_to(n_columns, FACTS.aligned))[None, :]
-    near = aligned_to(strided_offset(row, shape, strides[0]), FACTS.aligned)[:, None] + column[None, :] * columns[0]
+    column_mask = (column < aligned_to(n_columns, META.aligned))[None, :]
+    direct = aligned_to(strided_offset(row, shape, direct_strides), META.aligned)[:, None]
+    direct = direct + column[None, :] * direct_step
     mask = row_mask[:, None] & column_mask
-    far = strided_offset(row, shape, strides[1])
-    if FACTS.across:
-        there = column < n_columns
-        apart = column * columns[1]
+    indexed = strided_offset(row, shape, indexed_strides)
+    if META.by_column_only:
+        valid = column < n_columns
+        of_column = column * indexed_step
         for k in tl.static_range(len(indices)):
-            offset, there = _counted_by(indices[k] + column * columns[2][k], there, counted[k], FACTS)
-            apart += offset
-        far = far[:, None] + apart[None, :]
-        exists = mask & there[None, :]
-    elif FACTS.deep:
-        far = far[:, None] + column[None, :] * columns[1]
-        exists = mask
+            offset, valid = _offset_of_index(indices[k] + column * index_steps[k], valid, ranges[k], META)
+            of_column += offset
+        indexed = indexed[:, None] + of_column[None, :]
+        valid = mask & valid[None, :]
+    elif META.by_column:
+        indexed = indexed[:, None] + column[None, :] * indexed_step
+        valid = mask
         for k in tl.static_range(len(indices)):
-            offset = strided_offset(row, shape, strides[2][k])[:, None] + column[None, :] * columns[2][k]
-            offset, exists = _counted_by(indices[k] + offset, exists, counted[k], FACTS)
-            far += offset
+            offset = strided_offset(row, shape, index_strides[k])[:, None] + column[None, :] * index_steps[k]
+            offset, valid = _offset_of_index(indices[k] + offset, valid, ranges[k], META)
+            indexed += offset
     else:
-        exists = row_mask
+        valid = row_mask
         for k in tl.static_range(len(indices)):
-            offset = strided_offset(row, shape, strides[2][k])
-            offset, exists = _counted_by(indices[k] + offset, exists, counted[k], FACTS)
-            far += offset
-        far = aligned_to(far, FACTS.aligned)[:, None] + column[None, :] * columns[1]
-        exists = exists[:, None] & column_mask
-    return near, mask, far, exists
+            offset = strided_offset(row, shape, index_strides[k])
+            offset, valid = _offset_of_index(indices[k] + offset, valid, ranges[k], META)
+            indexed += offset
+        indexed = aligned_to(indexed, META.aligned)[:, None] + column[None, :] * indexed_step
+        valid = valid[:, None] & column_mask
+    return direct, mask, indexed, valid
 
 
 @triton.jit
-def _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS: tl.constexpr):
-    """Copy a block from the places of its indices."""
-    near, mask, far, exists = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
-    tl.store(out + near, tl.load(source + far, mask=exists, other=0), mask=mask)
+def _copy(
+    out, source, row, column, n_rows, n_columns, indices, shape, strides, column_strides, ranges, META: tl.constexpr
+):
+    """Copy a block of the space; elements whose index is out of range become 0."""
+    direct, mask, indexed, valid = element_offsets(
+        indices, row, column, n_rows, n_columns, shape, strides, column_strides, ranges, META
+    )
+    tl.store(out + direct, tl.load(source + indexed, mask=valid, other=0), mask=mask)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows"])
-def _read_at(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
-    """A program copies a block of the space."""
+def _read_at(out, source, indices, shape, strides, column_strides, ranges, n_rows, n_columns, META: tl.constexpr):
+    """Copy one block of the space."""
     wait_for_previous_launch()
-    row, column = rows_and_columns(n_columns, FACTS)
-    _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
+    row, column = rows_and_columns(n_columns, META)
+    _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, column_strides, ranges, META)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows"])
 def _read_rows_at(
-    out, source, indices, shape, strides, columns, counted, n_rows: tl.int64, n_columns, FACTS: tl.constexpr
+    out, source, indices, shape, strides, column_strides, ranges, n_rows: tl.int64, n_columns, META: tl.constexpr
 ):
-    """The same, of as many rows as data decides: a grid of blocks of rows by blocks of columns."""
+    """Copy one block of a space whose number of rows is known on the device only; the grid has two dimensions."""
     wait_for_previous_launch()
-    row = tl.program_id(0).to(FACTS.index) * FACTS.block[0] + tl.arange(0, FACTS.block[0])
-    column = tl.program_id(1).to(FACTS.index) * FACTS.block[1] + tl.arange(0, FACTS.block[1])
-    _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, columns, counted, FACTS)
+    row = tl.program_id(0).to(META.index) * META.block[0] + tl.arange(0, META.block[0])
+    column = tl.program_id(1).to(META.index) * META.block[1] + tl.arange(0, META.block[1])
+    _copy(out, source, row, column, n_rows, n_columns, indices, shape, strides, column_strides, ranges, META)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows"])
-def _read_from_shared(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
-    """A program has whole rows of the source in shared memory, and copies from there what an index of columns tells.
+def _read_from_shared(
+    out, source, indices, shape, strides, column_strides, ranges, n_rows, n_columns, META: tl.constexpr
+):
+    """Load whole rows of the source into shared memory, and look up the columns that an index selects there.
 
-    Of places that lie apart in memory each is a lookup of a line in the nearest cache, one after the other; in shared
-    memory, 32 of them take some four cycles.
+    Scattered loads of a warp from memory take one cache line after the other; shared memory serves them together.
+    Shared memory has 4-byte or 8-byte integers, each of which has EACH elements.
     """
     wait_for_previous_launch()
-    ROWS: tl.constexpr = FACTS.block[0]
+    ROWS: tl.constexpr = META.block[0]
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
-    WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
+    INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
-    own = alloc_shared(ROWS * FACTS.held, WORD)
-    place = tl.arange(0, ROWS * FACTS.held)
-    row = tl.program_id(0).to(FACTS.index) * ROWS + place // FACTS.held
+    own = alloc_shared(ROWS * META.held, INTEGER)
+    lane = tl.arange(0, ROWS * META.held)
+    row = tl.program_id(0).to(META.index) * ROWS + lane // META.held
     start = strided_offset(row, shape, strides[1]) // EACH
-    inside = (place % FACTS.held < aligned_to(counted[0][0] // EACH, FACTS.aligned)) & (row < n_rows)
-    within = aligned_to(start, FACTS.aligned) + place % FACTS.held
-    whole = source.to(tl.pointer_type(WORD), bitcast=True)
-    store_shared(own, place, tl.load(whole + within, mask=inside, other=0))
+    inside = (lane % META.held < aligned_to(ranges[0][0] // EACH, META.aligned)) & (row < n_rows)
+    within = aligned_to(start, META.aligned) + lane % META.held
+    integers = source.to(tl.pointer_type(INTEGER), bitcast=True)
+    store_shared(own, lane, tl.load(integers + within, mask=inside, other=0))
     tl.debug_barrier()
-    for begin in range(0, n_columns, FACTS.block[1]):
-        column = begin + tl.arange(0, FACTS.block[1])
+    for begin in range(0, n_columns, META.block[1]):
+        column = begin + tl.arange(0, META.block[1])
         mask = column < n_columns
-        at, exists = _counted_by(indices[0] + column * columns[2][0], mask, counted[0], FACTS)
-        at = tl.where(exists, at, 0).to(tl.int32)
+        at, valid = _offset_of_index(indices[0] + column * column_strides[2][0], mask, ranges[0], META)
+        at = tl.where(valid, at, 0).to(tl.int32)
         for i in tl.static_range(ROWS):
-            one = tl.program_id(0).to(FACTS.index) * ROWS + i
-            found = load_shared(own, i * FACTS.held + at // EACH, at.to(WORD))
+            out_row = tl.program_id(0).to(META.index) * ROWS + i
+            found = load_shared(own, i * META.held + at // EACH, at.to(INTEGER))
             if EACH > 1:
                 found = found >> (at % EACH * (8 * ITEM))
-            near = out + strided_offset(one, shape, strides[0]) + column
-            tl.store(near, found.to(out.dtype.element_ty), mask=mask & (one < n_rows))
+            pointers = out + strided_offset(out_row, shape, strides[0]) + column
+            tl.store(pointers, found.to(out.dtype.element_ty), mask=mask & (out_row < n_rows))
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows"])
-def _read_from_parts(out, source, indices, shape, strides, columns, counted, n_rows, n_columns, FACTS: tl.constexpr):
-    """The same of a row that is too long, by parts of it one after the other; a program has all columns of a row."""
+def _read_from_slices(
+    out, source, indices, shape, strides, column_strides, ranges, n_rows, n_columns, META: tl.constexpr
+):
+    """Do what `_read_from_shared` does for one row that does not fit, slice by slice; keep all columns in registers."""
     wait_for_previous_launch()
     ITEM: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
-    WORD: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
+    INTEGER: tl.constexpr = tl.int64 if ITEM == 8 else tl.int32
     EACH: tl.constexpr = (8 if ITEM == 8 else 4) // ITEM
-    COLUMNS: tl.constexpr = FACTS.block[1]
-    own = alloc_shared(FACTS.held, WORD)
-    row = tl.program_id(0).to(FACTS.index)
-    start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, FACTS.aligned)
-    whole = source.to(tl.pointer_type(WORD), bitcast=True) + start
-    words_of_row = aligned_to(counted[0][0] // EACH, FACTS.aligned)
+    COLUMNS: tl.constexpr = META.block[1]
+    own = alloc_shared(META.held, INTEGER)
+    row = tl.program_id(0).to(META.index)
+    start = aligned_to(strided_offset(row, shape, strides[1]) // EACH, META.aligned)
+    integers = source.to(tl.pointer_type(INTEGER), bitcast=True) + start
+    n_integers = aligned_to(ranges[0][0] // EACH, META.aligned)
     column = tl.arange(0, COLUMNS)
     mask = column < n_columns
-    at, exists = _counted_by(indices[0] + column * columns[2][0], mask, counted[0], FACTS)
-    at = tl.where(exists, at, 0).to(tl.int32)
+    at, valid = _offset_of_index(indices[0] + column * column_strides[2][0], mask, ranges[0], META)
+    at = tl.where(valid, at, 0).to(tl.int32)
     result = tl.zeros((COLUMNS,), out.dtype.element_ty)
-    for begin in range(0, words_of_row, FACTS.held):
-        place = begin + tl.arange(0, FACTS.held)
-        part = tl.load(whole + place, mask=place < words_of_row, other=0)
-        # All threads have looked up what they want of the part before.
+    for begin in range(0, n_integers, META.held):
+        index = begin + tl.arange(0, META.held)
+        loaded = tl.load(integers + index, mask=index < n_integers, other=0)
+        # All threads have done their lookups in the previous slice.
         tl.debug_barrier()
-        store_shared(own, tl.arange(0, FACTS.held), part)
+        store_shared(own, tl.arange(0, META.held), loaded)
         tl.debug_barrier()
         here = at // EACH - begin
-        inside = (here >= 0) & (here < FACTS.held)
-        found = load_shared(own, tl.where(inside, here, 0), at.to(WORD))
+        inside = (here >= 0) & (here < META.held)
+        found = load_shared(own, tl.where(inside, here, 0), at.to(INTEGER))
         if EACH > 1:
             found = found >> (at % EACH * (8 * ITEM))
         result = tl.where(inside, found.to(out.dtype.element_ty), result)
     tl.store(out + strided_offset(row, shape, strides[0]) + column, result, mask=mask)
 
 
-# What programs have of the source in shared memory, the least bytes of a row that are worth it, since shorter ones come
-# from few lines of the nearest cache, and the most rows that share what is read of an index.
+# Bytes of rows in a program's shared memory; the least bytes of a row, since a shorter one has few cache lines; the
+# most rows of a program, which share the loads of the index.
 _HELD_BYTES, _LEAST_BYTES, _MOST_ROWS = 32 * 1024, 1024, 8
-# The columns that programs look up at a time: four to a thread, whose indices come from few lines for a warp.
+# Columns that a program looks up at a time, a few for each thread.
 _LOOKED_UP = 1024
-# Of longer rows, the most parts that there may be, and the most bytes of the result and columns that registers hold.
-_MOST_PARTS, _RESULT_BYTES, _RESULT_COLUMNS = 4, 64 * 1024, 2**14
+# For rows that do not fit: the most slices, and the most bytes and columns of a result in registers.
+_MOST_SLICES, _RESULT_BYTES, _RESULT_COLUMNS = 4, 64 * 1024, 2**14
 
 
-def _held(space: Space, itemsize: int, facts: Facts, source: torch.Tensor) -> Facts | None:
-    """How programs hold rows of the source in shared memory, or None where they would not."""
+def _held(space: IndexedSpace, itemsize: int, meta: IndexedMeta, source: torch.Tensor) -> IndexedMeta | None:
+    """Return the facts of a kernel that has rows of the source in shared memory, or None if none would be faster."""
     device = devices.current
-    if not device.ptx or not facts.across or len(space.indices) != 1 or itemsize > 8:
+    if not device.ptx or not meta.by_column_only or len(space.indices) != 1 or itemsize > 8:
         return None
     (index,) = space.indices
-    word = max(itemsize, 4)
-    width, each = index.size * itemsize, word // itemsize
-    if index.steps != (1,) or index.inner or space.far[0] or space.near[0] != 1 or source.data_ptr() % 16:
+    integer = max(itemsize, 4)
+    width, each = index.size * itemsize, integer // itemsize
+    if index.steps != (1,) or index.inner or space.indexed[0] or space.direct[0] != 1 or source.data_ptr() % 16:
         return None
-    if width < _LEAST_BYTES or any(n % each for n in (index.size, *space.far[1:])):
+    if width < _LEAST_BYTES or any(n % each for n in (index.size, *space.indexed[1:])):
         return None
-    held = min(_HELD_BYTES // word, power_of_2(width // word))
-    rows = min(_HELD_BYTES // word // held, _MOST_ROWS)
+    held = min(_HELD_BYTES // integer, power_of_2(width // integer))
+    rows = min(_HELD_BYTES // integer // held, _MOST_ROWS)
     looked_up = min(_LOOKED_UP, power_of_2(space.n_columns))
     if width > _HELD_BYTES:
         looked_up = power_of_2(space.n_columns)
-        if width > _MOST_PARTS * _HELD_BYTES or looked_up > min(_RESULT_COLUMNS, _RESULT_BYTES // itemsize):
+        if width > _MOST_SLICES * _HELD_BYTES or looked_up > min(_RESULT_COLUMNS, _RESULT_BYTES // itemsize):
             return None
-    # Of a row that has many more sectors than there are indices, most would be read for nothing.
+    # With fewer indices than sectors in a row, loading whole rows reads more than the lookups need.
     if space.n_columns * SECTOR < width or space.n_rows * 4 < rows * device.programs:
         return None
-    aligned = math.gcd(16 // word, *(n // each for n in (index.size, *space.far[1:])))
-    return dataclasses.replace(facts, block=(rows, looked_up), aligned=aligned, held=held)
+    aligned = math.gcd(16 // integer, *(n // each for n in (index.size, *space.indexed[1:])))
+    return dataclasses.replace(meta, block=(rows, looked_up), aligned=aligned, held=held)
 
 
 def read_at(
@@ -220,39 +243,44 @@ def read_at(
     wraps: bool = False,
     message: str = IN_RANGE,
 ) -> None:
-    """Copy to each element of `out` that of `source` at the place that its strides over `out`, and indices, tell.
+    """Copy to each element of `out` the element of `source` that the indices select.
 
-    Index tensors are of int32 or int64. Negative numbers count from the end where an index `wraps`; those out of range
-    stop the program, and nothing is read there.
+    `source_strides` are the source's strides over the shape of `out`, 0 along dimensions that only indices address.
+    Index tensors are int32 or int64. `wraps` lets negative indices count from the end. An index out of range stops the
+    program with `message`, and nothing is read for it.
     """
     if not out.numel():
         return
     itemsize = out.dtype.itemsize
-    space = Space.of(out.shape, out.stride(), source_strides, indices, itemsize)
-    facts = space.facts(itemsize, wraps, message)
-    held = _held(space, itemsize, facts, source)
+    space = IndexedSpace.of(out.shape, out.stride(), source_strides, indices, itemsize)
+    meta = space.meta(itemsize, wraps, message)
+    held = _held(space, itemsize, meta, source)
     if held is not None:
-        parts = space.indices[0].size * itemsize > _HELD_BYTES
-        kernel = _read_from_parts if parts else _read_from_shared
+        sliced = space.indices[0].size * itemsize > _HELD_BYTES
+        kernel = _read_from_slices if sliced else _read_from_shared
         kernel[(-(-space.n_rows // held.block[0]),)](
-            words(out), words(source), *space.arguments(), FACTS=held, num_warps=16 if parts else 8, **ASSERTING
+            words(out), words(source), *space.arguments(), META=held, num_warps=16 if sliced else 8, **ASSERTING
         )
         return
-    _read_at[(space.programs(facts),)](
-        words(out), words(source), *space.arguments(), FACTS=facts, num_warps=4, **ASSERTING
+    _read_at[(space.programs(meta),)](
+        words(out), words(source), *space.arguments(), META=meta, num_warps=4, **ASSERTING
     )
 
 
 def read_rows_at(out: torch.Tensor, n_rows: Size, source: torch.Tensor, n_columns: int, index: Index) -> None:
-    """The same for a contiguous `out` of as many rows as data decides, of contiguous columns of `source`."""
-    itemsize, parts = min(out.dtype.itemsize, 8), max(1, out.dtype.itemsize // 8)
-    width, counted = n_columns * parts, index._replace(steps=tuple([parts * step for step in index.steps]))
-    # There are at most as many as the index counts.
-    space = Space.of((index.size, width), (width, 1), (0, 1), [counted._replace(strides=(1, 0))], itemsize)
+    """Copy the rows of `source` that an index selects to a contiguous `out`.
+
+    `n_rows` is known on the device only, and at most `index.size`. Rows have `n_columns` contiguous elements.
+    """
+    # An element of 16 bytes is copied as two integers.
+    itemsize, integers = min(out.dtype.itemsize, 8), max(1, out.dtype.itemsize // 8)
+    width = n_columns * integers
+    index = index._replace(strides=(1, 0), steps=tuple([integers * step for step in index.steps]))
+    space = IndexedSpace.of((index.size, width), (width, 1), (0, 1), [index], itemsize)
     if space.n_columns != width:
-        raise Decline("one row")
-    facts = space.facts(itemsize, False, IN_RANGE)
+        raise Decline("a single row, whose columns collapse with the rows")
+    meta = space.meta(itemsize, False, IN_RANGE)
     *arguments, _, columns = space.arguments()
-    _read_rows_at[(n_rows.blocks(facts.block[0]), -(-width // facts.block[1]))](
-        words(out), words(source), *arguments, n_rows, columns, FACTS=facts, num_warps=4, **ASSERTING
+    _read_rows_at[(n_rows.blocks(meta.block[0]), -(-width // meta.block[1]))](
+        words(out), words(source), *arguments, n_rows, columns, META=meta, num_warps=4, **ASSERTING
     )

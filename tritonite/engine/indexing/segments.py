@@ -1,10 +1,11 @@
-"""Adding up the rows that index tensors send to the same place, in order: the same bits every time.
+"""Deterministic scatter-add: add rows to the slots that index tensors select, in the order of the rows.
 
-Rows are sorted by their place, with their number in the low bits, so that no two are equal and rows of one place stay
-in order. Programs sort blocks of them, and then merge runs: an element's place among several runs is the number of
-smaller elements in each of them, which a binary search finds. A program adds up a few rows of the order, so that one
-place with all rows takes no longer than many with one each; what begins in one program and ends in another is put
-together by a second launch.
+A slot is the linear index, over the indexed dimensions, of a target row. `_sort_blocks` and `_merge_runs` sort int64
+keys: a row's slot in the upper half, its number in the lower half. So no two keys are equal, and rows of a slot stay in
+order. In a merge, a key's position is the number of smaller keys in each run, which a binary search finds.
+
+`_add_rows` adds up a chunk of the sorted rows by a program, so that one slot with all rows takes no longer than many
+slots. Sums that cross chunks are stored as partial sums, which `_add_partial_sums` adds up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import Index
+from tritonite.engine.indexing.indices import Index
 from tritonite.engine.iteration import INT32_LIMIT, collapse, power_of_2, span
 from tritonite.engine.rows.kernels import strided_offset
 from tritonite.errors import Decline
@@ -29,12 +30,12 @@ from tritonite.runtime.contract import empty
 from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 
-# Rows without a place sort behind all others.
-_NOWHERE = 2**31 - 1
-# Elements that a program sorts, runs that are merged at a time, elements of each that a program places.
-_SORTED, _RUNS, _PLACED = 1024, 32, 64
-# Rows of the order that a program adds up, and columns; partial sums that are added up at a time.
-_ROWS, _COLUMNS, _PARTS = 16, 512, 32
+# The slot of rows that are not added, which sort behind all others.
+_NO_SLOT = 2**31 - 1
+# Keys of a program that sorts, runs that are merged at a time, keys of a program that merges.
+_SORTED, _RUNS, _MERGED = 1024, 32, 64
+# Rows and columns of a chunk, and partial sums that are added up at a time.
+_ROWS, _COLUMNS, _PARTIAL_SUMS = 16, 512, 32
 
 
 @libentry()
@@ -44,40 +45,43 @@ def _sort_blocks(
     indices,
     shape,
     index_strides,
-    counted,
+    ranges,
     n,
     skipped,
     WRAPS: tl.constexpr,
     MESSAGE: tl.constexpr,
-    NOWHERE: tl.constexpr,
+    NO_SLOT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program sorts a block of rows by their place; one that is `skipped` goes nowhere."""
+    """Write the sorted keys of a block of rows.
+
+    `ranges` has (size, stride in slots) of each index. Rows whose index is `skipped` get no slot.
+    """
     wait_for_previous_launch()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n
     slot = tl.zeros((BLOCK,), tl.int64)
     for k in tl.static_range(len(indices)):
-        place = tl.load(indices[k] + strided_offset(row.to(tl.int64), shape, index_strides[k]), mask=mask, other=0)
-        place = place.to(tl.int64)
-        size = counted[k][0]
+        index = tl.load(indices[k] + strided_offset(row.to(tl.int64), shape, index_strides[k]), mask=mask, other=0)
+        index = index.to(tl.int64)
+        size, slot_stride = ranges[k]
         if WRAPS:
-            place = tl.where(place < 0, place + size, place)
-        inside = (place >= 0) & (place < size)
-        tl.device_assert(inside | (mask == 0) | (place == skipped), MESSAGE)
+            index = tl.where(index < 0, index + size, index)
+        inside = (index >= 0) & (index < size)
+        tl.device_assert(inside | (mask == 0) | (index == skipped), MESSAGE)
         mask = mask & inside
-        slot += place * counted[k][1]
-    slot = tl.where(mask & (slot != skipped), slot, NOWHERE)
+        slot += index * slot_stride
+    slot = tl.where(mask & (slot != skipped), slot, NO_SLOT)
     tl.store(order + row, tl.sort((slot << 32) | row.to(tl.int64)))
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n", "length"])
 def _merge_runs(merged, order, n, length, STEPS: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr):
-    """A program finds the places of BLOCK elements among RUNS runs of `length`, which become one; `n` is all."""
+    """Merge RUNS runs of `length` keys, of n in all: write BLOCK keys to their positions in the merged run."""
     wait_for_previous_launch()
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mine = tl.load(order + place)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = tl.load(order + index)
     first = tl.program_id(0) * BLOCK // (length * RUNS) * (length * RUNS)
     begin = first + tl.arange(0, RUNS)[:, None] * length
     size = tl.minimum(tl.maximum(n - begin, 0), length)
@@ -99,20 +103,20 @@ def _sorted_rows(
     wraps: bool,
     message: str,
 ) -> torch.Tensor:
-    """The numbers of rows below their slots, in order, padded to whole blocks with rows that go nowhere."""
+    """Return the sorted keys of n rows, padded to whole blocks with keys without a slot."""
     device = indices[0].tensor.device
     block = min(_SORTED, max(128, power_of_2(n)))
     padded = -(-n // block) * block
     order = empty((padded,), torch.int64, device)
-    counted, slots = [], 1
+    ranges, slots = [], 1
     for i in reversed(indices):
-        counted.append((i.size, slots))
+        ranges.append((i.size, slots))
         slots *= i.size
     _sort_blocks[(padded // block,)](
-        *(order, tuple([i.tensor for i in indices]), shape, strides, tuple(counted[::-1]), n, skipped),
+        *(order, tuple([i.tensor for i in indices]), shape, strides, tuple(ranges[::-1]), n, skipped),
         WRAPS=wraps,
         MESSAGE=message,
-        NOWHERE=_NOWHERE,
+        NO_SLOT=_NO_SLOT,
         BLOCK=block,
         num_warps=4,
         **ASSERTING,
@@ -121,19 +125,21 @@ def _sorted_rows(
     while length < padded:
         merged = empty((padded,), torch.int64, device)
         runs = min(_RUNS, power_of_2(-(-padded // length)))
-        _merge_runs[(padded // _PLACED,)](
-            *(merged, order, padded, length), STEPS=length.bit_length(), RUNS=runs, BLOCK=_PLACED, num_warps=4
+        _merge_runs[(padded // _MERGED,)](
+            *(merged, order, padded, length), STEPS=length.bit_length(), RUNS=runs, BLOCK=_MERGED, num_warps=4
         )
         order, length = merged, length * runs
     return order
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What the kernels that add up are compiled for: the rows and columns of a program, and the dtype added up in.
+class _AddMeta:
+    """Compile-time facts of the kernels that add up rows.
 
-    What is there already is `added`, too, or overwritten. Sums are divided by the number of their rows where it is
-    `averaged`. Rows that are `bagged` are those of their bags, times a factor "of rows", or divided by one "of bags".
+    A chunk has `rows` and `columns`. `compute` is the dtype of sums, `index` that of offsets.
+    `added` adds the target's elements to the sums; without it they are overwritten.
+    `averaged` divides a sum by the number of its rows. `flags` says that elements are bools.
+    `bagged` says that a row's values are those of its bag, times a factor "of rows" or divided by one "of bags".
     """
 
     rows: int
@@ -142,15 +148,15 @@ class _Facts:
     index: Any
     added: bool
     averaged: bool
-    nowhere: int
+    no_slot: int
     flags: bool
     bagged: bool = False
     factor: str = ""
 
 
 @triton.jit
-def _first_from(order, wanted, n):
-    """How many elements of an order are smaller than one that is wanted."""
+def _keys_below(order, wanted, n):
+    """Return the number of sorted keys below one that is wanted, by binary search."""
     low = tl.zeros((), tl.int32)
     high = tl.zeros((), tl.int32) + n
     while low < high:
@@ -163,47 +169,48 @@ def _first_from(order, wanted, n):
 
 
 @triton.jit
-def _put(target, total, slot, order, n, column_offset, mask, counted, FACTS: tl.constexpr):
-    """Write the sum of a slot's rows."""
-    offset = strided_offset(slot.to(FACTS.index), counted[0], counted[1]) + column_offset
-    if FACTS.averaged:
-        begin = _first_from(order, slot << 32, n)
-        total = total / (_first_from(order, (slot + 1) << 32, n) - begin).to(FACTS.compute)
-    if FACTS.added:
-        total = total + tl.load(target + offset, mask=mask, other=0).to(FACTS.compute)
+def _store_sum(target, total, slot, order, n, column_offset, mask, slots, META: tl.constexpr):
+    """Write the sum of a slot's rows. `slots` is (inner sizes, strides) of the target over slots."""
+    offset = strided_offset(slot.to(META.index), slots[0], slots[1]) + column_offset
+    if META.averaged:
+        begin = _keys_below(order, slot << 32, n)
+        total = total / (_keys_below(order, (slot + 1) << 32, n) - begin).to(META.compute)
+    if META.added:
+        total = total + tl.load(target + offset, mask=mask, other=0).to(META.compute)
     else:
         # ATen adds to 0, which makes 0 of -0.
         total = total + tl.zeros_like(total)
-    if FACTS.flags:
-        total = (total != 0).to(FACTS.compute)
+    if META.flags:
+        total = (total != 0).to(META.compute)
     tl.store(target + offset, total.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _load_rows(values, order, mask, shape, strides, bags, factors, n_bags, FACTS: tl.constexpr):
-    """The next rows of an order, all on their way at once, and their slots; zeros for a row that goes nowhere, and for
-    one of no bag of the `n_bags`.
+def _load_rows(values, order, mask, shape, strides, bags, factors, n_bags, META: tl.constexpr):
+    """Return (the slots, the values) of a chunk's rows, with all loads in flight at once.
+
+    A row without a slot, or whose bag is not one of the `n_bags`, is 0.
     """
-    ROWS: tl.constexpr = FACTS.rows
+    ROWS: tl.constexpr = META.rows
     slots = ()
     rows = ()
     for i in tl.static_range(ROWS):
         element = tl.load(order + i)
         slot = element >> 32
-        number = (element & 0xFFFFFFFF).to(FACTS.index)
-        there = slot != FACTS.nowhere
+        number = (element & 0xFFFFFFFF).to(META.index)
+        valid = slot != META.no_slot
         own = number
-        if FACTS.bagged:
-            bag = tl.load(bags + number, mask=there, other=0).to(tl.int64)
-            there = there & (bag >= 0) & (bag < n_bags)
-            own = tl.where(there, bag, 0).to(FACTS.index)
-        place = strided_offset(own, shape, strides)
+        if META.bagged:
+            bag = tl.load(bags + number, mask=valid, other=0).to(tl.int64)
+            valid = valid & (bag >= 0) & (bag < n_bags)
+            own = tl.where(valid, bag, 0).to(META.index)
+        offset = strided_offset(own, shape, strides)
         slots = slots + (slot,)
-        row = tl.load(values + place, mask=mask & there, other=0)
-        if FACTS.factor == "of rows":
-            row = row.to(FACTS.compute) * tl.load(factors + number, mask=there, other=0).to(FACTS.compute)
-        elif FACTS.factor == "of bags":
-            row = row.to(FACTS.compute) / tl.load(factors + own, mask=there, other=1).to(FACTS.compute)
+        row = tl.load(values + offset, mask=mask & valid, other=0)
+        if META.factor == "of rows":
+            row = row.to(META.compute) * tl.load(factors + number, mask=valid, other=0).to(META.compute)
+        elif META.factor == "of bags":
+            row = row.to(META.compute) / tl.load(factors + own, mask=valid, other=1).to(META.compute)
         rows = rows + (row,)
     return slots, rows
 
@@ -212,57 +219,60 @@ def _load_rows(values, order, mask, shape, strides, bags, factors, n_bags, FACTS
 @triton.jit(do_not_specialize=["n", "n_bags"])
 def _add_rows(
     target,
-    parts,
+    partial_sums,
     values,
     order,
     shape,
     row_strides,
     column_shape,
     column_strides,
-    counted,
+    slots_of_target,
     n,
     n_columns,
     bags,
     factors,
     n_bags,
-    FACTS: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """A program adds up the next FACTS.rows rows of an order, in a block of columns.
+    """Add up the rows of a chunk, slot by slot, in a block of columns.
 
-    Sums that began before, or go on, are its two `parts`.
+    A chunk has two `partial_sums`: of the slot that began in an earlier chunk, and of the one that a later chunk
+    continues. Other sums are complete, and are written to the target.
     """
     wait_for_previous_launch()
-    blocks = tl.cdiv(n_columns, FACTS.columns)
+    blocks = tl.cdiv(n_columns, META.columns)
     chunk = tl.program_id(0) // blocks
-    first = chunk * FACTS.rows
-    column = (tl.program_id(0) % blocks).to(FACTS.index) * FACTS.columns + tl.arange(0, FACTS.columns)
+    first = chunk * META.rows
+    column = (tl.program_id(0) % blocks).to(META.index) * META.columns + tl.arange(0, META.columns)
     mask = column < n_columns
-    near = strided_offset(column, column_shape, column_strides[0])
-    far = strided_offset(column, column_shape, column_strides[1])
-    ROWS: tl.constexpr = FACTS.rows
-    slots, rows = _load_rows(values + near, order + first, mask, shape, row_strides, bags, factors, n_bags, FACTS)
-    part = parts + chunk.to(tl.int64) * 2 * n_columns + column
+    value_offset = strided_offset(column, column_shape, column_strides[0])
+    target_offset = strided_offset(column, column_shape, column_strides[1])
+    ROWS: tl.constexpr = META.rows
+    slots, rows = _load_rows(
+        *(values + value_offset, order + first, mask, shape, row_strides, bags, factors, n_bags, META)
+    )
+    partial = partial_sums + chunk.to(tl.int64) * 2 * n_columns + column
     before = tl.load(order + first - 1, mask=first > 0, other=-1) >> 32
-    after = tl.load(order + first + FACTS.rows, mask=first + FACTS.rows < n, other=-1) >> 32
-    total = rows[0].to(FACTS.compute)
+    after = tl.load(order + first + META.rows, mask=first + META.rows < n, other=-1) >> 32
+    total = rows[0].to(META.compute)
     begun = before == slots[0]
     for i in tl.static_range(1, ROWS):
         goes_on = slots[i] == slots[i - 1]
         if goes_on == 0:
             if begun:
-                tl.store(part, total, mask=mask)
-            elif slots[i - 1] != FACTS.nowhere:
-                _put(target, total, slots[i - 1], order, n, far, mask, counted, FACTS)
+                tl.store(partial, total, mask=mask)
+            elif slots[i - 1] != META.no_slot:
+                _store_sum(target, total, slots[i - 1], order, n, target_offset, mask, slots_of_target, META)
             begun = begun & False
-        row = rows[i].to(FACTS.compute)
+        row = rows[i].to(META.compute)
         total = tl.where(goes_on, total + row, row)
     last = slots[ROWS - 1]
     if begun:
-        tl.store(part, total, mask=mask)
+        tl.store(partial, total, mask=mask)
     elif after == last:
-        tl.store(part + n_columns, total, mask=mask)
-    elif last != FACTS.nowhere:
-        _put(target, total, last, order, n, far, mask, counted, FACTS)
+        tl.store(partial + n_columns, total, mask=mask)
+    elif last != META.no_slot:
+        _store_sum(target, total, last, order, n, target_offset, mask, slots_of_target, META)
 
 
 @triton.jit
@@ -273,31 +283,40 @@ def _added(a, b):
 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
-def _add_parts(
-    target, parts, order, column_shape, column_strides, counted, n, n_columns, PARTS: tl.constexpr, FACTS: tl.constexpr
+def _add_partial_sums(
+    target,
+    partial_sums,
+    order,
+    column_shape,
+    column_strides,
+    slots_of_target,
+    n,
+    n_columns,
+    AT_ONCE: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """A program puts together the sum that begins in one program of `_add_rows` and goes on in others."""
+    """Add up the partial sums of the slot that begins in the program's chunk and goes on in later ones."""
     wait_for_previous_launch()
-    blocks = tl.cdiv(n_columns, FACTS.columns)
+    blocks = tl.cdiv(n_columns, META.columns)
     chunk = tl.program_id(0) // blocks
-    end = (chunk + 1) * FACTS.rows
+    end = (chunk + 1) * META.rows
     slot = tl.load(order + end - 1) >> 32
-    before = tl.load(order + end - FACTS.rows - 1, mask=chunk > 0, other=-1) >> 32
-    begins = (before != slot) | ((tl.load(order + end - FACTS.rows) >> 32) != slot)
+    before = tl.load(order + end - META.rows - 1, mask=chunk > 0, other=-1) >> 32
+    begins = (before != slot) | ((tl.load(order + end - META.rows) >> 32) != slot)
     after = tl.load(order + end, mask=end < n, other=-1) >> 32
-    if begins & (after == slot) & (slot != FACTS.nowhere):
-        column = (tl.program_id(0) % blocks).to(FACTS.index) * FACTS.columns + tl.arange(0, FACTS.columns)
+    if begins & (after == slot) & (slot != META.no_slot):
+        column = (tl.program_id(0) % blocks).to(META.index) * META.columns + tl.arange(0, META.columns)
         mask = column < n_columns
-        total = tl.load(parts + (chunk.to(tl.int64) * 2 + 1) * n_columns + column, mask=mask, other=0)
-        stop = tl.cdiv(_first_from(order, (slot + 1) << 32, n), FACTS.rows)
-        for start in range(chunk + 1, stop, PARTS):
-            part = start + tl.arange(0, PARTS)
-            pointers = parts + part.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
-            # The identity of sums of -0, too.
-            several = tl.load(pointers, mask=(part < stop)[:, None] & mask[None, :], other=-0.0)
-            total += tl.reduce(several, 0, _added).to(FACTS.compute)
-        far = strided_offset(column, column_shape, column_strides[1])
-        _put(target, total, slot, order, n, far, mask, counted, FACTS)
+        total = tl.load(partial_sums + (chunk.to(tl.int64) * 2 + 1) * n_columns + column, mask=mask, other=0)
+        stop = tl.cdiv(_keys_below(order, (slot + 1) << 32, n), META.rows)
+        for start in range(chunk + 1, stop, AT_ONCE):
+            other = start + tl.arange(0, AT_ONCE)
+            pointers = partial_sums + other.to(tl.int64)[:, None] * 2 * n_columns + column[None, :]
+            # -0 is the identity of sums of -0, too.
+            several = tl.load(pointers, mask=(other < stop)[:, None] & mask[None, :], other=-0.0)
+            total += tl.reduce(several, 0, _added).to(META.compute)
+        target_offset = strided_offset(column, column_shape, column_strides[1])
+        _store_sum(target, total, slot, order, n, target_offset, mask, slots_of_target, META)
 
 
 def add_rows_at(
@@ -318,20 +337,23 @@ def add_rows_at(
     row_factors: torch.Tensor | None = None,
     bag_sizes: torch.Tensor | None = None,
 ) -> None:
-    """Add rows of `values` to the places of `target` that their indices tell, in the order in which they stand.
+    """Add rows of `values` to the rows of `target` that the indices select, in order of the rows.
 
-    As in `write_at`, strides are over `shape`, of which indices tell in the `row_dims`. What is there is overwritten
-    unless `added`. Sums are divided by the number of their rows where it is `averaged`; rows whose index is `skipped`
-    are left out. With `bags`, a vector, the values have a row for each bag and a row's are those of its own, times its
-    `row_factors` or divided by the `bag_sizes`. Declines where rows or places are too many for one word of 64 bits.
+    Strides are over the space `shape`, as in `write_at`; indices address the dimensions `row_dims` of it. Unless
+    `added`, sums overwrite the target. `averaged` divides a sum by the number of its rows. Rows whose index is
+    `skipped` are left out. `bags`, a vector, has the bag of each row, whose values are then those of the bag, times the
+    `row_factors` or divided by the `bag_sizes`. Calls whose keys do not fit in 64 bits are declined.
     """
     shape = tuple(shape)
     kept = [d for d in range(len(shape)) if d not in row_dims]
     n, n_columns = math.prod([shape[d] for d in row_dims]), math.prod([shape[d] for d in kept])
     if not n or not n_columns:
         return
-    if n >= 2**30 or math.prod([i.size for i in indices]) >= _NOWHERE:
-        raise Decline("rows or places that 64 bits do not hold")
+    n_slots = math.prod([i.size for i in indices])
+    if n >= 2**30 or n_slots >= _NO_SLOT:
+        raise Decline(
+            f"{n} rows for {n_slots} slots, of at most {2**30 - 1} and {_NO_SLOT - 1} whose keys have 64 bits"
+        )
 
     def over(dims: Sequence[int], strides: Sequence[int]) -> list[int]:
         return [strides[d] for d in dims]
@@ -346,25 +368,27 @@ def add_rows_at(
     device, dtype = devices.current, target.dtype
     compute = torch.int32 if dtype is torch.bool else opmath(dtype)
     width = min(_COLUMNS, power_of_2(n_columns))
-    facts = _Facts(
+    meta = _AddMeta(
         rows=_ROWS,
         columns=width,
         compute=TRITON_DTYPES[compute],
         index=tl.int64 if reach >= INT32_LIMIT else tl.int32,
         added=added,
         averaged=averaged,
-        nowhere=_NOWHERE,
+        no_slot=_NO_SLOT,
         flags=dtype is torch.bool,
         bagged=bags is not None,
         factor="" if row_factors is None and bag_sizes is None else "of bags" if row_factors is None else "of rows",
     )
     chunks = len(order) // _ROWS
-    parts = empty((chunks, 2, n_columns), compute, target.device)
-    # Slots count the last of the indexed dimensions fastest.
-    counted = (tuple([i.size for i in indices[:0:-1]]), tuple([i.steps[0] for i in reversed(indices)]))
-    space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), counted, len(order), n_columns)
+    partial_sums = empty((chunks, 2, n_columns), compute, target.device)
+    # The last indexed dimension is the fastest of a slot.
+    slots_of_target = (tuple([i.size for i in indices[:0:-1]]), tuple([i.steps[0] for i in reversed(indices)]))
+    space = (tuple(column_sizes[:-1]), tuple(map(tuple, columns)), slots_of_target, len(order), n_columns)
     grid = (chunks * -(-n_columns // width),)
     warps = 4 if device.interpreted else max(1, width // 128)
     bagged = (bags, bag_sizes if row_factors is None else row_factors, 0 if bags is None else len(values))
-    _add_rows[grid](target, parts, values, order, inner, tuple(rows[0]), *space, *bagged, FACTS=facts, num_warps=warps)
-    _add_parts[grid](target, parts, order, *space, PARTS=_PARTS, FACTS=facts, num_warps=warps)
+    _add_rows[grid](
+        *(target, partial_sums, values, order, inner, tuple(rows[0]), *space, *bagged), META=meta, num_warps=warps
+    )
+    _add_partial_sums[grid](target, partial_sums, order, *space, AT_ONCE=_PARTIAL_SUMS, META=meta, num_warps=warps)

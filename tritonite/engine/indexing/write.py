@@ -1,11 +1,10 @@
-"""Writing at places that index tensors tell, and combining with what is there.
+"""Scatter: write values to the elements that index tensors select, or combine values with those elements.
 
-Programs combine by atomic operations: a device's own addition where it has one for the dtype, and else by comparing and
-swapping the word that an element is in until nobody else has changed it between. So the order in which numbers
-are added up differs from run to run, as it does in ATen's kernels.
+Elements are combined by atomics: the device's own addition if it has one for the dtype, otherwise a loop of compare and
+swap. So the order of additions differs from run to run, as in ATen's kernels.
 
-Sums and products of 16-bit floats are accumulated in float32 and rounded once, because a 16-bit sum stops growing: 256
-ones are the most that bfloat16 counts. `_accumulates_wide` says for which calls.
+Sums and products of 16-bit floats are accumulated in float32 and rounded once, because a 16-bit sum stops growing:
+bfloat16 counts no further than 256. `_accumulates_wide` says for which calls.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
-from tritonite.engine.indexing.places import IN_RANGE, Index, Space
-from tritonite.engine.indexing.read import places, rows_and_columns
+from tritonite.engine.indexing.indices import IN_RANGE, Index, IndexedSpace
+from tritonite.engine.indexing.read import element_offsets, rows_and_columns
 from tritonite.engine.iteration import span
 from tritonite.engine.movement import move, words
 from tritonite.language.atomic import atomic_add_16bit, compare_and_swap
@@ -33,16 +32,16 @@ from tritonite.runtime.launch import ASSERTING
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Number, number_type
 
-# Dtypes that every device adds to memory by itself.
+# Dtypes whose atomic addition every device has.
 _ADDED_IN_MEMORY = (torch.float32, torch.float64, torch.int32, torch.int64)
 ADD, MULTIPLY, LARGEST, SMALLEST = "add", "multiply", "largest", "smallest"
-# Elements of a target whose copy in float32 costs less than the launches that make it.
+# Elements of a small target, whose float32 copy costs less than the launches that make it.
 _SMALL = 2**16
 
 
 @triton.jit
 def _combined(x, y, OPERATION: tl.constexpr, FLAGS: tl.constexpr):
-    """What becomes of two elements; FLAGS are bools, as integers of 0 and 1."""
+    """Combine two elements; FLAGS says that they are bools, as the integers 0 and 1."""
     if OPERATION == "add":
         result = (x | y) if FLAGS else x + y
     elif OPERATION == "multiply":
@@ -56,7 +55,7 @@ def _combined(x, y, OPERATION: tl.constexpr, FLAGS: tl.constexpr):
 
 @triton.jit
 def _element_of(word, shift, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr):
-    """The element in a word, which is the word itself or one of its bytes."""
+    """Return the element in a word: the whole word, or the byte at bit `shift` of an int32."""
     if ELEMENT.primitive_bitwidth < 16:
         value = (word >> shift).to(tl.int8).to(tl.uint8 if tl.int1 == ELEMENT else ELEMENT, bitcast=True)
     else:
@@ -66,7 +65,7 @@ def _element_of(word, shift, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _word_with(word, value, shift, ELEMENT: tl.constexpr):
-    """The word with another element in it."""
+    """Return the word with another element in it."""
     if ELEMENT.primitive_bitwidth < 16:
         bits = value.to(tl.int32) & 0xFF
         result = (word & ~(tl.full(word.shape, 0xFF, tl.int32) << shift)) | (bits << shift)
@@ -76,12 +75,16 @@ def _word_with(word, value, shift, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
-    """Combine elements of `target` with values by compare and swap; lanes off the mask swap a word with itself."""
+def _combine_by_swapping(target, offset, value, mask, WRITING: tl.constexpr):
+    """Combine elements of `target` with values by compare and swap.
+
+    A lane retries until no other has changed its word in between. Unless WRITING.masked, idle lanes swap a word with
+    itself.
+    """
     ELEMENT: tl.constexpr = target.dtype.element_ty
     FLAGS: tl.constexpr = tl.int1 == ELEMENT
-    OPERATION: tl.constexpr = FACTS.operation
-    COMPUTE: tl.constexpr = FACTS.compute
+    OPERATION: tl.constexpr = WRITING.operation
+    COMPUTE: tl.constexpr = WRITING.compute
     pointers = target + tl.where(mask, offset, 0)
     if ELEMENT.primitive_bitwidth < 16:
         address = pointers.to(tl.int64)
@@ -89,17 +92,17 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
         swapped = (address & -4).to(tl.pointer_type(tl.int32))
     else:
         shift = 0
-        swapped = pointers.to(tl.pointer_type(FACTS.word), bitcast=True)
-    # From the cache that all programs share: the nearest one keeps what was there when the kernel began.
+        swapped = pointers.to(tl.pointer_type(WRITING.word), bitcast=True)
+    # Read from L2, since L1 may have a value from before the atomics.
     old = tl.load(swapped, cache_modifier=".cg")
     pending = mask
     while tl.max(pending.to(tl.int32), axis=None) > 0:
         combined = _combined(_element_of(old, shift, ELEMENT, COMPUTE), value, OPERATION, FLAGS)
         wanted = tl.where(pending, _word_with(old, combined, shift, ELEMENT), old)
         if OPERATION == "largest" or OPERATION == "smallest" or FLAGS:
-            # An element that a value leaves as it is will not change back, so that there is nothing to write.
+            # These operations are monotonic: an element that the value does not change needs no write.
             pending = pending & (wanted != old)
-        if FACTS.masked:
+        if WRITING.masked:
             found = compare_and_swap(swapped, old, wanted, pending)
         else:
             found = tl.atomic_cas(swapped, old, wanted, sem="relaxed")
@@ -109,13 +112,13 @@ def _combine_by_swapping(target, offset, value, mask, FACTS: tl.constexpr):
 
 @dataclasses.dataclass(frozen=True)
 class Writing:
-    """What else a kernel that writes is compiled for.
+    """Compile-time facts of a scatter, besides its `IndexedMeta`.
 
-    `number` is "float" or "int" where one is written instead of values, and `scaled` where values are multiplied with
-    it. An `operation` combines what is written with what is there, in the dtype `compute`; a `native` one is the
-    device's own, any other swaps each `word`, and where it is `masked` only words that a lane has to write. It adds
-    halves in pairs where `paired`. Numbers and products are rounded to the dtype `rounded`, if there is one, before
-    they are combined.
+    `operation` combines values with elements, in the dtype `compute`; "" overwrites them.
+    `number` is "float" or "int" if a number is written, or is a factor of the values if `scaled`; "" for none.
+    `native` uses the device's atomic addition; `paired` adds 16-bit floats in pairs.
+    `masked` says that compare and swap takes a mask; `word` is the dtype that is swapped.
+    `rounded` is the dtype to which numbers and products are rounded before they are combined, or None.
     """
 
     operation: str = ""
@@ -139,29 +142,31 @@ def _write_at(
     indices,
     shape,
     strides,
-    columns,
-    counted,
+    column_strides,
+    ranges,
     n_rows,
     n_columns,
     reach,
-    FACTS: tl.constexpr,
+    META: tl.constexpr,
     WRITING: tl.constexpr,
 ):
-    """A program writes a block at the places of its indices, within the `reach` of the target."""
+    """Write or combine a block of the space. `reach` is the number of elements that the target spans in memory."""
     wait_for_previous_launch()
-    row, column = rows_and_columns(n_columns, FACTS)
-    near, _, far, mask = places(indices, row, column, n_rows, n_columns, shape, strides, columns, counted, FACTS)
+    row, column = rows_and_columns(n_columns, META)
+    direct, _, indexed, mask = element_offsets(
+        indices, row, column, n_rows, n_columns, shape, strides, column_strides, ranges, META
+    )
     if WRITING.number == "float":
-        given = tl.full(far.shape, number, tl.float64).to(WRITING.compute)
+        given = tl.full(indexed.shape, number, tl.float64).to(WRITING.compute)
     elif WRITING.number == "int":
-        given = tl.full(far.shape, integer, tl.int64)
+        given = tl.full(indexed.shape, integer, tl.int64)
         if target.dtype.element_ty == tl.int1:
             given = given != 0
         given = given.to(WRITING.compute)
     if WRITING.number != "" and not WRITING.scaled:
         value = given
     else:
-        value = tl.load(values + near, mask=mask, other=0)
+        value = tl.load(values + direct, mask=mask, other=0)
         if WRITING.operation != "":
             value = value.to(WRITING.compute)
         if WRITING.scaled:
@@ -169,17 +174,17 @@ def _write_at(
     if WRITING.rounded is not None:
         value = value.to(WRITING.rounded).to(WRITING.compute)
     if WRITING.operation == "":
-        tl.store(target + far, value.to(target.dtype.element_ty), mask=mask)
+        tl.store(target + indexed, value.to(target.dtype.element_ty), mask=mask)
     elif WRITING.paired:
-        atomic_add_16bit(target, far, value.to(target.dtype.element_ty), mask, reach)
+        atomic_add_16bit(target, indexed, value.to(target.dtype.element_ty), mask, reach)
     elif WRITING.native:
-        tl.atomic_add(target + far, value.to(target.dtype.element_ty), mask=mask, sem="relaxed")
+        tl.atomic_add(target + indexed, value.to(target.dtype.element_ty), mask=mask, sem="relaxed")
     else:
-        _combine_by_swapping(target, far, value, mask, WRITING)
+        _combine_by_swapping(target, indexed, value, mask, WRITING)
 
 
 def _as_integer(number: Any) -> Any:
-    """A number that is no bool, which kernels have no parameters for."""
+    """Return a bool as an int, since kernels have no parameter for it, and other numbers as they are."""
     if isinstance(number, Number) and type(number.value) is bool:
         whole = Number(int(number.value), number.argument, number.item, number.keyed)
         whole.limits = number.limits
@@ -189,13 +194,13 @@ def _as_integer(number: Any) -> Any:
 
 def _adds_in_memory(dtype: torch.dtype, device: torch.device) -> bool:
     if dtype is torch.bfloat16:
-        # As few devices do: NVIDIA's from sm_90 on.
+        # NVIDIA's devices have it from sm_90 on.
         return devices.current.ptx and devices.has_tma(device)
     return dtype in _ADDED_IN_MEMORY or (dtype is torch.float16 and not devices.current.interpreted)
 
 
 def widened(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A copy of 16-bit floats in float32, with the strides of a tensor `like` it."""
+    """Return a copy of 16-bit floats in float32, with the strides of `like`."""
     wide = empty_strided(like.shape, like.stride(), opmath(tensor.dtype), tensor.device)
     move(tensor, wide)
     return wide
@@ -204,11 +209,11 @@ def widened(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _accumulates_wide(
     target: torch.Tensor, shape: Sequence[int], target_strides: Sequence[int], operation: str
 ) -> bool:
-    """Whether sums and products of 16-bit floats are accumulated in a copy of the target in float32.
+    """Return whether a sum or product of 16-bit floats is accumulated in a float32 copy of the target.
 
-    They are where an element may get several updates: as many as there are along the dimensions that only indices
-    count. On a GPU, whose own addition of 16-bit floats ATen uses too, the copy must not cost more than the updates,
-    so the target must have no more elements than there are updates, or few.
+    An element must be able to get several updates: some dimension of the space is addressed by indices only. On a GPU
+    ATen adds 16-bit floats without a copy. There the target must also be small, or have no more elements than there are
+    updates, so that the copy costs no more than these.
     """
     if operation not in (ADD, MULTIPLY) or opmath(target.dtype) is target.dtype:
         return False
@@ -231,12 +236,13 @@ def write_at(
     message: str = IN_RANGE,
     start: torch.Tensor | None = None,
 ) -> None:
-    """Write to `target`, at the places that its strides over `shape`, and indices, tell.
+    """Write to the elements of `target` that the indices select.
 
-    What is written are `values`, with their strides over `shape`, or a `number`, or their products. An `operation`
-    (ADD, MULTIPLY, LARGEST, SMALLEST) combines them with what is there; without one the values have the target's dtype,
-    and of several values for a place it is not defined which remains. Index tensors are as for `read_at`. A target that
-    is not `start`, if that is given, first becomes a copy of it.
+    `shape` is the space of updates; `target_strides` are 0 along dimensions that only indices address. The updates are
+    `values`, with `value_strides` over the space, or a `number`, or their products. `operation` (ADD, MULTIPLY,
+    LARGEST, SMALLEST) combines updates with elements. Without it, values have the target's dtype, and one of several
+    updates of an element remains. Index tensors are as for `read_at`. If `start` is given and not the target, the
+    target first becomes a copy of it.
     """
     start = target if start is None else start
     wide = 0 not in shape and _accumulates_wide(target, shape, target_strides, operation)
@@ -247,18 +253,18 @@ def write_at(
     total = target
     if wide:
         total = widened(start, target)
-    places_of = Space.of(
+    space = IndexedSpace.of(
         *(shape, value_strides or (0,) * len(shape), target_strides, indices),
         8 if number is not None or operation else target.dtype.itemsize,
     )
-    _launch(total, places_of, values, _as_integer(number), operation, wraps, message, target.dtype)
+    _launch(total, space, values, _as_integer(number), operation, wraps, message, target.dtype)
     if wide:
         move(total, target)
 
 
 def _launch(
     target: torch.Tensor,
-    space: Space,
+    space: IndexedSpace,
     values: torch.Tensor | None,
     number: Any,
     operation: str,
@@ -266,11 +272,11 @@ def _launch(
     message: str,
     dtype: torch.dtype,
 ) -> None:
-    """Write to a target, which accumulates what is rounded to `dtype` in the end."""
-    facts = space.facts(target.dtype.itemsize, wraps, message)
+    """Write to a target whose elements are rounded to `dtype` after this launch."""
+    meta = space.meta(target.dtype.itemsize, wraps, message)
     if operation:
-        # One lane an element at least, since lanes that have the same one would both combine it.
-        facts = dataclasses.replace(facts, block=_filling(facts.block))
+        # With fewer elements than threads, two threads would combine the same element.
+        meta = dataclasses.replace(meta, block=_filling(meta.block))
     if number is None and not operation:
         assert values is not None
         target, values = words(target), words(values)
@@ -278,11 +284,11 @@ def _launch(
     else:
         writing = _combining(target, values, number, operation, dtype)
     floating = writing.number == "float"
-    _write_at[(space.programs(facts),)](
+    _write_at[(space.programs(meta),)](
         *(target, values, number if floating else 0.0, number if writing.number == "int" else 0),
         *space.arguments(),
         span(target.shape, target.stride()) if writing.paired else 0,
-        FACTS=facts,
+        META=meta,
         WRITING=writing,
         num_warps=4,
         **ASSERTING,
@@ -292,12 +298,13 @@ def _launch(
 def _combining(
     target: torch.Tensor, values: torch.Tensor | None, number: Any, operation: str, dtype: torch.dtype
 ) -> Writing:
-    """How numbers are written, or elements combined."""
+    """Return the facts of a launch that writes a number or combines elements."""
     native = operation == ADD and _adds_in_memory(target.dtype, target.device)
     scaled = number is not None and values is not None
-    # Numbers are converted to bools and to integers of 8 bits by way of wider ones.
+    # Bools are combined as uint8.
     compute = torch.uint8 if target.dtype is torch.bool else opmath(target.dtype)
-    # ATen converts a number first, and rounds products before it adds them, which costs a wide sum some of its digits.
+    # ATen rounds numbers and products to the dtype before it adds them. A wide sum does not round products, which
+    # keeps digits that ATen loses.
     rounds = bool(operation) and number is not None and not (scaled and dtype is not target.dtype)
     return Writing(
         operation=operation,
@@ -313,5 +320,5 @@ def _combining(
 
 
 def _filling(block: tuple[int, int]) -> tuple[int, int]:
-    """A block of 128 elements at least."""
+    """Return a block of at least 128 elements, one for each thread."""
     return max(block[0], 128 // block[1]), block[1]

@@ -22,10 +22,25 @@ from tritonite.engine.iteration import (
     strides_after_conversion,
 )
 from tritonite.engine.pointwise import overlap
+from tritonite.engine.pointwise.gathered import (
+    Gathered,
+    as_tuple,
+    check_gathered,
+    is_aligned,
+    one_along,
+    strides_in_step,
+)
 from tritonite.engine.pointwise.overlap import Extent
-from tritonite.engine.pointwise.placed import Placed, as_tuple, check_placed, is_aligned, one_along, strides_in_step
-from tritonite.engine.pointwise.promotion import ConstantKind, Kind, PartsKind, TensorKind, Typed, types_of
-from tritonite.engine.pointwise.specialize import Space, specialize
+from tritonite.engine.pointwise.promotion import (
+    Argument,
+    ComponentsKind,
+    ConstantKind,
+    Kind,
+    TensorKind,
+    Typed,
+    types_of,
+)
+from tritonite.engine.pointwise.specialize import IterationSpace, specialize
 from tritonite.errors import Decline
 from tritonite.runtime import contract
 from tritonite.runtime.contract import empty_strided
@@ -45,7 +60,7 @@ class Fresh(NamedTuple):
 
 
 class Iteration:
-    """What a call with one key does: allocate outputs, then launch. Holds no tensors."""
+    """The prepared work of all calls of one kind: outputs to allocate, then a launch. Holds no tensors."""
 
     __slots__ = ("device", "extents", "fresh", "items", "launch", "limits", "operands", "specialization", "summary")
 
@@ -54,7 +69,7 @@ class Iteration:
         self.device: torch.device
         self.launch: Launch | None = None
         self.specialization: Specialization | None = None
-        self.operands: tuple[tuple[int, str, int], ...] = ()
+        self.operands: tuple[Argument, ...] = ()
         self.items: tuple[int, ...] = ()
         self.limits: tuple[tuple[int, Limits], ...] = ()
         self.extents: tuple[Extent, ...] = ()
@@ -66,25 +81,27 @@ class Pointwise:
 
     Args:
         formula: a `triton.jit` function from values to a value or a tuple of them. Values arrive in the dtype the
-            promotion computes in, so half types arrive as float32.
-        parameters: the role of each of its parameters: "promoted" (a tensor or number that takes part in promotion),
-            "cast" (one that does not and is cast to the dtype computed in), "own" (one that keeps its own dtype, half
-            types becoming float32), "exact" (a number in float64, or int64 where it and the outputs are integers),
-            "static" (a compile-time constant). None is always a compile-time constant. Or it is no operand in step with
-            the result: "index" (dimensions of the result, one or a tuple: it arrives as the coordinate of the element
-            in each), "integers" (one number or a tuple: they arrive in the type of coordinates), "pointer" (a `Placed`
-            operand). The dimensions and integers of a call are pinned.
-        promote: how the promoted arguments decide the dtype of every output. Where none is promoted, outputs have to be
-            given, and each has its own.
+            promotion computes in, so fp16 and bf16 arrive as float32.
+        parameters: the role of each parameter of the formula. None is always a compile-time constant.
+            "promoted": a tensor or number that takes part in promotion.
+            "cast": one that does not, and is cast to the compute dtype.
+            "own": one that keeps its own dtype; fp16 and bf16 become float32.
+            "exact": a number in float64, or in int64 if it and the outputs are integers.
+            "static": a compile-time constant.
+            "index": dimensions of the result, one or a tuple; arrives as the element's coordinate in each. Pinned.
+            "integers": one number or a tuple; arrives in the type of coordinates. Pinned.
+            "pointer": a `Gathered` operand.
+        promote: how the promoted arguments decide the dtype of every output. Without promoted arguments, outputs have
+            to be given, and each has its own dtype.
         accepts: the common dtypes it serves; ATen serves the others.
         output_dtypes: a dtype for each output that does not follow the promotion; None for one that does.
         methods: instead of `promote`, for each output, the positions of the arguments that decide its dtype, and how.
-        contiguous: fresh outputs are contiguous, whatever the layout of the arguments.
-        one_dtype: tensors of several dtypes are not promoted but declined.
-        cpu_numbers: a 0-d tensor on the CPU may stand beside tensors on another device.
-        casts: flags may be written to an output of any dtype, and floats in place to one of a narrower dtype.
-        truncates: a number that is cast to integers may be a float, whose fraction is cut off.
-        asserting: the formula has assertions, which stop the program.
+        contiguous: whether fresh outputs are contiguous, whatever the layout of the arguments.
+        one_dtype: whether tensors of several dtypes are declined instead of promoted.
+        cpu_numbers: whether a 0-d CPU tensor serves as a number for tensors on another device.
+        casts: whether flags may be stored to an output of any dtype, and floats in place to a narrower dtype.
+        truncates: whether a float may be cast to integers, losing its fraction.
+        asserting: whether the formula has assertions, which stop the program.
     """
 
     def __init__(
@@ -114,13 +131,17 @@ class Pointwise:
         self.asserting, self.truncates = asserting, truncates
         self.one_dtype, self._cpu_numbers, self._casts = one_dtype, cpu_numbers, casts
         self._roles = tuple(parameters.values())
-        self._placed = not {"index", "pointer"}.isdisjoint(self._roles)
+        self._gathered = not {"index", "pointer"}.isdisjoint(self._roles)
         deciding = tuple(i for i, role in enumerate(self._roles) if role == "promoted")
         self.methods = methods or ((deciding, promote),) * len(output_dtypes)
         self._iterations: dict[tuple[object, ...], Iteration | str] = {}
 
+    def forget_iterations(self) -> None:
+        """Drop what is prepared for earlier calls, so that the next call chooses its blocks anew."""
+        self._iterations.clear()
+
     def run(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
-        """Compute the outputs, into `outs` where they are given. Raises Decline before it has written anything."""
+        """Return the outputs, written into `outs` where given. Raises Decline before anything is written."""
         iteration = self.iteration(values, outs)
         if iteration.items:
             values = self._with_numbers(values, iteration.items)
@@ -139,13 +160,13 @@ class Pointwise:
         return tuple(outs)
 
     def iteration(self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()) -> Iteration:
-        """The iteration for these arguments, from the cache where one like it has been made. Raises Decline."""
+        """Return the iteration for these arguments, cached for calls of this kind. Raises Decline."""
         if contract.recorder() is not None:
-            # What records keeps plans of its own.
+            # A recorder keeps plans of its own.
             return self._ready(values, outs)
         key: list[object] = [torch.get_default_dtype()]
         for value, role in zip(values, self._roles, strict=True):
-            if type(value) is Placed:
+            if type(value) is Gathered:
                 key.append(value.dims)
                 value = value.tensor
             if isinstance(value, torch.Tensor):
@@ -177,7 +198,7 @@ class Pointwise:
     def _after_conversion(
         self, typed: Typed, strided: dict[int, torch.Tensor]
     ) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Shapes and strides of operands, converted where the common dtype is another one."""
+        """Return shapes and strides of operands, as converted to the common dtype where they have another one."""
         integers = typed.common if self.promote is not dtypes.Promotion.INT_TO_FLOAT else typed.results[0]
         common = typed.common if typed.common.is_floating_point else integers
         return [
@@ -193,16 +214,17 @@ class Pointwise:
     def _check_dtypes(
         self, outs: Sequence[torch.Tensor], results: Sequence[torch.dtype], operands: Sequence[torch.Tensor]
     ) -> None:
+        """Decline outputs of another dtype than the results, unless the operator casts."""
         for out, result in zip(outs, results, strict=True):
-            # In place alone: into a wider output ATen computes in its dtype, and some overloads refuse any other.
+            # Only in place: into a wider output ATen computes in that dtype, and some overloads refuse any other.
             floats = result.is_floating_point and out.dtype.is_floating_point and any([out is x for x in operands])
             cast = self._casts and (floats or self.promote is dtypes.Promotion.ALWAYS_BOOL)
             if out.dtype not in dtypes.TRITON_NAMES or (out.dtype is not result and not cast):
-                raise Decline(f"result {result} for an output {out.dtype}")
+                raise Decline(f"output is {out.dtype}, the result {result}")
 
     @staticmethod
     def _with_numbers(values: Sequence[Any], items: tuple[int, ...]) -> Sequence[Any]:
-        """The values, with a number for each tensor among them that serves as one."""
+        """Return the values, with tensors that serve as numbers replaced by their numbers."""
         found = list(values)
         for i in items:
             found[i] = contract.number_in(found[i])
@@ -212,14 +234,14 @@ class Pointwise:
     def _launch(iteration: Iteration, values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         assert iteration.launch is not None
         operands = []
-        for position, how, part in iteration.operands:
+        for position, how, component in iteration.operands:
             value = values[position]
             if how == "pointer":
                 value = value.tensor
             elif how == "stride":
-                value = value.tensor.stride(value.dims[part])
+                value = value.tensor.stride(value.dims[component])
             elif how == "integer":
-                value = value[part] if type(value) is tuple else value
+                value = value[component] if type(value) is tuple else value
             operands.append(int(value) if type(value) is bool else value)
         iteration.launch(operands, outs)
 
@@ -232,9 +254,9 @@ class Pointwise:
     def outputs(
         self, values: Sequence[Any], outs: Sequence[torch.Tensor] = ()
     ) -> tuple[torch.device, tuple[Fresh, ...]]:
-        """The device, and the outputs to allocate, or none where `outs` are given. Raises Decline as a call would.
+        """Return the device and the outputs to allocate, none if `outs` are given. Raises Decline as a call would.
 
-        Tensors are asked for metadata alone, so that they may be fake.
+        Only metadata of tensors is read, so they may be fake.
         """
         iteration, *_ = self._typed_iteration(values, outs)
         return iteration.device, iteration.fresh
@@ -242,16 +264,17 @@ class Pointwise:
     def _typed_iteration(
         self, values: Sequence[Any], outs: Sequence[torch.Tensor]
     ) -> tuple[Iteration, Typed, dict[int, torch.Tensor], tuple[int, ...], bool]:
-        """What metadata decides: an iteration without its kernel, its types, the operands in memory, the shape.
+        """Return the parts of a call that metadata decides.
 
-        And whether all are contiguous and of that shape.
+        The tuple is: an iteration without its kernel, its types, the operands in memory by position, the result's
+        shape, and whether all tensors are contiguous and of that shape.
         """
         iteration = Iteration()
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        placed = [value.tensor for value in values if type(value) is Placed]
-        iteration.device, scalars = common_device((*tensors, *placed), outs)
+        gathered = [value.tensor for value in values if type(value) is Gathered]
+        iteration.device, scalars = common_device((*tensors, *gathered), outs)
         if scalars and (not self._cpu_numbers or len(scalars) > 1 or len(scalars) == len(tensors)):
-            raise Decline("a tensor on the CPU")
+            raise Decline(f"{len(scalars)} of {len(tensors)} tensors on the CPU")
         kinds: list[Kind] = []
         strided: dict[int, torch.Tensor] = {}
         for i, (value, role) in enumerate(zip(values, self._roles, strict=True)):
@@ -260,11 +283,11 @@ class Pointwise:
                 kinds.append(TensorKind(value.dtype, not value.dim(), item))
                 if not item:
                     strided[i] = value
-            elif type(value) is Placed:
-                kinds.append(PartsKind(value.tensor.dtype, len(value.dims), True))
+            elif type(value) is Gathered:
+                kinds.append(ComponentsKind(value.tensor.dtype, len(value.dims), True))
             elif role in ("index", "integers"):
-                several = type(value) is tuple
-                kinds.append(PartsKind(None, len(value) if several else 1, several))
+                is_tuple = type(value) is tuple
+                kinds.append(ComponentsKind(None, len(value) if is_tuple else 1, is_tuple))
             elif role == "static" or value is None:
                 kinds.append(ConstantKind(type(value), value))
             else:
@@ -275,10 +298,10 @@ class Pointwise:
         every = [*strided.values(), *outs]
         shape = tuple(every[0].shape)
         row_major = contiguous_strides(shape)
-        # Most calls: contiguous tensors of one shape. What follows gives them the same iteration, only later.
+        # The fast path of most calls: contiguous tensors of one shape. The general path gives the same iteration.
         plain = not scalars and all([value.shape == shape and value.stride() == row_major for value in every])
         if not plain:
-            # Where no operand is read in step with the results, their shape is the one.
+            # Without plain operands the outputs have the shape of the result.
             shape = broadcast_shape([value.shape for value in tensors or outs])
         results = typed.results
         iteration.summary = {"common": typed.common, "compute": typed.compute, "results": results, "shape": shape}
@@ -303,28 +326,28 @@ class Pointwise:
         iteration, typed, strided, shape, plain = self._typed_iteration(values, outs)
         if 0 in shape:
             return iteration
-        placed = {i: value for i, value in enumerate(values) if type(value) is Placed}
-        check_placed(placed.values(), shape)
-        read = strided | {i: value.tensor for i, value in placed.items()}
-        iteration.extents = overlap.extents(outs, shape, list(read.items()), frozenset(placed))
+        gathered = {i: value for i, value in enumerate(values) if type(value) is Gathered}
+        check_gathered(gathered.values(), shape)
+        read = strided | {i: value.tensor for i, value in gathered.items()}
+        iteration.extents = overlap.extents(outs, shape, list(read.items()), frozenset(gathered))
 
         out_strides = [out.stride() for out in outs] or [fresh.strides for fresh in iteration.fresh]
         indices = [d for i, role in enumerate(self._roles) if role == "index" for d in as_tuple(values[i])]
         plain = plain and all([own == contiguous_strides(shape) for own in out_strides])
-        if plain and not self._placed and math.prod(shape) > 1:
+        if plain and not self._gathered and math.prod(shape) > 1:
             flat = tuple([(1,) if how == "tensor" else () for _, how, _ in iteration.operands])
-            space = Space((math.prod(shape),), flat, ((1,),) * len(out_strides))
+            space = IterationSpace((math.prod(shape),), flat, ((1,),) * len(out_strides))
         else:
-            space = self._space(shape, out_strides, strided, placed, indices, iteration.operands)
+            space = self._space(shape, out_strides, strided, gathered, indices, iteration.operands)
         aligned = (
-            [is_aligned(values[i], how, part) for i, how, part in iteration.operands],
+            [is_aligned(values[i], how, component) for i, how, component in iteration.operands],
             [out.data_ptr() % 16 == 0 for out in outs] or [True] * len(typed.results),
         )
-        far = any([span(x.shape, x.stride()) >= INT32_LIMIT for x in (value.tensor for value in placed.values())])
+        far = any([span(x.shape, x.stride()) >= INT32_LIMIT for x in (value.tensor for value in gathered.values())])
         far = far or any(
             [abs(as_tuple(values[i])[k]) >= INT32_LIMIT for i, how, k in iteration.operands if how == "integer"]
         )
-        units = tuple([(i, tuple([x.stride(d) == 1 for d in dims])) for i, (x, dims) in placed.items()])
+        units = tuple([(i, tuple([x.stride(d) == 1 for d in dims])) for i, (x, dims) in gathered.items()])
         iteration.specialization = specialize(typed.kernel, space, aligned, units, far)
         return iteration
 
@@ -333,30 +356,34 @@ class Pointwise:
         shape: tuple[int, ...],
         out_strides: Sequence[tuple[int, ...]],
         strided: dict[int, torch.Tensor],
-        placed: dict[int, Placed],
+        gathered: dict[int, Gathered],
         indices: Sequence[int],
-        operands: Sequence[tuple[int, str, int]],
-    ) -> Space:
-        """The collapsed iteration space; `strided` and `placed` are by their positions, `indices` the coordinates'."""
+        operands: Sequence[Argument],
+    ) -> IterationSpace:
+        """Return the collapsed iteration space.
+
+        `strided` and `gathered` map positions to operands; `indices` are the dimensions of the coordinates.
+        """
         in_strides = [expand_strides(value.shape, value.stride(), shape) for value in strided.values()]
-        in_strides += [strides_in_step(own, shape) for own in placed.values()]
+        in_strides += [strides_in_step(own, shape) for own in gathered.values()]
         in_strides += [one_along(d, len(shape)) for d in indices]
         sizes, merged = collapse(shape, [list(own) for own in out_strides] + in_strides)
         every = [tuple(own) for own in merged]
         outer, inner = len(out_strides), len(every) - len(indices)
-        of_value = dict(zip((*strided, *placed), every[outer:inner], strict=True))
-        return Space(
+        of_value = dict(zip((*strided, *gathered), every[outer:inner], strict=True))
+        return IterationSpace(
             tuple(sizes),
             tuple([of_value[i] if how in ("tensor", "pointer") else () for i, how, _ in operands]),
-            # Of one element, so that a block of places is written as a block, of which the others are masked.
-            ((1,),) * outer if math.prod(shape) == 1 and self._placed else tuple(every[:outer]),
+            # One element: a unit stride, so that a formula's block of values is stored as a masked block.
+            ((1,),) * outer if math.prod(shape) == 1 and self._gathered else tuple(every[:outer]),
             tuple(every[inner:]),
         )
 
 
 def _check_outputs(outs: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None:
+    """Decline outputs of another shape, and outputs that overlap themselves."""
     for out in outs:
         if tuple(out.shape) != shape:
-            raise Decline("output has another shape")
+            raise Decline(f"output has shape {tuple(out.shape)}, the result {shape}")
         if not never_overlaps_itself(shape, out.stride()):
             raise Decline("output overlaps itself")

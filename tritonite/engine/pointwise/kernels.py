@@ -1,4 +1,4 @@
-"""The two kernels of all pointwise formulas: one takes an iteration space laid flat, the other tiles of it."""
+"""The two kernels of all pointwise formulas, over a flattened iteration space and over tiles of it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _dtype(layout, results, i):
 
 
 @triton.constexpr_function
-def _through(layout, i):
+def _via(layout, i):
     own = layout.parameters[i]
-    return own.dtype if own.through is None else own.through
+    return own.dtype if own.via is None else own.via
 
 
 @triton.constexpr_function
-def _slot(layout, i):
+def _number_dtype(layout, i):
     return tl.float64 if layout.parameters[i].dtype.is_floating() else tl.int64
 
 
@@ -50,29 +50,29 @@ def _role(layout, i):
 
 
 @triton.constexpr_function
-def _several(layout, i):
-    return layout.parameters[i].several
+def _is_tuple(layout, i):
+    return layout.parameters[i].is_tuple
 
 
 @triton.constexpr_function
-def _part(layout, i, k):
-    return layout.parameters[i].parts[k]
+def _component(layout, i, k):
+    return layout.parameters[i].components[k]
 
 
 @triton.constexpr_function
-def _part_count(layout, i):
-    return len(layout.parameters[i].parts)
+def _component_count(layout, i):
+    return len(layout.parameters[i].components)
 
 
 @triton.constexpr_function
-def _placed(layout, i, k):
-    return layout.parameters[i].placed[k]
+def _component_kind(layout, i, k):
+    return layout.parameters[i].component_kinds[k]
 
 
 @triton.constexpr_function
-def _apart(layout):
-    # Whether a thread has one element at a time along the fastest dimension, because those of some operand are apart
-    # there or accesses are to be coalesced; unless some are next to each other along the other dimension.
+def _one_element_per_thread(layout):
+    # A thread has one element at a time along the fastest dimension if an operand is strided there or accesses are to
+    # be coalesced, unless an operand is contiguous along the tile's other dimension.
     every = [own.kinds for own in (*layout.parameters, *layout.results) if own.kinds]
     across = not layout.flat and any([kinds[1] == 1 for kinds in every])
     return not across and (layout.coalesced or any([kinds[0] == 2 for kinds in every]))
@@ -80,7 +80,7 @@ def _apart(layout):
 
 @triton.constexpr_function
 def _masks(layout, kinds, masked):
-    # 0 for no mask, 1 for the columns', 2 for the rows', 3 for both.
+    # 0 for no mask, 1 for a column mask, 2 for a row mask, 3 for both.
     if layout.flat:
         return int(masked and any(kinds))
     along_rows = any(kinds[1:]) if layout.linear else kinds[1] != 0
@@ -105,9 +105,9 @@ def _offset(index, strides, origin, KINDS: tl.constexpr):
 
 @triton.jit
 def _unravel(linear, sizes, inverses):
-    """The coordinates of places in a space of these sizes, fastest first, that is laid flat.
+    """Return the coordinates of indices in a flattened space of these sizes, fastest first.
 
-    By `inverses`, where there are any, which `blocks.inverse` made: the device has no division of integers.
+    `inverses` are `blocks.inverse` of the sizes, since devices have no integer division; () divides.
     """
     index = ()
     rest = linear
@@ -124,8 +124,8 @@ def _unravel(linear, sizes, inverses):
 
 @triton.constexpr_function
 def _ordinary(pointers):
-    # What divides by x, or by 1 - x, takes a branch where that is 0, and a whole warp waits for it. Of a float8, which
-    # some devices make of no other number, it is 0.
+    # A division by x or 1 - x takes a slow branch at 0, and a whole warp waits for it. Float8 gets 0, the only constant
+    # that some devices can convert to it.
     dtype = pointers.dtype.element_ty
     if not dtype.is_floating():
         return 1
@@ -134,7 +134,7 @@ def _ordinary(pointers):
 
 @triton.jit
 def _load(pointers, column_mask, row_mask, MASKS: tl.constexpr):
-    """What is at the pointers, and beside the tensor a number that no formula takes long for."""
+    """Return the values at the pointers, and a number that is fast in all formulas where the mask is off."""
     if MASKS == 0:
         value = tl.load(pointers)
     elif MASKS == 1:
@@ -160,27 +160,28 @@ def _store(pointers, value, column_mask, row_mask, MASKS: tl.constexpr):
 
 @triton.jit
 def _coordinates(index, strides, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
-    """The coordinates of a block's elements along the dimensions that a parameter names."""
+    """Return the coordinates of a block's elements along the dimensions that a parameter names."""
     found = ()
-    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
-        own = _offset(index, strides[_part(LAYOUT, PARAMETER, k)], origin, _placed(LAYOUT, PARAMETER, k))
+    for k in tl.static_range(_component_count(LAYOUT, PARAMETER)):
+        own = _offset(index, strides[_component(LAYOUT, PARAMETER, k)], origin, _component_kind(LAYOUT, PARAMETER, k))
         found = found + (own,)
     return found
 
 
 @triton.jit
 def _integers(operands, origin, LAYOUT: tl.constexpr, PARAMETER: tl.constexpr):
-    """The numbers of a parameter, or the strides of a pointer, in the type of indices."""
+    """Return the numbers of a parameter, or the strides of a gathered operand, in the type of indices."""
     found = ()
-    for k in tl.static_range(_part_count(LAYOUT, PARAMETER)):
-        if _placed(LAYOUT, PARAMETER, k) == 1:
+    for k in tl.static_range(_component_count(LAYOUT, PARAMETER)):
+        if _component_kind(LAYOUT, PARAMETER, k) == 1:
             found = found + (1,)
         else:
-            found = found + (operands[_part(LAYOUT, PARAMETER, k)].to(origin.dtype),)
+            found = found + (operands[_component(LAYOUT, PARAMETER, k)].to(origin.dtype),)
     return found
 
 
 def _merge(values: Any, layout: Layout, constant: Any = lambda value: value) -> list[Any]:
+    """Return the formula's arguments: the values, with constants where a parameter has no position."""
     remaining = iter(values)
     return [constant(own.dtype) if own.position is None else next(remaining) for own in layout.parameters]
 
@@ -190,7 +191,7 @@ def _merge_in_compiler(values, layout, _semantic=None):
     return tl.tuple(_merge(values, layout.value, tl.constexpr))
 
 
-# Only in the call of the formula do constants join the values: a tuple assigned to a name cannot hold None or a string.
+# Constants join the values only in the call: a tuple assigned to a name cannot hold None or a string.
 _with_constants = _merge if devices.current.interpreted else _merge_in_compiler
 
 
@@ -208,25 +209,26 @@ def _evaluate(
     LAYOUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """Load a block of each operand, call the formula, and store its results."""
     values = ()
     for i in tl.static_range(_count(LAYOUT, False)):
         if _role(LAYOUT, i) == "index" or _role(LAYOUT, i) == "integers":
             if _role(LAYOUT, i) == "index":
-                several = _coordinates(index, strides, origin, LAYOUT, i)
+                components = _coordinates(index, strides, origin, LAYOUT, i)
             else:
-                several = _integers(operands, origin, LAYOUT, i)
-            if _several(LAYOUT, i):
-                values = values + (several,)
+                components = _integers(operands, origin, LAYOUT, i)
+            if _is_tuple(LAYOUT, i):
+                values = values + (components,)
             else:
-                values = values + (several[0],)
+                values = values + (components[0],)
         elif _role(LAYOUT, i) == "pointer":
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             within = column_mask & row_mask
             own = operands[_position(LAYOUT, i)] + tl.broadcast_to(offset, within.shape)
             values = values + ((own, within, _integers(operands, origin, LAYOUT, i)),)
         elif _position(LAYOUT, i) is not None and _kinds(LAYOUT, False, i) is None:
-            number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _slot(LAYOUT, i))
-            values = values + (number.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
+            number = tl.full(origin.shape, operands[_position(LAYOUT, i)], _number_dtype(LAYOUT, i))
+            values = values + (number.to(_via(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
         elif _position(LAYOUT, i) is not None:
             offset = _offset(index, strides[_position(LAYOUT, i)], origin, _kinds(LAYOUT, False, i))
             value = _load(
@@ -235,7 +237,7 @@ def _evaluate(
                 row_mask,
                 _masks(LAYOUT, _kinds(LAYOUT, False, i), MASKED),
             )
-            values = values + (value.to(_through(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
+            values = values + (value.to(_via(LAYOUT, i)).to(_dtype(LAYOUT, False, i)),)
     results = fn(*_with_constants(values, LAYOUT))
     if _count(LAYOUT, True) == 1:
         results = (results,)
@@ -266,15 +268,15 @@ def elementwise_flat(
     MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program takes BLOCK elements of the iteration space, `shape` (fastest dimension first) laid flat.
+    """Evaluate the formula on BLOCK elements of the flattened iteration space `shape`, fastest dimension first.
 
     MASK: 0 where BLOCK divides n, 1 for a mask on every block, 2 for a mask on the last block alone.
     """
     wait_for_previous_launch()
     start = tl.program_id(0).to(INDEX) * BLOCK
     linear = start + tl.arange(0, BLOCK)
-    if _apart(LAYOUT):
-        # As wide as the result is stored, neighbouring threads would read every element from another cache line.
+    if _one_element_per_thread(LAYOUT):
+        # With the result's vector width, neighbouring threads would read every element from another cache line.
         linear = tl.max_contiguous(linear, 1)
     index = _unravel(linear, shape, inverses)
     origin = tl.zeros((1,), INDEX)
@@ -303,19 +305,19 @@ def elementwise_tile(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program takes a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others.
+    """Evaluate the formula on a (ROWS, COLUMNS) tile of dimensions 1 and 0 of `shape`, at one index of the others.
 
-    `tiles` are how many there are along each dimension. Of a linear layout, whose rows are those of all dimensions but
-    the fastest, they are the tiles of columns and of rows, and how many rows there are.
+    `tiles` are the numbers of tiles along each dimension. A linear layout has rows of all dimensions but the fastest.
+    There `tiles` are (column tiles, row tiles, rows).
     """
     wait_for_previous_launch()
     if _linear(LAYOUT):
-        place = _unravel(tl.program_id(0), tiles[:2], inverses[:1])
+        tile = _unravel(tl.program_id(0), tiles[:2], inverses[:1])
     else:
-        place = _unravel(tl.program_id(0), tiles, inverses)
-    column = place[0].to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row = place[1].to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
-    if _apart(LAYOUT):
+        tile = _unravel(tl.program_id(0), tiles, inverses)
+    column = tile[0].to(INDEX) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tile[1].to(INDEX) * ROWS + tl.arange(0, ROWS)[:, None]
+    if _one_element_per_thread(LAYOUT):
         column = tl.max_contiguous(column, (1, 1))
     if _linear(LAYOUT):
         index = (column,) + _unravel(row, shape[1:], inverses[1:])
@@ -323,7 +325,7 @@ def elementwise_tile(
     else:
         index = (column, row)
         for d in tl.static_range(2, len(shape)):
-            index = index + (place[d].to(INDEX),)
+            index = index + (tile[d].to(INDEX),)
         row_mask = row < shape[1]
     origin = tl.zeros((1, 1), INDEX)
     _evaluate(fn, operands, outs, strides, out_strides, index, origin, column < shape[0], row_mask, LAYOUT, False)

@@ -1,43 +1,43 @@
-"""What a pointwise kernel is compiled for."""
+"""The compile-time parameters of a pointwise kernel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# The most that is kept of each step between the types of a call and its kernel.
+# Size of the caches of each step between the types of a call and its kernel.
 VARIANTS = 8192
 
 
 class Operand(NamedTuple):
-    """How the kernels treat a parameter of the formula, or one of its results.
+    """A parameter of the formula, or one of its results, as the kernels handle it.
 
-    `kinds` holds a stride kind for each dimension, fastest first: 0 broadcast, 1 unit stride, 2 a stride known at run
-    time. It is None for a number, and `position` is None for a compile-time constant, whose value is `dtype`. What is
-    read is converted to `through` first, if that is set, and then to `dtype`.
+    `kinds` has a stride kind for each dimension, fastest first: 0 for broadcast, 1 for unit stride, 2 for a run-time
+    stride. It is None for a number. `position` is the operand's index among the kernel's operands, None for a
+    compile-time constant, whose value is `dtype`. A loaded value is converted to `via` first, if set, and then to
+    `dtype`.
 
-    `role` is "index" for coordinates, "integers" for numbers of the index's type, "pointer" for an operand that the
-    formula reads itself, and "" for all others. Of the first two `several` are a tuple in the formula, of the positions
-    `parts`; of a pointer those are the positions of its strides along the dimensions that it is placed in, whose kinds
-    are `placed`.
+    `role` is "index" for coordinates, "integers" for numbers of the index type, "pointer" for a gathered operand, and
+    "" for all others. `components` are the positions of the coordinates, of the integers, or of a gathered operand's
+    strides. `component_kinds` are their stride kinds. If `is_tuple`, the formula receives a tuple of them.
     """
 
     position: Any
     kinds: tuple[int, ...] | None
     dtype: Any
-    through: Any = None
+    via: Any = None
     role: str = ""
-    parts: tuple[int, ...] = ()
-    placed: tuple[Any, ...] = ()
-    several: bool = False
+    components: tuple[int, ...] = ()
+    component_kinds: tuple[Any, ...] = ()
+    is_tuple: bool = False
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything of an iteration space that a kernel is compiled for.
+    """The compile-time parameters of a kernel over an iteration space.
 
-    A tile's rows are of dimension 1, or of all dimensions but the fastest if it is `linear`. `coalesced` is whether
-    neighbouring threads are to have neighbouring elements, though a thread could have several.
+    A tile has rows of dimension 1, or if `linear`, of all dimensions but the fastest. With `coalesced`, neighbouring
+    threads have neighbouring elements, although a thread could load several.
     """
 
     parameters: tuple[Operand, ...]

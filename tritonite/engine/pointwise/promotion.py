@@ -1,4 +1,4 @@
-"""What the types of a pointwise call's arguments decide: dtypes, and what becomes of each argument."""
+"""The dtypes of a pointwise call, and the dtype in which each of its arguments reaches the formula."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tritonite.errors import Decline
 from tritonite.runtime.symbols import Limits, limits_of
 
 _LARGEST_IN_64_BITS = math.nextafter(2.0**63, 0.0)
-# Dtypes whose numbers every half type holds.
-_HELD_BY_HALVES = (torch.bool, torch.uint8, torch.int8)
+# Dtypes whose values fp16 and bf16 hold exactly.
+_EXACT_IN_16_BITS = (torch.bool, torch.uint8, torch.int8)
 
 
 class Formula(Protocol):
-    """What promotion asks of a declaration; `declare.Pointwise` says what each is."""
+    """The fields of a declaration that promotion reads; `declare.Pointwise` documents them."""
 
     formula: Any
     parameters: dict[str, str]
@@ -37,35 +37,47 @@ class Formula(Protocol):
 
 
 class TensorKind(NamedTuple):
-    """A tensor as typing sees it; `item` where it serves as a number."""
+    """A tensor as promotion sees it; `item` if it serves as a number."""
 
     dtype: torch.dtype
     zero_dim: bool
     item: bool
 
 
-class PartsKind(NamedTuple):
-    """Coordinates or integers, so many of them, or a placed operand's strides, of which there is a dtype."""
+class ComponentsKind(NamedTuple):
+    """An argument of `length` coordinates, integers, or strides of a gathered operand, which has a dtype."""
 
     dtype: torch.dtype | None
-    number: int
-    several: bool
+    length: int
+    is_tuple: bool
 
 
 class ConstantKind(NamedTuple):
-    """A static argument. Among values 1, 1.0 and True are equal, so it has its type beside it."""
+    """A static argument with its type, because 1, 1.0 and True are equal as values."""
 
     type: type
     value: Any
 
 
-Kind = TensorKind | PartsKind | ConstantKind | type
+Kind = TensorKind | ComponentsKind | ConstantKind | type
+
+
+class Argument(NamedTuple):
+    """An argument of a launch: that of the call at `position`, or one `component` of it.
+
+    `how` is "tensor", "pointer" (a gathered operand), "stride" (one of its strides), "integer", "number", or "item"
+    (the number in a 0-d tensor).
+    """
+
+    position: int
+    how: str
+    component: int = 0
 
 
 def promoted(
     formula: Formula, kinds: Sequence[Kind], default: torch.dtype, out_dtypes: Sequence[torch.dtype]
 ) -> tuple[torch.dtype, torch.dtype, tuple[torch.dtype, ...]]:
-    """(common dtype, dtype to compute in, dtypes of the results); the first output decides the first two."""
+    """Return (common dtype, compute dtype, dtypes of the results). The first output decides the first two."""
     for kind in kinds:
         if isinstance(kind, TensorKind) and kind.dtype not in dtypes.TRITON_NAMES:
             raise Decline(f"dtype {kind.dtype}")
@@ -73,8 +85,9 @@ def promoted(
             raise Decline(f"number of type {kind.__name__}")
     if formula.one_dtype:
         typed = zip(kinds, formula.parameters.values(), strict=True)
-        if len({kind.dtype for kind, role in typed if isinstance(kind, TensorKind) and role != "own"}) > 1:
-            raise Decline("tensors of several dtypes")
+        found = {kind.dtype for kind, role in typed if isinstance(kind, TensorKind) and role != "own"}
+        if len(found) > 1:
+            raise Decline(f"tensors of dtypes {', '.join(sorted(map(str, found)))}")
     commons = []
     for j, (positions, _) in enumerate(formula.methods):
         if not positions:
@@ -99,9 +112,9 @@ def promoted(
 
 @dataclass(frozen=True, eq=False)
 class KernelTypes:
-    """All but a layout that a kernel is compiled for, one for each content.
+    """The compile-time parameters of a kernel that do not depend on shapes, one object for equal contents.
 
-    `itemsize` is of the widest tensor, and `narrowest` of the narrowest.
+    `itemsize` is the widest tensor's in bytes, and `narrowest` the narrowest one's.
     """
 
     formula: Any
@@ -129,12 +142,12 @@ def _kernel_types(
 
 @dataclass(frozen=True)
 class Typed:
-    """What the types of a call's arguments decide, whatever their shapes: dtypes, and what becomes of each argument."""
+    """The dtypes of a call, and the role of each argument, whatever its shapes."""
 
     common: torch.dtype
     compute: torch.dtype
     results: tuple[torch.dtype, ...]
-    operands: tuple[tuple[int, str, int], ...]
+    operands: tuple[Argument, ...]
     limits: tuple[tuple[int, Limits], ...]
     with_numbers: bool
     kernel: KernelTypes
@@ -147,8 +160,9 @@ def types_of(
     out_dtypes: tuple[torch.dtype, ...],
     default: torch.dtype,
 ) -> Typed:
+    """Return the dtypes of a call and the kernel's operands, from the kinds of its arguments."""
     common, compute, results = promoted(formula, kinds, default, out_dtypes)
-    operands: list[tuple[int, str, int]] = []
+    operands: list[Argument] = []
     types: list[str] = []
     parameters: list[Operand] = []
     limits: list[tuple[int, Limits]] = []
@@ -158,47 +172,49 @@ def types_of(
         if isinstance(kind, ConstantKind):
             parameters.append(Operand(None, None, kind.value))
             continue
-        if isinstance(kind, PartsKind):
+        if isinstance(kind, ComponentsKind):
             pointer = kind.dtype is not None
             position = len(operands)
             if kind.dtype is not None:
-                operands.append((i, "pointer", 0))
+                operands.append(Argument(i, "pointer"))
                 types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
                 itemsizes.append(kind.dtype.itemsize)
             if role == "index":
-                # Without numbers of their own, they have strides after those of all operands.
-                parts = tuple(range(~indices, ~indices - kind.number, -1))
-                indices += kind.number
+                # Coordinates are no arguments of a launch. Their strides come after those of all operands.
+                components = tuple(range(~indices, ~indices - kind.length, -1))
+                indices += kind.length
             else:
-                parts = tuple(range(len(operands), len(operands) + kind.number))
-                operands += [(i, "stride" if pointer else "integer", k) for k in range(kind.number)]
-                types += ["i64"] * kind.number
-            kinds_of_parts = (None,) * kind.number
+                components = tuple(range(len(operands), len(operands) + kind.length))
+                operands += [Argument(i, "stride" if pointer else "integer", k) for k in range(kind.length)]
+                types += ["i64"] * kind.length
+            component_kinds = (None,) * kind.length
             parameters.append(
-                Operand(position, () if pointer else None, tl.int64, None, role, parts, kinds_of_parts, kind.several)
+                Operand(
+                    position, () if pointer else None, tl.int64, None, role, components, component_kinds, kind.is_tuple
+                )
             )
             continue
         target = _arrives_as(kind, role, compute)
         truncated = formula.truncates and kind is float and not target.is_floating_point
         if truncated:
-            # The conversion to the result's dtype cuts it off.
+            # The conversion to the result's dtype cuts off the fraction.
             target = torch.float64
         if isinstance(kind, TensorKind) and not kind.item:
-            # ATen rounds what a half type does not hold to it before it computes in float32.
-            rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_HELD_BY_HALVES)
-            through = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
-            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], through))
-            operands.append((i, "tensor", 0))
+            # ATen rounds values that fp16 or bf16 does not hold to that dtype, before it computes in float32.
+            rounds = role == "promoted" and target is not common and kind.dtype not in (common, *_EXACT_IN_16_BITS)
+            via = TRITON_DTYPES[common] if rounds and common.itemsize == 2 and common.is_floating_point else None
+            parameters.append(Operand(len(operands), (), TRITON_DTYPES[target], via))
+            operands.append(Argument(i, "tensor"))
             types.append("*" + dtypes.TRITON_NAMES[kind.dtype])
             itemsizes.append(kind.dtype.itemsize)
             continue
-        # A number that is compared is one of the common dtype.
-        half = common.is_floating_point and common.itemsize == 2 and formula.promote is dtypes.Promotion.ALWAYS_BOOL
-        through = TRITON_DTYPES[common] if half else None
-        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], through))
-        operands.append((i, "item" if isinstance(kind, TensorKind) else "number", 0))
+        # A compared number is rounded to the common dtype.
+        narrow = common.is_floating_point and common.itemsize == 2 and formula.promote is dtypes.Promotion.ALWAYS_BOOL
+        via = TRITON_DTYPES[common] if narrow else None
+        parameters.append(Operand(len(operands), None, TRITON_DTYPES[target], via))
+        operands.append(Argument(i, "item" if isinstance(kind, TensorKind) else "number"))
         types.append("fp64" if target.is_floating_point else "i64")
-        # A 0-d tensor ATen promotes, and lets it overflow.
+        # ATen promotes a 0-d tensor, and lets it overflow.
         if not isinstance(kind, TensorKind) or role == "cast":
             held = _limits(kind, name, target, common, truncated)
             limits += [] if held is None else [(i, held)]
@@ -210,7 +226,9 @@ def types_of(
         for kind, role in zip(kinds, formula.parameters.values(), strict=True)
     )
     parameters = [
-        own._replace(parts=tuple([len(operands) + ~part for part in own.parts])) if own.role == "index" else own
+        own._replace(components=tuple([len(operands) + ~component for component in own.components]))
+        if own.role == "index"
+        else own
         for own in parameters
     ]
     kernel = _kernel_types(
@@ -228,28 +246,28 @@ def types_of(
 
 
 def _limits(kind: Kind, name: str, target: torch.dtype, common: torch.dtype, truncated: bool) -> Limits | None:
-    """What a number has to hold, that is converted to `target`. Raises Decline where ATen refuses its type."""
+    """Return the limits of a number to be converted to `target`, or None. Raises Decline as ATen refuses types."""
     if kind is float and not target.is_floating_point:
         raise Decline("floating-point number for integer tensors")
     if kind is bool and name == "alpha" and common is not torch.bool:
-        raise Decline("a bool alpha for tensors of numbers")
+        raise Decline(f"bool alpha for tensors of {common}")
     if kind is bool:
-        # A flag is any integer of 64 bits.
+        # Any 64-bit integer holds a bool.
         return None
-    # ATen converts numbers to the common dtype, or to the one computed in.
+    # ATen converts numbers to the common dtype or to the compute dtype.
     holds = limits_of(target if common is torch.bool else common)
     largest = limits_of(common if common.is_floating_point else target).largest
-    # ATen negates some.
+    # ATen negates alpha in sub.
     low = -holds.high if name == "alpha" else holds.low
     if truncated and common is not torch.bool:
-        # ATen refuses others, of which nan is one.
+        # ATen refuses nan and values out of range.
         largest = min(float(holds.high), _LARGEST_IN_64_BITS)
         holds = holds._replace(finite=True, least=max(float(holds.low), -largest))
     return holds._replace(low=low, largest=largest)
 
 
 def _arrives_as(kind: TensorKind | type, role: str, compute: torch.dtype) -> torch.dtype:
-    """The dtype in which a formula sees a tensor or a number."""
+    """Return the dtype in which a formula sees a tensor or a number."""
     if role == "exact":
         return torch.float64 if kind is float or compute.is_floating_point else torch.int64
     if role != "own":

@@ -11,15 +11,15 @@ import triton.language as tl
 
 from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
-from tritonite.engine.pointwise.blocks import block_size, choose_tile, inverse, lies_along
+from tritonite.engine.pointwise.blocks import block_size, choose_tile, inverse, is_contiguous_along
 from tritonite.engine.pointwise.kernels import elementwise_flat, elementwise_tile
 from tritonite.engine.pointwise.layout import VARIANTS, Layout, Operand
 from tritonite.engine.pointwise.promotion import KernelTypes
 from tritonite.runtime.launch import ASSERTING, Specialization, flatten
 
 
-class Space(NamedTuple):
-    """A collapsed iteration space and its operands, fastest dimension first; strides are () for a number.
+class IterationSpace(NamedTuple):
+    """A collapsed iteration space and its operands' strides, fastest dimension first; () for a number.
 
     `indices` are the strides of coordinates, which are not in memory.
     """
@@ -30,34 +30,39 @@ class Space(NamedTuple):
     indices: tuple[tuple[int, ...], ...] = ()
 
     def every(self) -> list[tuple[int, ...]]:
+        """Return the strides of all outputs and operands in memory."""
         return [own for own in (*self.out_strides, *self.strides) if own]
 
-    def reorder(self, order: Sequence[int]) -> Space:
+    def reorder(self, order: Sequence[int]) -> IterationSpace:
         def pick(own: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(own[d] for d in order) if own else own
 
         strides, out_strides, indices = (tuple(map(pick, own)) for own in self[1:])
-        return Space(pick(self.sizes), strides, out_strides, indices)
+        return IterationSpace(pick(self.sizes), strides, out_strides, indices)
 
-    def with_tile_second(self) -> Space:
-        """The dimension that some operand is contiguous in, if it is not the fastest, becomes the tile's second."""
+    def with_tile_second(self) -> IterationSpace:
+        """Return the space with a dimension that some operand is contiguous along moved to dimension 1.
+
+        The space is returned as it is if no operand is contiguous along a dimension after 1.
+        """
         for d in range(2, len(self.sizes)):
-            if self.sizes[0] >= 16 and any(lies_along(own, d) for own in self.every()):
+            if self.sizes[0] >= 16 and any(is_contiguous_along(own, d) for own in self.every()):
                 return self.reorder([0, d, *(e for e in range(1, len(self.sizes)) if e != d)])
         return self
 
 
 def specialize(
     types: KernelTypes,
-    space: Space,
+    space: IterationSpace,
     aligned: tuple[Sequence[bool], Sequence[bool]],
     units: tuple[tuple[int, tuple[bool, ...]], ...] = (),
     far: bool = False,
 ) -> Specialization:
-    """Choose the kernel and its blocks for an iteration space, and spell out its signature.
+    """Return the specialized kernel and grid for an iteration space.
 
-    `aligned` (to 16 bytes) holds the operands' first, then the outputs'. `units` tell of placed operands, by parameter,
-    which of the strides that formulas use are 1, and `far` that some of these take 64 bits.
+    `aligned` says for each operand, then for each output, whether its address is a multiple of 16 bytes. `units` say
+    for each gathered parameter which strides of its gathered dimensions are 1. `far` says that offsets along these take
+    64 bits.
     """
     device = devices.current
     space = space.with_tile_second()
@@ -68,12 +73,12 @@ def specialize(
     tile = choose_tile(sizes, every, types.itemsize)
     sized: tuple[Any, ...]
     if tile is None:
-        # Elements that are read one by one are as many of halves, which would only take registers.
-        one_by_one = len(sizes) > 1 or any([own[0] > 1 for own in every])
-        block = block_size(n, device.flat_bytes // max(types.itemsize, 4 if one_by_one else 2))
+        # Scalar loads: as many elements for 16-bit floats as for 32 bits, since more would only take registers.
+        scalar_loads = len(sizes) > 1 or any([own[0] > 1 for own in every])
+        block = block_size(n, device.flat_bytes // max(types.itemsize, 4 if scalar_loads else 2))
         block = min(block, power_of_2(n)) if device.interpreted else block
-        several = block > 32 * device.num_warps
-        mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 or not several else 2
+        vectorised = block > 32 * device.num_warps
+        mask = 0 if n % block == 0 else 1 if n % 16 == 0 or n < block * 4 or not vectorised else 2
         blocks = (("MASK", mask), ("BLOCK", block))
         inverses = tuple([inverse(size) for size in sizes[:-1]]) if n < INT32_LIMIT else ()
         masks, grid, sized = (True, False), -(-n // block), (sizes, inverses, n)
@@ -89,7 +94,8 @@ def specialize(
             divisors = tiles[:-1]
         inverses, grid = tuple(map(inverse, divisors)), math.prod(tiles)
         sized = (sizes, inverses, (*tiles, n_rows) if tile.linear else tiles)
-    # Only what lets accesses be vectorised is told apart, so that few kernels serve all shapes.
+    # Only divisibility by 16 that permits vector accesses is told to the compiler, so that few kernels serve all
+    # shapes.
     paths: list[tuple[int, ...]] = [
         (1 + which, i) for which in (0, 1) for i, holds in enumerate(aligned[which]) if holds
     ]
@@ -107,8 +113,8 @@ def specialize(
         for own, holds in zip(owners, all_aligned, strict=True)
         if own and own[0] == 1
     ]
-    # A thread would have as many elements as 16 bytes hold of the narrowest tensor. Where those of a wider tensor come
-    # one by one, neighbouring threads would read from different cache lines.
+    # A thread gets 16 bytes of the narrowest tensor. If a wider tensor takes scalar loads, neighbouring threads would
+    # then read different cache lines.
     coalesced = len(sizes) == 1 and types.narrowest < types.itemsize and not all(at_16_bytes)
     strides += space.indices
     kinds, out_kinds = tuple([_kinds_of(own) for own in strides]), tuple([_kinds_of(own) for own in out_strides])
@@ -133,7 +139,7 @@ def _variant(
     units: tuple[tuple[int, tuple[bool, ...]], ...],
     linear: bool,
 ) -> Specialization:
-    """The kernel for every iteration space of a kind, without the space's sizes and strides."""
+    """Return the kernel for every iteration space of a kind, whatever its sizes and run-time strides."""
     device = devices.current
     integer, index = ("i64", tl.int64) if wide else ("i32", tl.int32)
     flat = blocks[0][0] == "MASK"
@@ -152,7 +158,7 @@ def _variant(
     else:
         signature["tiles"] = ("i32",) * (3 if linear else len(dims))
     layout = Layout(
-        parameters=tuple(_over(own, i, kinds, dict(units)) for i, own in enumerate(types.parameters)),
+        parameters=tuple(_with_kinds(own, i, kinds, dict(units)) for i, own in enumerate(types.parameters)),
         results=tuple(own._replace(kinds=out_kinds[own.position]) for own in types.results),
         column_mask=masks[0],
         row_mask=masks[1],
@@ -181,12 +187,12 @@ def _kinds_of(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple([stride if stride in (0, 1) else 2 for stride in strides])
 
 
-def _over(
+def _with_kinds(
     own: Operand, parameter: int, kinds: tuple[tuple[int, ...], ...], units: dict[int, tuple[bool, ...]]
 ) -> Operand:
-    """A parameter of the formula over an iteration space of such strides."""
+    """Return a parameter of the formula with the stride kinds of an iteration space."""
     if own.role == "index":
-        return own._replace(placed=tuple([kinds[part] for part in own.parts]))
+        return own._replace(component_kinds=tuple([kinds[component] for component in own.components]))
     if own.role == "pointer":
-        own = own._replace(placed=tuple([int(unit) for unit in units[parameter]]))
+        own = own._replace(component_kinds=tuple([int(unit) for unit in units[parameter]]))
     return own if own.kinds is None else own._replace(kinds=kinds[own.position])

@@ -1,4 +1,7 @@
-"""The blocks that a space of rows is cut into: a rule over `tune.rows`."""
+"""The choice of blocks for a space of rows, by the device's `RowsTable`.
+
+`for_reduction` and `for_transform` are the entries. Each tries the special cases first and ends with the general one.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +13,44 @@ import torch
 
 from tritonite import devices
 from tritonite.engine.iteration import SECTOR, power_of_2
-from tritonite.engine.rows.facts import BOTH, REDUCED
-from tritonite.engine.rows.space import Space
+from tritonite.engine.rows.meta import BOTH, REDUCED
+from tritonite.engine.rows.space import RowSpace
 from tritonite.engine.rows.table import ROWS, Cooperative, Regime
 from tritonite.runtime.contract import fusion, settings
 
-# Loops over at most so many blocks are unrolled.
+# Loops over more blocks are not unrolled.
 _MOST_UNROLLED = 4
-# How many threads most programs have, and a warp.
+# Threads of most programs, and of a warp.
 _THREADS = 128
 _WARP = 32
 
 
-def by_words(space: Space, tensors: Sequence[torch.Tensor], staged: bool) -> Space:
-    """The same, `shifted` where rows begin in the middle of words, all operands' in the same, and are long or many.
+def with_aligned_loads(space: RowSpace, tensors: Sequence[torch.Tensor], staged: bool) -> RowSpace:
+    """Return the space, marked `misaligned` if its rows are to be read in aligned vectors of 16 bytes.
 
-    Loads are of 16 bytes then, where they were of an element each: of halves those were most of a kernel's time. But to
-    find a row's words takes instructions. Where states come from stages, which take many, only longer rows gain.
+    Rows must start off the vector boundary by the same number of elements in all `tensors`, and be long or many.
+    Finding a row's vectors takes instructions. With stages (`staged`), which take many registers, only longer rows
+    gain.
     """
     device, first = devices.current, tensors[0]
     itemsize = first.dtype.itemsize
-    share = (1 / 2 if itemsize < 4 else 1) if staged else 1 / 4
+    tiles = (1 / 2 if itemsize < 4 else 1) if staged else 1 / 4
     least = device.row_elements * (
-        share if tile_elements(space) == device.row_elements else ROWS[device.kind].held_tiles
+        tiles if tile_elements(space) == device.row_elements else ROWS[device.kind].held_tiles
     )
-    if space.n_reduced <= least or space.word * itemsize >= 16 or not space.inner or settings().invariant:
+    if space.n_reduced <= least or space.vector_width * itemsize >= 16 or not space.inner or settings().invariant:
         return space
     alike = all(x.dtype.itemsize == itemsize and x.stride() == first.stride() for x in tensors)
     if not alike or space.reduced[0][0] != (1,) or any(kind != BOTH for kind in space.kinds):
         return space
-    return space._replace(aligned=16 // itemsize, shifted=True)
+    return space._replace(aligned=16 // itemsize, misaligned=True)
 
 
-class Blocks(NamedTuple):
-    """How a space is cut: a program takes `steps` blocks of `rows` rows, `columns` elements of each at a time.
+class RowBlocks(NamedTuple):
+    """The cut of a space: a program reads `steps` blocks of `rows` rows by `columns` elements.
 
-    Where rows are `splits` for several programs each leaves its state, and another launch combines those. Programs that
-    are `sharing` a row wait for each other.
+    With `splits` above 1, a row has that number of slices; each program stores a state, and a second launch combines
+    them. With `programs_per_row` above 1, that number of programs share a cooperative row and wait for each other.
     """
 
     rows: int
@@ -55,7 +59,7 @@ class Blocks(NamedTuple):
     programs: int
     steps: int
     splits: int = 1
-    sharing: int = 1
+    programs_per_row: int = 1
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -63,84 +67,96 @@ class Blocks(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the compiler is told."""
+        """The options for the compiler."""
         return {"num_warps": min(devices.current.most_warps, self.warps), **devices.current.options, **fusion()}
 
-    def groups(self, space: Space) -> tuple[int, bool]:
-        """How many of a row's elements a thread has, and whether they are next to each other or else far apart.
+    def groups(self, space: RowSpace) -> tuple[int, bool]:
+        """Return the elements of a row that a thread reduces as one group, and whether they are contiguous.
 
-        What it loads at once, 16 bytes, are elements of as many rows where those stand upright.
+        In a column reduction one load of a thread, 16 bytes, has elements of several rows.
         """
-        word, threads = 16 // space.itemsize, _WARP * self.warps
+        full_width, threads = 16 // space.itemsize, _WARP * self.warps
         if not space.inner:
-            return max(1, min(self.columns, self.rows * self.columns // (threads * word))), False
-        consecutive = space.word == word or self.rows > 1 or self.columns < threads * space.word * word
-        return min(word, self.columns), consecutive
+            return max(1, min(self.columns, self.rows * self.columns // (threads * full_width))), False
+        consecutive = (
+            space.vector_width == full_width
+            or self.rows > 1
+            or self.columns < threads * space.vector_width * full_width
+        )
+        return min(full_width, self.columns), consecutive
 
-    def facts(self, space: Space) -> dict[str, Any]:
-        """The fields of `Facts`."""
+    def meta_fields(self, space: RowSpace) -> dict[str, Any]:
+        """Return the fields of `RowsMeta` that depend on the blocks."""
         whole = (
             space.n_kept % self.rows == 0,
-            space.n_reduced % self.columns == 0 != space.n_reduced and not space.shifted,
+            space.n_reduced % self.columns == 0 != space.n_reduced and not space.misaligned,
         )
-        once = self.steps <= 1
-        # All but what is in no whole word.
-        length = space.n_reduced - 2 * space.aligned * space.shifted
-        held = once and self.splits == self.sharing == 1 and 2 * length > self.columns
-        # Where a thread has more elements, there are registers for none besides.
-        ahead = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
-        # With loads of 16 bytes a few at a time are enough, as long as other programs have theirs on the way.
-        at_once = space.word * space.itemsize < 16 or self.programs <= devices.current.programs
-        found = {"block": self[:2], "whole": whole, "once": once, "held": held, "at_once": at_once, "ahead": ahead}
-        # A row of `_of_short_columns` is in one thread.
-        in_threads = not space.inner and self.rows >= _WARP * self.warps
-        return found | {"sharing": self.sharing, "in_threads": in_threads, "odd": in_threads and space.odd}
+        single_block = self.steps <= 1
+        # The elements in whole vectors, at least.
+        length = space.n_reduced - 2 * space.aligned * space.misaligned
+        held = single_block and self.splits == self.programs_per_row == 1 and 2 * length > self.columns
+        # A thread with more elements has no registers for the next block.
+        prefetch = not space.inner and self.rows * self.columns <= 16 * 32 * self.warps
+        # A few loads of 16 bytes in flight are enough, as long as other programs of the multiprocessor have some too.
+        loads_first = space.vector_width * space.itemsize < 16 or self.programs <= devices.current.programs
+        found = {
+            "block": self[:2],
+            "whole": whole,
+            "single_block": single_block,
+            "held": held,
+            "loads_first": loads_first,
+            "prefetch": prefetch,
+        }
+        # As `_row_per_thread` chooses blocks.
+        row_per_thread = not space.inner and self.rows >= _WARP * self.warps
+        return found | {
+            "programs_per_row": self.programs_per_row,
+            "row_per_thread": row_per_thread,
+            "odd_strides": row_per_thread and space.odd_strides,
+        }
 
 
-class Traits(NamedTuple):
-    """What the blocks of a row operator depend on besides the space.
+class RowTraits(NamedTuple):
+    """The properties of a row operator, other than its space, that decide its blocks.
 
-    It reduces `folded` operands, the first with elements of `itemsize` bytes, in the dtype `compute`, to so many
-    `states`, and is `staged` where the reduction has stages.
+    Its reduction takes `leaf_operands` operands, the first with elements of `itemsize` bytes. It computes in the dtype
+    `compute` and keeps a state of `states` values. It is `staged` if it has stages.
     """
 
     itemsize: int
     staged: bool
-    folded: int
+    leaf_operands: int
     compute: torch.dtype
     states: int = 1
 
 
-def tile_elements(space: Space) -> int:
-    """What a program takes at a time: of small spaces a quarter, so that more of the device works."""
+def tile_elements(space: RowSpace) -> int:
+    """Return the elements of a program's block: a quarter for small spaces, so that more of the device works."""
     tile = devices.current.row_elements
     return tile // 4 if space.n_kept * space.n_reduced <= 64 * tile else tile
 
 
-def _spread(space: Space, most: int) -> int:
-    """Of how many elements a program is, at `most`, so that all of the device works.
+def _elements_per_program(space: RowSpace, most: int) -> int:
+    """Return the elements of a program, up to `most`, so that all of the device works.
 
-    A thread has what it loads at once, or two elements: with eight that are loaded one by one, each of a row of its
-    own, softmax of (420, 13) took 480 instructions, and they most of its 2.6 us.
+    A thread has one vector, or two elements. More scalar loads in a thread would each belong to another row.
     """
     each = power_of_2(space.n_kept * space.n_reduced // devices.current.programs)
-    if space.word == 1 and space.n_reduced <= _WARP:
-        # With more than four a thread log_softmax of (400001, 17) in float32 took 62 us, and takes 41.
+    if space.vector_width == 1 and space.n_reduced <= _WARP:
+        # At most four scalar loads a thread.
         each = min(each, 4 * _THREADS)
-    return min(most, max(_THREADS * max(2, space.word), each))
+    return min(most, max(_THREADS * max(2, space.vector_width), each))
 
 
-def _of_warps(space: Space) -> Blocks | None:
-    """Rows that are longer than what a warp loads at once, but have no more than 16 elements a thread, by a warp each.
+def _row_per_warp(space: RowSpace) -> RowBlocks | None:
+    """Return blocks of one row per warp for rows longer than a warp's vector load, up to 16 elements a thread, or None.
 
-    Several warps would exchange at barriers what each has folded, and each would fold as many rows as one. A warp has
-    rows of 16 elements a thread in all, or four rows where those have no more than 32: log_softmax of (400001, 65) in
-    float32 takes 72 us with four and 83 with eight, and of (61001, 33) 9.0 with eight and 11.4 with 16. Where programs
-    of a warp would not fill the device they have several, and where they still would not, fewer rows: of (4001, 33) 1.9
-    us for 2.5.
+    Several warps would exchange their states at barriers. A program of one warp has rows with 16 elements a thread in
+    total, or up to four rows with 32. If such programs would not fill the device they have more warps. If these still
+    would not, they have fewer rows.
     """
     columns, enough = power_of_2(space.n_reduced), devices.current.programs
-    if not _WARP * space.word < columns <= 16 * _WARP:
+    if not _WARP * space.vector_width < columns <= 16 * _WARP:
         return None
     rows = max(min(4, 32 * _WARP // columns), 16 * _WARP // columns)
     warps = 1 if space.n_kept > rows * enough else max(2, 8 * _WARP // columns)
@@ -150,102 +166,106 @@ def _of_warps(space: Space) -> Blocks | None:
 
 
 def cut(
-    space: Space, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8, states: int = 1
-) -> Blocks:
-    """Blocks of this shape, by `warps` or as many as a program has.
+    space: RowSpace, rows: int, columns: int, warps: int, scarcity: int = 2, least: int = 8, states: int = 1
+) -> RowBlocks:
+    """Return blocks of `rows` by `columns` for programs of `warps` warps, with rows split if programs are few.
 
-    Where `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split; none is if
-    `scarcity` is 0. A program that leaves several `states` has two blocks at least: adding those up took as long as
-    finding them, and batch norm of channels last 26 us, where it takes 20.
+    If `scarcity` times the programs would not fill the device, a row of `least` blocks or more is split; 0 never
+    splits. A program that stores several `states` has at least two blocks, because adding up states costs as much as
+    finding them.
     """
     device = devices.current
     programs, splits, steps = -(-space.n_kept // rows), 1, -(-space.n_reduced // columns)
     if scarcity and scarcity * programs <= device.programs and steps >= least:
         each = max(1 if states == 1 else 2, -(-steps // min(-(-device.programs // programs), steps)))
         splits, steps = -(-steps // each), each
-    return Blocks(rows, columns, warps, programs, steps, splits)
+    return RowBlocks(rows, columns, warps, programs, steps, splits)
 
 
-def tiled(space: Space, rows: int, columns: int, states: int = 1) -> Blocks:
-    """The same by as many warps as that many elements want."""
+def tiled(space: RowSpace, rows: int, columns: int, states: int = 1) -> RowBlocks:
+    """Return the same as `cut`, with a warp for each 1,024 elements and at least four."""
     return cut(space, rows, columns, max(4, rows * columns // 1024), states=states)
 
 
-def invariant(space: Space) -> Blocks:
-    """Blocks by which a row's bits are the same in any number of rows and any layout.
+def invariant(space: RowSpace) -> RowBlocks:
+    """Return blocks that give a row the same bits in any number of rows and any layout.
 
-    Its columns and splits are of a row's length alone. What is folded in one order is alike for any `rows`.
+    Columns and splits depend on the row's length alone. Reductions in a fixed order do not depend on `rows`.
     """
     device, regime = devices.current, ROWS[devices.current.kind].invariant
     most = max(1, int(regime.tiles * device.row_elements))
     columns = min(power_of_2(space.n_reduced), most)
-    # Short rows are several in a program, of a fourth of a block in all, so that more of the device works.
+    # A program has several short rows, a quarter of a block in all, so that more of the device works.
     rows = min(power_of_2(space.n_kept), max(1, most // 4 // columns) if space.inner else regime.rows)
     steps = -(-space.n_reduced // columns)
     splits = max(1, -(-steps // regime.steps))
-    # Where a block is followed by another a thread has the states of as many elements besides.
+    # In a loop over blocks a thread holds the running states too.
     warps = max(4, rows * columns // (1024 if steps == 1 else 512))
-    return Blocks(rows, columns, warps, -(-space.n_kept // rows), min(steps, regime.steps), splits)
+    return RowBlocks(rows, columns, warps, -(-space.n_kept // rows), min(steps, regime.steps), splits)
 
 
-def for_reduction(space: Space, states: int) -> Blocks:
-    """The blocks of a reduction to so many states."""
+def for_reduction(space: RowSpace, states: int) -> RowBlocks:
+    """Return the blocks of a reduction whose state has `states` values."""
     if settings().invariant:
         return invariant(space)
     device, tile = devices.current, tile_elements(space)
     if not space.inner:
-        if found := _of_short_columns(space):
+        if found := _row_per_thread(space):
             return found
-        # With 16 elements in each of its threads so many programs run at a time that all do.
-        beside, elements = device.row_columns, device.row_elements // 2
+        # With 16 elements per thread, all programs run at a time.
+        columns, elements = device.row_columns, device.row_elements // 2
         if tile < device.row_elements:
             # More of a column at a time, so that one launch reduces it.
-            beside, elements = max(1, beside // 4), tile
-        elif 4 * _neighbours(space) <= device.row_columns:
-            return _of_neighbours(space, tile, states)
-        rows = min(power_of_2(space.n_kept), beside)
+            columns, elements = max(1, columns // 4), tile
+        elif 4 * _contiguous_rows(space) <= device.row_columns:
+            return _narrow_columns(space, tile, states)
+        rows = min(power_of_2(space.n_kept), columns)
         blocks = tiled(space, rows, min(power_of_2(space.n_reduced), max(1, elements // rows)), states)
         if blocks.splits > 1 and 4 * space.n_reduced <= device.row_elements and _is_in_cache(space):
-            # Narrower blocks in place of a second launch: mean of (490, 11819) halves took 6.7 us, and takes 4.9.
-            rows = min(power_of_2(space.n_kept), beside // 2 if space.n_kept > 2 * device.row_elements else beside // 4)
+            # Narrower blocks save the second launch.
+            rows = min(
+                power_of_2(space.n_kept),
+                columns // 2 if space.n_kept > 2 * device.row_elements else columns // 4,
+            )
             return cut(space, rows, device.row_elements // rows, 8, scarcity=0)
         return blocks
     if space.n_kept >= device.programs and space.n_reduced > device.row_elements:
-        # Of what a block has beyond a row's end each element costs as much as others, and of an index more than that.
+        # Masked elements beyond a row's end cost as much as others, and more if elements have an index.
         waste = -space.n_reduced % device.row_elements
         if space.index_strides or 16 * waste > space.n_reduced:
             return _regime(space, ROWS[device.kind].reduced_long)
     if space.index_strides and space.n_kept >= 2 * device.programs:
         columns, warps = int(ROWS[device.kind].indexed.tiles * device.row_elements), ROWS[device.kind].indexed.warps
         if columns < space.n_reduced <= device.row_elements:
-            # A warp has a row.
+            # A row per warp.
             return cut(space, warps, columns, warps)
     columns = min(power_of_2(space.n_reduced), tile)
     if columns < tile:
-        tile = _spread(space, tile)
-        return _of_warps(space) or tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
+        tile = _elements_per_program(space, tile)
+        return _row_per_warp(space) or tiled(space, min(power_of_2(space.n_kept), max(1, tile // columns)), columns)
     if tile < device.row_elements and tile < space.n_reduced <= 8 * tile:
-        # Few rows: a program has all of one at once, and a thread eight elements.
+        # Few rows: a program reads a whole row in one block, eight elements per thread.
         columns = power_of_2(space.n_reduced)
         return cut(space, 1, columns, max(4, columns // 256))
     if space.n_reduced <= tile or tile < device.row_elements or (space.aligned and states > 1):
         return tiled(space, 1, columns)
     warps = ROWS[device.kind].reduced_warps
-    if space.word * space.itemsize < 16:
-        # A thread has eight loads on their way, not sixteen: nansum of (6086, 7050) halves took 54 us, and takes 37.
+    if space.vector_width * space.itemsize < 16:
+        # A thread has eight narrow loads in flight, not sixteen.
         columns //= 2
     while not space.aligned and columns > 1024 and 4 * (-space.n_reduced % columns) > space.n_reduced:
-        # Element by element a program loads as long for those that there are not.
+        # A scalar load that is masked off takes as long as any other.
         warps, columns = warps // 2, columns // 2
     return cut(space, 1, columns, max(4, warps))
 
 
-def _of_short_columns(space: Space, held_bytes: int = 0) -> Blocks | None:
-    """The blocks of short upright rows, or None: one thread has all of a row, so that nothing passes between threads.
+def _row_per_thread(space: RowSpace, held_bytes: int = 0) -> RowBlocks | None:
+    """Return blocks of a column reduction with each short row in one thread, or None.
 
-    A thread loads 16 bytes at once, which are elements of as many rows. It has 32 elements of them, or 16 where it
-    loads others before it combines those; of rows that are held until they are written, at most `held_bytes`. Where
-    programs would not fill the device a thread has fewer rows, and rows of more than four elements have other blocks.
+    No data passes between threads. A thread loads 16 bytes at a time, elements of several rows. It has up to 32
+    elements of them in one block, or else blocks of 16. Rows that are held until they are written have at most
+    `held_bytes`. If programs would not fill the device, a thread has fewer rows, and rows of more than four elements
+    have other blocks.
     """
     length, enough = space.n_reduced, devices.current.programs // 2
     columns, each = power_of_2(length), 16 // space.itemsize
@@ -265,91 +285,98 @@ def _of_short_columns(space: Space, held_bytes: int = 0) -> Blocks | None:
     return cut(space, warps * _WARP * each, columns, warps, scarcity=0)
 
 
-def for_states(space: Space) -> Blocks:
-    """The blocks of the reduction that combines the states of programs, which lie in columns."""
+def for_states(space: RowSpace) -> RowBlocks:
+    """Return the blocks of the reduction that combines the states of split rows, which are stored split by split."""
     if settings().invariant:
-        # One program has all of them, however many.
+        # One program combines all splits, whatever their number.
         blocks = invariant(space)
         return blocks._replace(steps=blocks.steps * blocks.splits, splits=1)
-    # All splits at once where they fit: they are waited for once.
+    # All splits in one block if they fit, for a single wait for memory.
     device = devices.current
     tile, splits = device.row_elements, power_of_2(space.n_reduced)
     rows = min(power_of_2(space.n_kept), max(8, min(32, tile // splits)))
-    # Fewer rows a program where there are few of those, which then has all splits at once.
+    # With few rows a program has fewer of them, and then all splits in one block.
     while rows > 1 and 16 * space.n_kept < rows * device.programs and splits > tile // rows:
         rows //= 2
     columns = min(splits, max(1, tile // rows))
-    # Few programs, which nothing else fills the device beside: a thread has eight splits.
+    # These few programs have the device to themselves: eight splits per thread.
     warps = max(4, rows * columns // 256)
-    return Blocks(rows, columns, warps, -(-space.n_kept // rows), -(-space.n_reduced // columns))
+    return RowBlocks(rows, columns, warps, -(-space.n_kept // rows), -(-space.n_reduced // columns))
 
 
-def for_transform(space: Space, traits: Traits) -> Blocks:
-    """The blocks of a row operator."""
+def for_transform(space: RowSpace, traits: RowTraits) -> RowBlocks:
+    """Return the blocks of a row operator."""
     if settings().invariant:
         return invariant(space)
     device, tile, regimes = devices.current, tile_elements(space), ROWS[devices.current.kind]
     if not space.inner:
-        return _columns(space, traits)
-    if space.shifted and traits.staged and _are_many(space, traits):
-        return _shifted(space, traits)
-    if _are_of_odd_parts(space) and 16 * space.n_kept > device.programs:
-        return _regime(space, regimes.odd_parts)
+        return _column_transform(space, traits)
+    if space.misaligned and traits.staged and _enough_misaligned_rows(space, traits):
+        return _misaligned_staged(space, traits)
+    if _has_odd_segments(space) and 16 * space.n_kept > device.programs:
+        return _regime(space, regimes.odd_segments)
     if space.n_reduced > regimes.held_tiles * device.row_elements:
         return _long_rows(space, traits)
     columns = power_of_2(space.n_reduced)
-    if found := _across(space) or _without_waste(space, traits) or _unaligned(space, traits) or _of_warps(space):
+    if (
+        found := _transposed_operand(space)
+        or _weighted_in_small_blocks(space, traits)
+        or _staged_scalar_loads(space, traits)
+        or _row_per_warp(space)
+    ):
         return found
     short = int(regimes.short.tiles * tile)
-    # Where a program would have less than that, it has fewer elements, so that more of the device works.
+    # Elements per program if all programs of the device get some.
     each = power_of_2(space.n_kept * space.n_reduced // device.programs)
-    in_words = space.word > 1 or columns > _WARP
-    if in_words and space.full_operands == 1 and each >= device.row_elements and columns <= short:
-        # Half types want two rows.
+    in_vectors = space.vector_width > 1 or columns > _WARP
+    if in_vectors and space.full_operands == 1 and each >= device.row_elements and columns <= short:
+        # At least two rows of 16-bit floats.
         return cut(
             space,
             min(power_of_2(space.n_kept), max(short // columns, 4 // traits.itemsize)),
             columns,
             regimes.short.warps,
         )
-    rows = 1 if space.shifted else min(power_of_2(space.n_kept), max(1, _spread(space, tile) // columns))
+    rows = (
+        1 if space.misaligned else min(power_of_2(space.n_kept), max(1, _elements_per_program(space, tile) // columns))
+    )
     blocks = tiled(space, rows, columns)
-    blocks = _of_more_threads(blocks, space, blocks.warps > 1 and (rows > 1 or traits.states > 1))
+    blocks = _with_more_warps(blocks, space, blocks.warps > 1 and (rows > 1 or traits.states > 1))
     if not (space.aligned or traits.staged) and space.n_reduced > device.row_elements:
         blocks = blocks._replace(warps=2 * blocks.warps)
     return blocks
 
 
-def _are_of_odd_parts(space: Space) -> bool:
-    """Whether rows of one operand are long and in several parts of a length that no word divides."""
-    several = bool(space.shapes[1]) and not space.in_parts and not space.aligned
+def _has_odd_segments(space: RowSpace) -> bool:
+    """Return whether rows of a single full operand are long and have several segments of unaligned length."""
+    several = bool(space.shapes[1]) and not space.segmented and not space.aligned
     return several and space.full_operands == 1 and space.n_reduced > 2 * devices.current.row_elements
 
 
-def _across(space: Space) -> Blocks | None:
-    """Short rows of which an operand's lie upright: four at least, so that a sector of it serves a few of them.
+def _transposed_operand(space: RowSpace) -> RowBlocks | None:
+    """Return blocks for short rows of which some operand is contiguous along the kept dimensions, or None.
 
-    Eight elements a thread: a gradient of log_softmax of (683, 305) halves took 6.8 us, and takes 2.0.
+    A program has at least four rows, so that a sector of that operand serves several, and eight elements per thread.
     """
     columns = power_of_2(space.n_reduced)
-    upright = [
+    transposed = [
         kind == BOTH and 0 < kept[0] < own[0]
         for kind, own, kept in zip(space.kinds, space.reduced[0], space.kept[0], strict=True)
     ]
-    if not any(upright) or 4 * columns > devices.current.row_elements:
+    if not any(transposed) or 4 * columns > devices.current.row_elements:
         return None
     rows = min(power_of_2(space.n_kept), max(4, devices.current.row_elements // 4 // columns))
     return cut(space, rows, columns, max(1, rows * columns // (8 * _WARP)))
 
 
-def _unaligned(space: Space, traits: Traits) -> Blocks | None:
-    """Many rows whose states come from stages, of which a thread loads elements one by one.
+def _staged_scalar_loads(space: RowSpace, traits: RowTraits) -> RowBlocks | None:
+    """Return blocks for many rows with stages whose elements come by narrow loads, or None.
 
-    A thread has 64 bytes of one: softmax of (57761, 1069) took 174 us by words and takes 131 (halves 151 and 87).
+    A thread has 64 bytes of one row.
     """
     length, tile = space.n_reduced, devices.current.row_elements
     few = tile_elements(space) < tile or 2 * space.n_kept < devices.current.programs
-    if space.shifted or few or space.has_weights or not traits.staged or space.word * traits.itemsize >= 16:
+    if space.misaligned or few or space.has_weights or not traits.staged or space.vector_width * traits.itemsize >= 16:
         return None
     if not tile // 4 < length <= tile:
         return None
@@ -357,47 +384,50 @@ def _unaligned(space: Space, traits: Traits) -> Blocks | None:
     return cut(space, 1, columns, max(1, columns * traits.itemsize // (64 * _WARP)))
 
 
-def _of_more_threads(blocks: Blocks, space: Space, wanted: bool) -> Blocks:
-    """Twice the warps where they are wanted and there are several operands, with elements of their own each.
+def _with_more_warps(blocks: RowBlocks, space: RowSpace, wanted: bool) -> RowBlocks:
+    """Return the blocks with twice the warps, if `wanted` and several operands have elements of their own.
 
-    The assembler has few loads of theirs on their way in a thread that has 32 elements of each: masked softmax of
-    (1048576, 64) halves took 140 us, and takes 119 (H100). Weights of groups, which many rows share, are in a cache.
+    The assembler keeps few loads in flight in a thread with 32 elements of each operand. Operands that many rows share,
+    such as a group norm's weights, come from a cache and do not count.
     """
     several = len(space.kinds) == space.full_operands > 1 and all(all(own) for own in space.kept[0])
     return blocks._replace(warps=2 * blocks.warps) if several and wanted else blocks
 
 
-def _are_many(space: Space, traits: Traits) -> bool:
-    """Whether rows are enough for programs that read one twice: of up to a tile, halves alone, by a warp each."""
+def _enough_misaligned_rows(space: RowSpace, traits: RowTraits) -> bool:
+    """Return whether misaligned rows are enough to fill the device with programs that read one row twice.
+
+    Rows of up to a tile must be of 16-bit floats; each takes a warp.
+    """
     programs = devices.current.programs
     if space.n_reduced <= devices.current.row_elements:
         return traits.itemsize < 4 and space.n_kept >= 4 * programs
     return 2 * space.n_kept > programs
 
 
-def _shifted(space: Space, traits: Traits) -> Blocks:
-    """Many rows that begin in the middle of words, and whose states come from stages."""
+def _misaligned_staged(space: RowSpace, traits: RowTraits) -> RowBlocks:
+    """Return blocks for many misaligned rows with stages."""
     regimes, tiles = ROWS[devices.current.kind], space.n_reduced / devices.current.row_elements
-    row_bytes, halves = space.n_reduced * traits.itemsize, traits.itemsize < 4
-    if tiles > regimes.shifted_held.tiles and row_bytes > regimes.shifted_bytes:
-        long = regimes.shifted_long_halves if halves else regimes.shifted_long
-        return _regime(space, long if row_bytes <= regimes.shifted_most_bytes else regimes.twice)
-    if halves:
-        short, middle = regimes.shifted_short_halves, regimes.shifted_middle_halves
-        return _regime(space, short if tiles <= 1 else middle if tiles <= 2 else regimes.shifted_halves)
-    return _regime(space, regimes.shifted_held if tiles <= regimes.shifted_held.tiles else regimes.shifted)
+    row_bytes, narrow = space.n_reduced * traits.itemsize, traits.itemsize < 4
+    if tiles > regimes.misaligned_held.tiles and row_bytes > regimes.misaligned_bytes:
+        long = regimes.misaligned_long_16bit if narrow else regimes.misaligned_long
+        return _regime(space, long if row_bytes <= regimes.misaligned_most_bytes else regimes.twice)
+    if narrow:
+        short, middle = regimes.misaligned_short_16bit, regimes.misaligned_middle_16bit
+        return _regime(space, short if tiles <= 1 else middle if tiles <= 2 else regimes.misaligned_16bit)
+    return _regime(space, regimes.misaligned_held if tiles <= regimes.misaligned_held.tiles else regimes.misaligned)
 
 
-def _without_waste(space: Space, traits: Traits) -> Blocks | None:
-    """Many rows with weights, in blocks that waste little: of a half type whose length is far from a power of 2.
+def _weighted_in_small_blocks(space: RowSpace, traits: RowTraits) -> RowBlocks | None:
+    """Return small blocks, which waste little, for many rows with weights, or None.
 
-    Or of any type, where a thread loads elements one by one and rows are so short that a multiprocessor's own cache has
-    one for each of its warps: layer norm of (57761, 2501) halves took 365 us, and takes 206.
+    They serve 16-bit rows whose length is far below a power of 2. They also serve short rows with scalar loads, of any
+    dtype, if L1 has room for a row of each warp.
     """
     device, length, regime = devices.current, space.n_reduced, ROWS[devices.current.kind].looped
     if not space.has_weights or 2 * space.n_kept < device.programs:
         return None
-    if space.word * space.itemsize < 8:
+    if space.vector_width * space.itemsize < 8:
         many = space.n_kept >= 4 * device.programs and space.full_operands == 1
         fits = device.row_elements // 4 < length <= 2 * device.row_elements // traits.itemsize
         return cut(space, 1, device.row_elements // 16, 1) if many and fits else None
@@ -409,26 +439,25 @@ def _without_waste(space: Space, traits: Traits) -> Blocks | None:
     return cut(space, 1, columns, warps)
 
 
-def are_in_parts(space: Space, traits: Traits, blocks: Blocks) -> bool:
-    """Whether rows with operands that have one element for each part are transformed part by part.
+def are_segmented(space: RowSpace, traits: RowTraits, blocks: RowBlocks) -> bool:
+    """Return whether rows whose operands have one element per segment are transformed segment by segment.
 
-    Their results are found before, in a launch that reads what is folded once more. In one that holds a row each
-    element would need its part's number, and a load of each such operand: group norm of 51 halves of 960x12x12 in 32
-    groups took 49 us, and takes 24. Shorter rows and parts are better held, and so are gradients, which fold two
-    operands.
+    Their results are computed first, by a launch that reads the reduced operands once more. A program that holds a
+    whole row would need each element's segment number and a load for each such operand. Short rows and segments are
+    better held. So are gradients, which reduce two operands.
     """
-    if not space.in_parts:
+    if not space.segmented:
         return False
     held, tile = blocks.steps * blocks.splits == 1, devices.current.row_elements
     long = 4 * space.n_reduced >= 3 * tile and 32 * space.shapes[1][0] >= tile
-    return not held or (traits.folded == 1 and long)
+    return not held or (traits.leaf_operands == 1 and long)
 
 
-def for_parts(space: Space) -> Blocks:
-    """The blocks of rows whose results are known, as parts of longer rows are: each is transformed by itself.
+def for_segments(space: RowSpace) -> RowBlocks:
+    """Return blocks for segments of rows whose results are known. Each segment is transformed by itself.
 
-    Where elements are loaded one by one, threads next to each other have elements of the same row. Each has elements of
-    every row of its block then, and all operands of those rows, which spilled with more than 16 rows.
+    With scalar loads, neighbouring threads have elements of one row. Every thread then has elements of all rows of a
+    block, and operands for each of them. More than 16 rows would spill.
     """
     if settings().invariant:
         return invariant(space)
@@ -437,17 +466,17 @@ def for_parts(space: Space) -> Blocks:
     while columns > tile // 8 and 4 * (-space.n_reduced % columns) > space.n_reduced:
         columns //= 2
     splits = -(-space.n_reduced // columns)
-    rows = min(power_of_2(space.n_kept), tile // columns, 16 if space.word == 1 else tile)
+    rows = min(power_of_2(space.n_kept), tile // columns, 16 if space.vector_width == 1 else tile)
     return tiled(space, rows, columns)._replace(splits=splits, steps=1)
 
 
-def _is_in_cache(space: Space) -> bool:
-    """Whether an operand is likely in the L2 cache."""
+def _is_in_cache(space: RowSpace) -> bool:
+    """Return whether an operand probably is in the L2 cache."""
     return space.n_kept * space.n_reduced <= 2048 * devices.current.row_elements
 
 
-def _neighbours(space: Space) -> int:
-    """How many rows that stand upright are next to each other, or in the same sector of memory."""
+def _contiguous_rows(space: RowSpace) -> int:
+    """Return the number of rows of a column reduction that are contiguous, or within a sector of each other."""
     sizes, strides = space.shapes[0], space.kept[0][0]
     if not sizes:
         return space.n_kept
@@ -455,70 +484,72 @@ def _neighbours(space: Space) -> int:
     return math.prod(sizes[: max(1, near.index(False) if False in near else len(sizes))])
 
 
-def _of_neighbours(space: Space, elements: int, states: int) -> Blocks:
-    """Few rows that are next to each other, all of them in a program, and 16 of a block's `elements` in a thread.
+def _narrow_columns(space: RowSpace, elements: int, states: int) -> RowBlocks:
+    """Return blocks for few contiguous rows of a column reduction: all of them in a program, 16 `elements` a thread.
 
-    With more rows a program would read a few elements at each of many places: softmax of halves of (275, 43320, 2)
-    took 296 us, and takes 72 (H100). With whole rows in its registers, of (4000, 1024, 8), 113 us, and 64.
+    With more rows, a program would read a few elements at each of many distant addresses.
     """
-    rows = min(power_of_2(space.n_kept), power_of_2(_neighbours(space)))
+    rows = min(power_of_2(space.n_kept), power_of_2(_contiguous_rows(space)))
     columns = min(power_of_2(space.n_reduced), max(1, elements // rows))
     return cut(space, rows, columns, max(1, rows * columns // 512), states=states)
 
 
-def _columns(space: Space, traits: Traits) -> Blocks:
-    """Rows that stand upright: a few next to each other, so that a cache holds them until they are read again."""
+def _column_transform(space: RowSpace, traits: RowTraits) -> RowBlocks:
+    """Return the blocks of a row operator along a strided dimension.
+
+    A program has few rows, which caches keep for a second reading.
+    """
     device, tile = devices.current, tile_elements(space)
-    if found := _of_short_columns(space, held_bytes=128 // max(1, space.full_operands)):
+    if found := _row_per_thread(space, held_bytes=128 // max(1, space.full_operands)):
         return found
     rows, length = min(power_of_2(space.n_kept), device.row_columns // 4), power_of_2(space.n_reduced)
     held = min(rows, int(ROWS[device.kind].held_tiles) * device.row_elements // length)
-    if _neighbours(space) < device.row_columns // 4 and rows * length > tile:
+    if _contiguous_rows(space) < device.row_columns // 4 and rows * length > tile:
         if 8 * space.n_kept >= held * device.programs:
-            return _of_neighbours(space, device.row_elements * min(2, space.full_operands) // 2, traits.states)
-        # Of a small space a program holds so many that all of the device works.
+            return _narrow_columns(space, device.row_elements * min(2, space.full_operands) // 2, traits.states)
+        # In a small space a program holds fewer rows, so that all of the device works.
         while held > 1 and 8 * space.n_kept < held * device.programs:
             held //= 2
         return cut(space, held, length, max(1, held * length // 512))
     blocks = tiled(space, rows, min(length, max(1, tile // rows)))
     if blocks.splits > 1:
-        # A reduction finds their results before: what counts is how many elements next to each other a program takes.
+        # A reduction computes the results first, so only the contiguous elements of a program count here.
         rows = min(power_of_2(space.n_kept), 4 * device.row_columns // traits.itemsize)
         return cut(space, rows, max(1, tile // rows), 4, states=traits.states)
-    return _of_more_threads(blocks, space, traits.states > 1)
+    return _with_more_warps(blocks, space, traits.states > 1)
 
 
-def _long_rows(space: Space, traits: Traits) -> Blocks:
-    """Rows that no program holds in registers."""
+def _long_rows(space: RowSpace, traits: RowTraits) -> RowBlocks:
+    """Return blocks for rows that no program holds in registers."""
     device, regimes = devices.current, ROWS[devices.current.kind]
     tiles, itemsize, staged = space.n_reduced / device.row_elements, traits.itemsize, traits.staged
     if 16 * space.n_kept <= device.programs and for_reduction(space, traits.states).splits > 1:
         return _regime(space, regimes.split, least=2)
     if 2 * space.n_kept <= device.programs:
         return _regime(space, regimes.few, scarcity=0)
-    if space.word * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
+    if space.vector_width * itemsize < 16 and not (staged and space.aligned and itemsize < 4):
         return _regime(space, regimes.twice_narrow)
-    if device.forward_progress and _gains_by_sharing(space, traits):
+    if device.forward_progress and _gains_by_cooperation(space, traits):
         small = itemsize < 4 or traits.states > 2
-        shared = regimes.cooperative_halves if small else regimes.cooperative_staged
-        return _shared(space, itemsize, shared if staged else regimes.cooperative)
-    if staged and itemsize < 4 and tiles <= regimes.halves_tiles:
-        return _regime(space, regimes.twice_halves)
+        shared = regimes.cooperative_16bit if small else regimes.cooperative_staged
+        return _cooperative(space, itemsize, shared if staged else regimes.cooperative)
+    if staged and itemsize < 4 and tiles <= regimes.twice_16bit_tiles:
+        return _regime(space, regimes.twice_16bit)
     if staged and traits.states < 3 and itemsize <= 4 and tiles > regimes.twice_staged.tiles:
         return _regime(space, regimes.twice_staged)
     return _regime(space, regimes.twice_narrow if not staged and len(space.kinds) > 2 else regimes.twice)
 
 
-def _regime(space: Space, regime: Regime, scarcity: int = 2, least: int = 8) -> Blocks:
+def _regime(space: RowSpace, regime: Regime, scarcity: int = 2, least: int = 8) -> RowBlocks:
     return cut(space, 1, int(regime.tiles * devices.current.row_elements), regime.warps, scarcity, least)
 
 
-def _gains_by_sharing(space: Space, traits: Traits) -> bool:
-    """Whether no cache holds a row, and nothing outweighs that it is read from memory once.
+def _gains_by_cooperation(space: RowSpace, traits: RowTraits) -> bool:
+    """Return whether no cache holds a row, and reading it from memory once outweighs the costs of cooperation.
 
-    A word holds a state of 32 bits. Weights come from a cache for every row, and of half types they are a third of what
-    is read: layer norm loses up to 13 %. Several operands of half types that are folded take 84 registers, so that a
-    multiprocessor has one program, and is idle while that waits.
+    A word of the exchange holds a state of 32 bits. Weights come from a cache for every row, and with 16-bit floats
+    they are a third of all bytes read. Several reduced operands of 16-bit floats take so many registers that a
+    multiprocessor has one program, which idles while it waits.
     """
     row_bytes, regimes = space.n_reduced * traits.itemsize, ROWS[devices.current.kind]
     most = regimes.cooperative_bytes if traits.states < 3 else regimes.cooperative_moments_bytes
@@ -526,37 +557,43 @@ def _gains_by_sharing(space: Space, traits: Traits) -> bool:
         return False
     if traits.compute is not torch.float32:
         return False
-    if traits.itemsize < 4 and (space.has_weights or (traits.folded > 1 and not traits.staged)):
+    if traits.itemsize < 4 and (space.has_weights or (traits.leaf_operands > 1 and not traits.staged)):
         return False
     return traits.staged or (space.full_operands > 1 and not space.has_weights)
 
 
-def _shared(space: Space, itemsize: int, regime: Cooperative) -> Blocks:
+def _cooperative(space: RowSpace, itemsize: int, regime: Cooperative) -> RowBlocks:
     columns = regime.block_bytes // itemsize
     blocks = -(-space.n_reduced // columns)
     steps = max(regime.blocks, -(-blocks // regime.most))
-    sharing = -(-blocks // steps)
-    return Blocks(1, columns, regime.warps, space.n_kept * sharing, steps, sharing=sharing)
+    programs_per_row = -(-blocks // steps)
+    return RowBlocks(
+        1, columns, regime.warps, space.n_kept * programs_per_row, steps, programs_per_row=programs_per_row
+    )
 
 
-def unrolled(space: Space, traits: Traits, blocks: Blocks) -> int:
-    """How many blocks of a row each program has, where a loop over them is better unrolled, or 0.
+def unrolled(space: RowSpace, traits: RowTraits, blocks: RowBlocks) -> int:
+    """Return the blocks per program of a row if a loop over them is better unrolled, else 0.
 
-    That is where operands besides the folded ones come in for the second reading. Root mean square norm of half types
-    needs 32 registers in place of 51, so that a multiprocessor has two programs, and went from 79 to 90 % of copy
-    bandwidth; elsewhere unrolling spills.
+    Unrolling pays if operands that are not reduced are read for the second pass. Then it saves registers, and a
+    multiprocessor has two programs. Elsewhere it spills.
     """
-    even = -(-space.n_reduced // blocks.columns) == blocks.steps * blocks.splits * blocks.sharing
-    if not even or not 1 < blocks.steps <= _MOST_UNROLLED or blocks.splits > 1 or traits.folded == len(space.kinds):
+    even = -(-space.n_reduced // blocks.columns) == blocks.steps * blocks.splits * blocks.programs_per_row
+    if (
+        not even
+        or not 1 < blocks.steps <= _MOST_UNROLLED
+        or blocks.splits > 1
+        or traits.leaf_operands == len(space.kinds)
+    ):
         return 0
-    if blocks.sharing > 1:
+    if blocks.programs_per_row > 1:
         return 0 if traits.staged else blocks.steps
     whole = space.inner and space.n_reduced % blocks.columns == 0
     few = blocks.steps == _MOST_UNROLLED or not traits.staged
     return blocks.steps if whole and few and traits.itemsize < 4 and space.full_operands == 1 else 0
 
 
-def modifier_of_common(space: Space, inputs: Sequence[torch.Tensor]) -> str:
-    """The cache modifier for what is the same in every row, when it is read with a row for the second time."""
+def weight_modifier(space: RowSpace, inputs: Sequence[torch.Tensor]) -> str:
+    """Return the cache modifier for operands that are the same for every row, in the second reading of a row."""
     itemsizes = [x.dtype.itemsize for x, kind in zip(inputs, space.kinds, strict=True) if kind == REDUCED]
-    return ".cg" if sum(itemsizes) * space.n_reduced >= ROWS[devices.current.kind].common_bytes else ""
+    return ".cg" if sum(itemsizes) * space.n_reduced >= ROWS[devices.current.kind].weight_bytes else ""

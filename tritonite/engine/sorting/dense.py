@@ -1,10 +1,13 @@
-"""What there is of integers that lie close to each other: a bit for each integer of their range, and no sort.
+"""Unique integers of a narrow range, found with a bitmap instead of a sort.
 
-Floats of 16 bits are integers in their order, but for nan, each of which there is, and -0.0, which is equal to another.
-Programs find the range, until it is known to be too wide. Then they set the bits of what they meet, in shared memory
-where it has room for all, and write the integers whose bits are set: how many are set before a word of bits is where
-its integers go, and with the word it tells the rank of each. Whether the range is narrow enough is known on the device
-alone, so that all programs end as they begin where it is not.
+Launches, first to last: `_find_extrema` finds the range. `_write_flag` writes whether it is narrow enough.
+`_set_bits` sets the bit of each integer, in shared memory if the bitmap fits. `_write_set` writes the integers whose
+bits are set, at the number of bits set before. `_look_up` writes the rank of each element.
+
+The host does not know whether the range is narrow enough, so that all programs end at once if it is not.
+
+16-bit floats are mapped to integers in their order. A float that the map cannot serve makes the range too wide: nan,
+each of which counts as unique, and -0.0, which equals 0.0.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import BOOL, FLOATS, INTS
 from tritonite.engine.iteration import INT32_LIMIT, span
-from tritonite.engine.sorting.keys import Keys, unsigned_key, words
-from tritonite.engine.sorting.radix import check_length, route
-from tritonite.engine.sorting.runs import Distinct, runs_before
+from tritonite.engine.sorting.keys import Keys, as_integers, unsigned_key
+from tritonite.engine.sorting.lookback import TICKET_INT64, check_length, runs_before
+from tritonite.engine.sorting.radix import route
+from tritonite.engine.sorting.runs import Distinct
 from tritonite.engine.sorting.table import SORTING
 from tritonite.language import libdevice
 from tritonite.language.order import wait_for_previous_launch
@@ -26,45 +30,46 @@ from tritonite.language.shared import SHARED_BYTES, add_shared, alloc_shared, lo
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
-# Elements that a program takes at a time, by so many threads, and those of a thread where it does something at places.
+# Elements of a program that finds extrema, threads of all programs, and elements of a thread that accesses the bitmap.
 _BLOCK, _THREADS, _EACH = 4096, 256, 8
-# Words of bits that a program writes the integers of.
+# 32-bit words of the bitmap whose integers a program writes.
 _WORDS = 512
-# The integers that a range may have for each element.
+# The most integers of a range for each element.
 _SPARSEST = 4
-# Programs that a multiprocessor has at a time, so that each has bits, or counts, of its own in shared memory.
+# Programs of a multiprocessor that set bits, each of which has a bitmap or counts of its own in shared memory.
 _TOGETHER = 4
-# The words that the counter of tickets has for itself, so that it shares no cache line with others.
-_COUNTER = 16
-# How far apart programs begin to add to what is everybody's.
-_APART = tl.constexpr(64)
-# Half of an integer of 64 bits, counted from 0, is no more than this.
+# Distance between the words at which programs start to merge into the common bitmap, so that few collide.
+_STAGGER = tl.constexpr(64)
+# The largest sum of an integer's half, rounded down, and 2^62. Subtracting from it turns a minimum into a maximum.
 _LAST_HALF = tl.constexpr(2**63 - 1)
-# What no range has beside numbers of 16 bits.
+# An integer too far from all 16-bit keys for any range.
 _NONE = tl.constexpr(2**30)
 
 
 @triton.jit
 def _extent(extrema):
-    """(half of the least integer, half of the largest less that): each is below 2^63, as the integers are not."""
+    """Return (half of the least integer, half of the largest one minus that).
+
+    Integers are halved, rounded down, so that their difference fits in an int64.
+    """
     least = (tl.load(extrema + 1, volatile=True) ^ _LAST_HALF) - 2**62
     return least, tl.load(extrema, volatile=True) - 2**62 - least
 
 
 @triton.jit
-def _integer(word, KEYS: tl.constexpr):
-    """The integer that an element's bits stand for, of int64 where it has 64 bits and else of int32."""
+def _integer_of(value, KEYS: tl.constexpr):
+    """Return the integer of an element's bits, as int64 or int32; _NONE for nan and -0.0."""
     if KEYS.infinity > 0:
-        key = unsigned_key(word, KEYS).to(tl.int32)
-        integer = tl.where((key > 2 * KEYS.infinity) | (word == -(2 ** (KEYS.bits - 1))), _NONE, key)
+        key = unsigned_key(value, KEYS).to(tl.int32)
+        integer = tl.where((key > 2 * KEYS.infinity) | (value == -(2 ** (KEYS.bits - 1))), _NONE, key)
     else:
-        integer = word if KEYS.bits == 64 else word.to(tl.int32)
+        integer = value if KEYS.bits == 64 else value.to(tl.int32)
     return integer
 
 
 @triton.jit
-def _word(integer, KEYS: tl.constexpr):
-    """The reverse."""
+def _bits_of(integer, KEYS: tl.constexpr):
+    """Return the bits of the element that `_integer_of` maps to an integer."""
     if KEYS.infinity > 0:
         size = integer - KEYS.infinity
         integer = tl.where(size < 0, -(2 ** (KEYS.bits - 1)) - size, size)
@@ -74,17 +79,18 @@ def _word(integer, KEYS: tl.constexpr):
 @libentry()
 @triton.jit(do_not_specialize=["limit"])
 def _find_extrema(extrema, x, step, n, limit: tl.int64, KEYS: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr):
-    """A program looks at a block, unless what others have met is too far apart already.
+    """Add a block to the extrema, unless the range of other blocks already reaches the limit.
 
-    `extrema` begin as zeros: the largest half of an integer, and how far the least one is from the end.
+    `extrema` has two int64, at first 0: the largest half plus 2^62, and _LAST_HALF minus the least such number. The
+    limit is half of the integers that a range may have.
     """
     wait_for_previous_launch()
     _, reach = _extent(extrema)
     if reach < limit:
-        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(x + place.to(INDEX) * step, mask=place < n, other=0)
-        # In place of those that there are not.
-        value = _integer(tl.where(place < n, value, tl.load(x)), KEYS)
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(x + index.to(INDEX) * step, mask=index < n, other=0)
+        # Lanes behind the end have the first element, which changes no extremum.
+        value = _integer_of(tl.where(index < n, value, tl.load(x)), KEYS)
         largest = (tl.max(value, axis=0).to(tl.int64) >> 1) + 2**62
         least = (tl.min(value, axis=0).to(tl.int64) >> 1) + 2**62
         tl.atomic_max(extrema, largest, sem="relaxed")
@@ -93,36 +99,37 @@ def _find_extrema(extrema, x, step, n, limit: tl.int64, KEYS: tl.constexpr, INDE
 
 @libentry()
 @triton.jit(do_not_specialize=["limit"])
-def _tell(flag, extrema, limit: tl.int64):
-    """One program: a flag below 0 where the range is too wide."""
+def _write_flag(flag, extrema, limit: tl.int64):
+    """Write -1 if the range is too wide and 0 if it is not, by one program."""
     wait_for_previous_launch()
     _, reach = _extent(extrema)
     tl.store(flag, tl.where(reach < limit, 0, -1).to(tl.int64))
 
 
 @triton.jit
-def _places(
+def _bit_numbers(
     x, step, begin, n, first, KEYS: tl.constexpr, INDEX: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr
 ):
-    """(the places in their range of the integers that threads have of a block, which of them there are).
+    """Return (the elements' bit numbers in the bitmap, the mask of valid elements) of a block, as tuples by thread.
 
-    A thread has one of every THREADS, so that nothing has to change threads for what is done at places.
+    A bit number is an integer minus `first`, the least of the range. Thread t has elements t, t + THREADS, ..., so that
+    no value has to move between threads for accesses to the bitmap.
     """
     own = first if KEYS.bits == 64 else first.to(tl.int32)
     found, inside = (), ()
     for k in tl.static_range(EACH):
-        place = begin + k * THREADS + tl.arange(0, THREADS)
-        found = found + (tl.load(x + place.to(INDEX) * step, mask=place < n, other=0),)
-        inside = inside + (place < n,)
-    places = ()
+        index = begin + k * THREADS + tl.arange(0, THREADS)
+        found = found + (tl.load(x + index.to(INDEX) * step, mask=index < n, other=0),)
+        inside = inside + (index < n,)
+    numbers = ()
     for k in tl.static_range(EACH):
-        places = places + ((tl.where(inside[k], _integer(found[k], KEYS), own) - own).to(tl.int32),)
-    return places, inside
+        numbers = numbers + ((tl.where(inside[k], _integer_of(found[k], KEYS), own) - own).to(tl.int32),)
+    return numbers, inside
 
 
 @libentry()
 @triton.jit(do_not_specialize=["limit", "rounds"])
-def _mark(
+def _set_bits(
     bits,
     counts,
     extrema,
@@ -137,10 +144,11 @@ def _mark(
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program sets the bits of the integers in so many blocks, and adds to their `counts`.
+    """Set the bits of the integers in `rounds` blocks of the program, and add to their `counts` if there are any.
 
-    Where they have room in shared memory, it collects them there first. Elsewhere it sets those that it does not see:
-    its cache may have bits of before, but none of what it has set itself, so that no integer is waited for by all.
+    If the bitmap or the counts of the range fit in shared memory, the program collects them there and merges once.
+    Otherwise it sets bits in memory that it does not see set yet. Its cache may have an old value, which only costs a
+    needless atomic, and frequent integers are not set again and again.
     """
     wait_for_previous_launch()
     half, reach = _extent(extrema)
@@ -149,7 +157,8 @@ def _mark(
         lane = tl.arange(0, BLOCK)
         one = tl.full((THREADS,), 1, tl.int32)
         first = tl.program_id(0) * BLOCK
-        apart = tl.num_programs(0) * BLOCK
+        stride = tl.num_programs(0) * BLOCK
+        # Integers of an int32 in shared memory: a count has one, a word of bits 32.
         PER_ITEM: tl.constexpr = 1 if len(counts) > 0 else 32
         items = (2 * reach // PER_ITEM + (2 if PER_ITEM == 1 else 1)).to(tl.int32)
         if items < ROOM:
@@ -158,18 +167,18 @@ def _mark(
                 store_shared(own, tl.minimum(begin + lane, ROOM - 1), tl.zeros((BLOCK,), tl.int32))
             tl.debug_barrier()
             for j in range(rounds):
-                at, inside = _places(x, step, first + j * apart, n, half * 2, KEYS, INDEX, THREADS, EACH)
+                at, inside = _bit_numbers(x, step, first + j * stride, n, half * 2, KEYS, INDEX, THREADS, EACH)
                 for k in tl.static_range(EACH):
                     if len(counts) > 0:
-                        # The last is for elements that there are not.
+                        # The last count is for lanes behind the end.
                         add_shared(own, tl.where(inside[k], at[k], ROOM - 1), one)
                     else:
                         bit = one << (at[k] & 31)
                         missing = inside[k] & ((load_shared(own, at[k] >> 5, one) & bit) == 0)
                         or_shared(own, at[k] >> 5, tl.where(missing, bit, 0))
             tl.debug_barrier()
-            # Each program begins elsewhere, so that not all add to the same words at a time.
-            begun = tl.program_id(0) * _APART % items
+            # Each program begins elsewhere, so that few add to the same words at a time.
+            begun = tl.program_id(0) * _STAGGER % items
             for begin in range(0, items, BLOCK):
                 inside = begin + lane < items
                 item = (tl.minimum(begin + lane, items - 1) + begun) % items
@@ -183,7 +192,7 @@ def _mark(
                 tl.atomic_or(bits + word, found, mask=inside & ((found & ~seen) != 0), sem="relaxed")
         else:
             for j in range(rounds):
-                at, inside = _places(x, step, first + j * apart, n, half * 2, KEYS, INDEX, THREADS, EACH)
+                at, inside = _bit_numbers(x, step, first + j * stride, n, half * 2, KEYS, INDEX, THREADS, EACH)
                 seen = ()
                 for k in tl.static_range(EACH):
                     seen = seen + (tl.load(bits + (at[k] >> 5), mask=inside[k], other=0),)
@@ -205,41 +214,41 @@ def _write_set(
     extrema,
     limit: tl.int64,
     KEYS: tl.constexpr,
-    COUNTER: tl.constexpr,
+    TICKET: tl.constexpr,
     THREADS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """A program writes the integers of its words of bits, in order, and what they are counted as.
+    """Write the integers of WORDS words of the bitmap in order, and the integers' counts.
 
-    To `ranks` it writes each word, with how many bits are set before it. Programs take tickets, so that those before a
-    program's own have begun.
+    An int64 of `ranks` gets a word of the bitmap in its upper half, and the number of bits set before it in its lower
+    half. Look-back (`lookback.py`) gives the number of bits of earlier programs.
     """
     wait_for_previous_launch()
     half, reach = _extent(extrema)
     block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
-    there = reach // 16 + 1
-    if (reach < limit) & (block.to(tl.int64) * WORDS < there):
+    n_words = reach // 16 + 1
+    if (reach < limit) & (block.to(tl.int64) * WORDS < n_words):
         at = block * WORDS + tl.arange(0, WORDS)
-        word = tl.load(bits + at, mask=at < there, other=0)
+        word = tl.load(bits + at, mask=at < n_words, other=0)
         count = libdevice.popc(word)
         own = tl.sum(count, axis=0)
-        before, _ = runs_before(scratch + COUNTER, block, own, tl.full((), -1, tl.int32), THREADS)
-        tl.store(total, (before + own).to(tl.int64), mask=(block + 1).to(tl.int64) * WORDS >= there)
+        before, _ = runs_before(scratch + TICKET, block, own, tl.full((), -1, tl.int32), THREADS)
+        tl.store(total, (before + own).to(tl.int64), mask=(block + 1).to(tl.int64) * WORDS >= n_words)
         rank = tl.cumsum(count, axis=0) - count + before
         if len(ranks) > 0:
-            tl.store(ranks[0] + at, (word.to(tl.int64) << 32) | rank.to(tl.int64), mask=at < there)
+            tl.store(ranks[0] + at, (word.to(tl.int64) << 32) | rank.to(tl.int64), mask=at < n_words)
         bit = tl.arange(0, 32)[None, :]
         found = ((word[:, None] >> bit) & 1) != 0
         target = rank[:, None] + libdevice.popc(word[:, None] & ~(tl.full((1, 32), -1, tl.int32) << bit))
-        place = at[:, None] * 32 + bit
-        tl.store(values + target, _word(half * 2 + place, KEYS).to(values.dtype.element_ty), mask=found)
+        number = at[:, None] * 32 + bit
+        tl.store(values + target, _bits_of(half * 2 + number, KEYS).to(values.dtype.element_ty), mask=found)
         if len(lengths) > 0:
-            tl.store(lengths[0] + target, tl.load(counts[0] + place, mask=found, other=0).to(tl.int64), mask=found)
+            tl.store(lengths[0] + target, tl.load(counts[0] + number, mask=found, other=0).to(tl.int64), mask=found)
 
 
 @triton.jit
 def _rank(entry, bit):
-    """The rank of what has a bit of a word, by the word and how many are set before it."""
+    """Return the rank of an integer by its bit in a word, and the entry of `ranks` for that word."""
     before = (entry >> 32).to(tl.int32) & ~(tl.full(bit.shape, -1, tl.int32) << bit)
     return (entry & 0x7FFFFFFF) + libdevice.popc(before)
 
@@ -259,40 +268,44 @@ def _look_up(
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program writes for each integer of its block how many there are before it."""
+    """Write the rank of each element of a block among the unique integers."""
     wait_for_previous_launch()
     half, reach = _extent(extrema)
     if reach < limit:
         begin = tl.program_id(0) * (THREADS * EACH)
-        at, inside = _places(x, step, begin, n, half * 2, KEYS, INDEX, THREADS, EACH)
+        at, inside = _bit_numbers(x, step, begin, n, half * 2, KEYS, INDEX, THREADS, EACH)
         entries = ()
         for k in tl.static_range(EACH):
             entries = entries + (tl.load(ranks + (at[k] >> 5), mask=inside[k], other=0),)
         for k in tl.static_range(EACH):
-            place = begin + k * THREADS + tl.arange(0, THREADS)
-            tl.store(out + place, _rank(entries[k], at[k] & 31), mask=inside[k])
+            index = begin + k * THREADS + tl.arange(0, THREADS)
+            tl.store(out + index, _rank(entries[k], at[k] & 31), mask=inside[k])
 
 
 def serves(x: torch.Tensor) -> bool:
-    """Whether a vector's elements may be told by bits: integers, so many that this takes less than a sort."""
+    """Return whether a bitmap may replace the sort of a vector: enough elements, integers or 16-bit floats."""
     device = devices.current
-    few_bits = x.dtype in (*INTS, *BOOL) or (x.dtype in FLOATS and x.dtype.itemsize == 2)
-    kept = few_bits and (device.ptx or device.interpreted)
-    return kept and x.numel() >= SORTING[device.kind].dense and route(x.numel(), Keys.of(x.dtype)) == "long"
+    served = x.dtype in (*INTS, *BOOL) or (x.dtype in FLOATS and x.dtype.itemsize == 2)
+    served = served and (device.ptx or device.interpreted)
+    return served and x.numel() >= SORTING[device.kind].dense and route(x.numel(), Keys.of(x.dtype)) == "long"
 
 
 class Dense:
-    """The range of a vector's integers. `flag` is below 0 where it is too wide, which it `never` is of few bits."""
+    """The range of a vector's integers, and the unique ones of them.
+
+    `flag`, on the device, is -1 if the range is too wide and 0 if it is not. It is not written if the range is `never`
+    too wide, which holds for integers of few bits.
+    """
 
     def __init__(self, x: torch.Tensor, counted: bool) -> None:
         n = x.numel()
         check_length(n)
-        # Where integers are counted, it is done in shared memory.
+        # Counts of a range have to fit in shared memory.
         most = min(2**30, _SPARSEST * n) if not counted else min(_SPARSEST * n, SHARED_BYTES // 4 - 2)
         bits = 8 * x.dtype.itemsize if x.dtype not in BOOL else 1
-        self._places = min(most, 2**bits) // 2 * 2
+        self._width = min(most, 2**bits) // 2 * 2
         self.never = most >= 2**bits and not x.dtype.is_floating_point
-        self._x, self._counted = words(x), counted
+        self._x, self._counted = as_integers(x), counted
         self._extrema = zeros((2,), torch.int64, x.device)
         self._keys = Keys.of(x.dtype)
         self._facts = {
@@ -300,23 +313,23 @@ class Dense:
             "INDEX": tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
             "num_warps": _THREADS // 32,
         }
-        limit = self._places // 2
+        limit = self._width // 2
         self._given = (self._x, self._x.stride(0), n, limit)
         _find_extrema[(-(-n // _BLOCK),)](self._extrema, *self._given, BLOCK=_BLOCK, **self._facts)
         self.flag = empty((1,), torch.int64, x.device)
         if not self.never:
-            _tell[(1,)](self.flag, self._extrema, limit)
+            _write_flag[(1,)](self.flag, self._extrema, limit)
 
     def write(self, out: Distinct) -> None:
-        """Write what there is, unless the range is too wide."""
+        """Write the unique integers, unless the range is too wide."""
         device = self._x.device
-        n_words = -(-self._places // 32) + 1
+        n_words = -(-self._width // 32) + 1
         bits = zeros((n_words,), torch.int32, device)
         counts = (zeros((SHARED_BYTES // 4,), torch.int32, device),) if self._counted else ()
         blocks = -(-self._x.numel() // (_THREADS * _EACH))
         constants = {"THREADS": _THREADS, "EACH": _EACH, **self._facts}
         programs = min(blocks, _TOGETHER * devices.multiprocessors(device))
-        _mark[(programs,)](
+        _set_bits[(programs,)](
             *(bits, counts, self._extrema, *self._given, -(-blocks // programs)),
             ROOM=SHARED_BYTES // 4,
             **constants,
@@ -324,11 +337,15 @@ class Dense:
         ranks = empty((n_words,), torch.int64, device) if out.ranks is not None else None
         programs = -(-n_words // _WORDS)
         _write_set[(programs,)](
-            *(words(out.values), () if ranks is None else (ranks,), () if out.lengths is None else (out.lengths,)),
-            *(out.total, zeros((_COUNTER + programs,), torch.int64, device), bits, counts, self._extrema),
+            *(
+                as_integers(out.values),
+                () if ranks is None else (ranks,),
+                () if out.lengths is None else (out.lengths,),
+            ),
+            *(out.total, zeros((TICKET_INT64 + programs,), torch.int64, device), bits, counts, self._extrema),
             self._given[-1],
             KEYS=self._keys,
-            COUNTER=_COUNTER,
+            TICKET=TICKET_INT64,
             THREADS=_THREADS,
             WORDS=_WORDS,
             num_warps=_THREADS // 32,

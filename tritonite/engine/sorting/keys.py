@@ -1,4 +1,4 @@
-"""Elements as integers in the order in which they are sorted, and rows of them in any layout."""
+"""Integer keys in the order of the elements, and the layout of the rows that kernels sort."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from tritonite.dtypes import FLOATS, UNSIGNED
 from tritonite.engine.iteration import INT32_LIMIT, collapse, span
 from tritonite.errors import Decline
 
-# Whose bits are moved as integers.
-_WORDS = {torch.bool: torch.uint8, torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_WORDS |= {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
-_WORDS[torch.float64] = torch.int64
+# Dtypes that kernels read as integers of the same width. All others are read as they are.
+_INTEGERS = {torch.bool: torch.uint8, torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_INTEGERS |= {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
+_INTEGERS[torch.float64] = torch.int64
 _INFINITIES = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
 
 
 @dataclass(frozen=True)
 class Keys:
-    """How elements of a dtype are ordered: by integers of as many `bits`, from a half below 0 to a half above.
+    """The order of a dtype's elements, as integer keys of `bits` bits.
 
-    Floats have the bits of `infinity`, integers 0. All nan are one key, the largest, and both zeros are one.
+    `infinity` is the bit pattern of the dtype's infinity, 0 for integers. `signed` says whether integers have a sign.
+    All nan have the same key, the largest, and both zeros have the same key. `descending` inverts keys.
     """
 
     bits: int
@@ -36,7 +37,7 @@ class Keys:
 
     @classmethod
     def of(cls, dtype: torch.dtype, descending: bool = False) -> Keys:
-        """Those of a dtype."""
+        """Return the keys of a dtype."""
         return cls(
             bits=8 * dtype.itemsize,
             infinity=_INFINITIES.get(dtype, 0),
@@ -46,23 +47,23 @@ class Keys:
 
     @property
     def passes(self) -> int:
-        """How many digits of 8 bits a key has."""
+        """Number of 8-bit digits of a key, which are the passes of a radix sort."""
         return self.bits // 8
 
 
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers that kernels take: its own, or its bits."""
-    word = _WORDS.get(tensor.dtype)
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a view of it as integers of the same width where kernels read bits."""
+    integer = _INTEGERS.get(tensor.dtype)
     if tensor.dtype in FLOATS and tensor._is_zerotensor():
-        raise Decline("zeros without memory")
-    return tensor if word is None else tensor.view(word)
+        raise Decline("a zero tensor, which has no memory")
+    return tensor if integer is None else tensor.view(integer)
 
 
 @triton.jit
-def ordered(word, KEYS: tl.constexpr):
-    """The key of a word, of int64 where it has 64 bits and else of int32."""
+def signed_key(value, KEYS: tl.constexpr):
+    """Return the key of an element's bits, between -2^(bits - 1) and 2^(bits - 1) - 1, as int64 or int32."""
     LARGEST: tl.constexpr = 2 ** (KEYS.bits - 1) - 1
-    k = word if KEYS.bits == 64 else word.to(tl.int32)
+    k = value if KEYS.bits == 64 else value.to(tl.int32)
     if KEYS.infinity > 0:
         key = tl.where(k < 0, k ^ LARGEST, k)
         key = tl.where(k == -LARGEST - 1, 0, key)
@@ -77,25 +78,25 @@ def ordered(word, KEYS: tl.constexpr):
 
 
 @triton.jit
-def with_sign(digits, KEYS: tl.constexpr):
-    """A key, as an int64, of what it is where keys count from 0."""
+def shifted_to_signed(key, KEYS: tl.constexpr):
+    """Return the `signed_key`, as int64, of a signed key that was shifted to start at 0."""
     if KEYS.bits == 64:
-        result = digits ^ (-(2**63))
+        result = key ^ (-(2**63))
     else:
-        result = digits - 2 ** (KEYS.bits - 1)
+        result = key - 2 ** (KEYS.bits - 1)
     return result
 
 
 @triton.jit
-def unsigned_key(word, KEYS: tl.constexpr):
-    """Another key than `ordered` gives, in the same order and of fewer instructions: an unsigned integer of its bits.
+def unsigned_key(value, KEYS: tl.constexpr):
+    """Return an unsigned key of an element's bits, in the order of `signed_key` but with other values.
 
-    Floats are those of their size with a sign, moved up to count from 0, and all nan are at the end of what unsigned
-    integers have.
+    A float's key is its magnitude's bit pattern with the sign, plus that of infinity, so that keys start at 0. All nan
+    get the key after infinity's. The unsigned key costs fewer instructions than the signed one.
     """
     LOWEST: tl.constexpr = -(2 ** (KEYS.bits - 1))
     UNSIGNED: tl.constexpr = tl.uint64 if KEYS.bits == 64 else tl.uint32
-    key = word if KEYS.bits == 64 else word.to(tl.int32)
+    key = value if KEYS.bits == 64 else value.to(tl.int32)
     if KEYS.infinity > 0:
         key = (tl.where(key < 0, LOWEST - key, key) + KEYS.infinity).to(UNSIGNED, bitcast=True)
         key = tl.minimum(key, 2 * KEYS.infinity + 1)
@@ -107,16 +108,17 @@ def unsigned_key(word, KEYS: tl.constexpr):
 
 
 @triton.jit
-def digit_of(word, shift, KEYS: tl.constexpr):
-    """The 8 bits from bit `shift` on of a word's unsigned key, as an int32 from 0 to 255."""
-    return ((unsigned_key(word, KEYS) >> shift) & 255).to(tl.int32)
+def digit_of(value, shift, KEYS: tl.constexpr):
+    """Return bits `shift` to `shift + 7` of an element's unsigned key, as an int32 from 0 to 255."""
+    return ((unsigned_key(value, KEYS) >> shift) & 255).to(tl.int32)
 
 
 class Rows:
-    """Rows along a dimension of several tensors, which have the same other sizes.
+    """The layout of rows along one dimension of several tensors, whose other sizes are equal.
 
-    `shape` are the sizes of the kept dimensions but the slowest, fastest first, `strides` the tensors' over them, and
-    `steps` along the rows. `index` is the integer type of offsets.
+    The other dimensions are collapsed. `shape` has their sizes without the slowest, fastest first. `strides` has a
+    tuple of strides over them for each tensor, and `steps` each tensor's stride along the rows. `index` is the integer
+    type of offsets.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], dim: int) -> None:

@@ -1,7 +1,7 @@
-"""Slices of a tensor in order, compared element by element, the first difference deciding.
+"""Rows of a matrix in lexicographic order, by a stable merge sort of row numbers.
 
-Runs are merged, several at a time: a slice's place among them is the number of those in each run that come before it,
-which a binary search finds. Equal slices stay in their order.
+A launch merges several sorted runs into one. A row's position in the merged run is the number of rows of each run that
+come before it, which a binary search finds.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import triton.language as tl
 from tritonite import devices
 from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.iteration import power_of_2
-from tritonite.engine.sorting.keys import words
+from tritonite.engine.sorting.keys import as_integers
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
 from tritonite.runtime.libentry import libentry
 from tritonite.runtime.symbols import Size
 
-# Runs that are merged at a time, and slices of them that a program places.
-_RUNS, _PLACED = 16, 16
+# Runs that a launch merges into one, and rows of a program.
+_RUNS, _ROWS = 16, 16
 
 
 @triton.jit
 def _comes_before(x, a, b, mask, n_columns, COMPUTE: tl.constexpr):
-    """Whether slices `a` come before slices `b`, where a mask is set; nan comes behind all numbers."""
+    """Compare rows with numbers `a` and `b`; return masks of (a before b, a equal to b). nan sorts last."""
     undecided = mask
     before = mask & False
     column = tl.zeros((), tl.int64)
@@ -54,71 +54,71 @@ def _merge(
     RUNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program finds the places of BLOCK slices among RUNS runs of `length`, which become one."""
+    """Merge RUNS runs of `length` rows: write BLOCK row numbers to their positions in the merged run."""
     wait_for_previous_launch()
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    own = tl.load(order + place, mask=place < n, other=0)
-    first = place // (length * RUNS) * (length * RUNS)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    own = tl.load(order + index, mask=index < n, other=0)
+    first = index // (length * RUNS) * (length * RUNS)
     begin = first[None, :] + tl.arange(0, RUNS)[:, None] * length
     low = begin * 0
     high = tl.minimum(tl.maximum(n - begin, 0), length)
     for _ in range(steps):
         middle = low + (high - low) // 2
-        searching = (low < high) & (place < n)[None, :]
+        searching = (low < high) & (index < n)[None, :]
         other = tl.load(order + begin + middle, mask=searching, other=0)
         mine = tl.broadcast_to(own[None, :], (RUNS, BLOCK))
         before, equal = _comes_before(x, other, mine, searching, n_columns, COMPUTE)
-        # No two numbers of slices are equal.
+        # Equal rows stay in the order of their numbers.
         before = before | (equal & (other < mine))
         low = tl.where(searching & before, middle + 1, low)
         high = tl.where(searching & (before == 0), middle, high)
-    tl.store(merged + first + tl.sum(low, axis=0), own, mask=place < n)
+    tl.store(merged + first + tl.sum(low, axis=0), own, mask=index < n)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n"])
 def _count_up(out, n, BLOCK: tl.constexpr):
     wait_for_previous_launch()
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + place, place, mask=place < n)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, index, mask=index < n)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n", "n_columns"])
-def _note_different(flags, order, x, n, n_columns, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
-    """A program notes where a slice differs from the one before it in order."""
+def _flag_different(flags, order, x, n, n_columns, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Set a flag for each row that differs from the row before it in the order."""
     wait_for_previous_launch()
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < n
-    earlier = tl.maximum(place - 1, 0)
-    own, before = place, earlier
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    earlier = tl.maximum(index - 1, 0)
+    own, before = index, earlier
     if len(order) > 0:
-        own = tl.load(order[0] + place, mask=mask, other=0)
+        own = tl.load(order[0] + index, mask=mask, other=0)
         before = tl.load(order[0] + earlier, mask=mask, other=0)
-    same = mask & (place > 0)
+    same = mask & (index > 0)
     column = tl.zeros((), tl.int64)
     while (column < n_columns) & (tl.max(same.to(tl.int32), axis=0) > 0):
         left = tl.load(x + own * n_columns + column, mask=same, other=0).to(COMPUTE)
         right = tl.load(x + before * n_columns + column, mask=same, other=0).to(COMPUTE)
         same = same & (left == right)
         column += 1
-    tl.store(flags + place, same == 0, mask=mask)
+    tl.store(flags + index, same == 0, mask=mask)
 
 
 def order_of(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of the rows of a contiguous matrix, in order."""
+    """Return the row numbers of a contiguous matrix, in lexicographic order of the rows."""
     n, n_columns = x.shape
     order = empty((n,), torch.int64, x.device)
     _count_up[(-(-n // 1024),)](order, n, BLOCK=1024)
-    runs, placed = _RUNS, 256 if devices.current.interpreted else _PLACED
+    runs, block = _RUNS, 256 if devices.current.interpreted else _ROWS
     length = 1
     while length < n:
         merged = empty((n,), torch.int64, x.device)
-        _merge[(-(-n // placed),)](
+        _merge[(-(-n // block),)](
             *(merged, order, x, n, n_columns, length, length.bit_length()),
             COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
             RUNS=min(runs, power_of_2(-(-n // length))),
-            BLOCK=placed,
+            BLOCK=block,
             num_warps=4,
         )
         order, length = merged, length * runs
@@ -126,11 +126,11 @@ def order_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def differences(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-    """Flags, set where a row of a contiguous matrix differs from the one before it."""
+    """Return a flag for each row of a contiguous matrix: whether it differs from the row before it in the order."""
     n, n_columns = x.shape
     flags = empty((n,), torch.bool, x.device)
     block = 1024 if devices.current.interpreted else 128
-    _note_different[(-(-n // block),)](
+    _flag_different[(-(-n // block),)](
         *(flags, () if order is None else (order,), x, n, n_columns),
         COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
         BLOCK=block,
@@ -142,25 +142,25 @@ def differences(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 @libentry()
 @triton.jit(do_not_specialize=["count", "n_columns", "inner"])
 def _take_rows(out, x, rows, count: tl.int64, n_columns, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program copies its columns of its rows, `inner` of which lie next to each other in the result."""
+    """Copy ROWS of the `count` selected rows; the result has `inner` contiguous columns of a row."""
     wait_for_previous_launch()
-    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    index = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.load(rows + place, mask=place < count, other=0)
-    mask = (place < count)[:, None] & (column < n_columns)[None, :]
-    word = tl.load(x + row[:, None] * n_columns + column[None, :], mask=mask, other=0)
+    row = tl.load(rows + index, mask=index < count, other=0)
+    mask = (index < count)[:, None] & (column < n_columns)[None, :]
+    value = tl.load(x + row[:, None] * n_columns + column[None, :], mask=mask, other=0)
     block = (column // inner * inner * count + column % inner)[None, :]
-    tl.store(out + place[:, None] * inner + block, word, mask=mask)
+    tl.store(out + index[:, None] * inner + block, value, mask=mask)
 
 
 def take_rows(out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor, count: Size, inner: int) -> None:
-    """Copy those rows of a contiguous matrix to the memory of `out`.
+    """Copy `rows` of a contiguous matrix to the memory of `out`, which has shape (columns / inner, count, inner).
 
-    There `inner` columns of all rows come before the next ones: all columns, where rows stay as they are.
+    `inner` is the number of all columns if rows stay rows.
     """
     n_columns = x.shape[1]
     columns = min(256, max(16, power_of_2(n_columns)))
     n_rows = max(1, 1024 // columns)
     _take_rows[(count.blocks(n_rows), -(-n_columns // columns))](
-        words(out), words(x), rows, count, n_columns, inner, ROWS=n_rows, COLUMNS=columns, num_warps=4
+        as_integers(out), as_integers(x), rows, count, n_columns, inner, ROWS=n_rows, COLUMNS=columns, num_warps=4
     )

@@ -1,15 +1,14 @@
-"""Rows sorted digit by digit, of 8 bits, the last digit first.
+"""Radix sort by digits of 8 bits, the lowest digit first.
 
-A program ranks its elements by a digit: the lanes of a warp ask each other which have the same one, and count it with
-those that came before, by counters of each warp's own in shared memory. Sums of them over digits and warps are where
-each begins. The elements then change places through shared memory. That is all for rows that a program holds.
+A program ranks its elements by a digit. The lanes of a warp find out which of them have the same digit, and number it
+with the warp's own counter in shared memory. Sums of the counters over digits and warps are the offsets at which each
+warp's elements of a digit start. The program then permutes the elements through shared memory. A row that fits in
+one program's registers is sorted by one such permutation a digit (`sort_held_rows`).
 
-Of longer rows all digits are counted in one pass. Then there is one pass for each digit, in which a program sorts a
-block by it and learns from the blocks before its own how many of each digit have come before, while those still work
-(Adinets and Merrill 2022, "Onesweep", with the decoupled look-back of Merrill and Garland 2016). Programs take tickets,
-so that those before a program's own have begun, whatever order the device starts them in. A digit that all elements of
-a row share, as the first ones of small integers are, has a pass that moves nothing: each pass learns from what has been
-counted between which buffers it moves a row, if at all.
+A longer row is sorted by several programs (`sort_long_rows`), after Onesweep (Adinets and Merrill 2022). One launch
+counts all digits of the row. Then each digit has a launch, in which a program sorts a block by the digit. It gets the
+counts of earlier blocks, which may still run, by look-back (`lookback.py`). A digit that all elements of a row share
+needs no pass: `_plan_passes` finds such digits on the device and tells each pass between which buffers it moves a row.
 """
 
 from __future__ import annotations
@@ -24,136 +23,59 @@ from tritonite import devices
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2
 from tritonite.engine.sorting import block
 from tritonite.engine.sorting.block import sort_rows
-from tritonite.engine.sorting.keys import Keys, Rows, digit_of, words
+from tritonite.engine.sorting.keys import Keys, Rows, as_integers, digit_of
+from tritonite.engine.sorting.lookback import TICKET_INT32, check_length, counts_before, is_skipped, publish_counts
 from tritonite.engine.sorting.table import SORTING
-from tritonite.errors import Decline
+from tritonite.engine.sorting.thread_tiles import index_in_block, load_block
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.language.shared import add_shared, alloc_shared, load_shared, store_shared, warp_rank
 from tritonite.runtime.contract import empty, zeros
 from tritonite.runtime.libentry import libentry
 
-# The elements that a thread has of a row that its program holds, and that a program of as many threads as there are
-# digits would have; those of a thread where several programs share a row, where they have 64 bits, and of keys alone,
-# as many as there are registers for; how many blocks of them a program that counts takes, and how many counters it has
-# of a digit.
+# Elements of a thread where one program holds a row, and of a block with a thread for each digit.
 _EACH = 4 if devices.current.interpreted else 16
 _BLOCK = 4096
+# Elements of a thread where several programs sort a row, as many as registers allow: with indices, of 64-bit keys, and
+# of narrower keys without indices.
 _SHARED_EACH, _WIDE_EACH, _ALONE_EACH = (4, 4, 4) if devices.current.interpreted else (24, 20, 16)
+# Blocks that a program of `_count_digits` counts, and its copies of each counter.
 _COUNTED = 8
 _COPIES = 2 if devices.current.interpreted else 8
-# The longest row that a program holds, in bytes: what its elements change places through has 48 KiB at most.
+# Bytes of the longest row that one program sorts: its permutation buffer has to fit in 48 KiB of shared memory.
 _HELD = 32 * 1024
 _DIGITS = tl.constexpr(256)
-# Places, in order.
-_PLACES = Keys(bits=32, infinity=0, signed=False, descending=False)
-# The words that the counter of tickets has for itself, so that it shares no cache line with counts.
-_COUNTER = 32
-# Counts have two bits of a word for what they are of: nothing yet, a block, or all blocks up to one.
-_MOST = 2**29
-
-
-def check_length(n: int) -> None:
-    """Decline rows that programs cannot share."""
-    if not (devices.current.forward_progress or devices.current.interpreted):
-        raise Decline("long rows on a device whose programs may not wait for each other")
-    if n >= _MOST:
-        raise Decline("rows whose counts take more than 30 bits")
+# The keys of indices, which are sorted as they are.
+_INDEX_KEYS = Keys(bits=32, infinity=0, signed=False, descending=False)
 
 
 @triton.jit
-def unwanted(flag):
-    """Whether there is a flag, and it is 0."""
-    return tl.load(flag[0]) == 0 if len(flag) > 0 else False
+def _digits_of(values, shift, valid, KEYS: tl.constexpr):
+    """Return the digits of a program's elements: bits `shift` to `shift + 7` of their keys.
 
-
-@triton.jit
-def leave_word(counts, block, own):
-    """Tell the programs behind of how many elements of each class a block has.
-
-    `counts` are the words of its row, as many for each block as there are classes. The first block is all up to it.
+    Elements from index `valid` on are behind the row's end. They get the last digit, and a stable sort keeps them last.
     """
-    CLASSES: tl.constexpr = own.shape[0]
-    words = counts + block * CLASSES + tl.arange(0, CLASSES)
-    tl.atomic_xchg(words, own * 4 + tl.where(block == 0, 2, 1), sem="relaxed")
-
-
-@triton.jit
-def counted_before(counts, block, own):
-    """How many elements of each class all blocks before a program's have, which has published its `own`.
-
-    Each class is looked for by itself, in several blocks at a time, as far as their programs have published theirs.
-    """
-    CLASSES: tl.constexpr = own.shape[0]
-    AT_ONCE: tl.constexpr = 8 if CLASSES > 32 else 16
-    classes = tl.arange(0, CLASSES)
-    before = tl.zeros((CLASSES,), tl.int32)
-    if block > 0:
-        looked = tl.zeros((CLASSES,), tl.int32) + (block - 1)
-        while tl.max(looked, axis=0) >= 0:
-            pointers = counts + looked.to(tl.int64) * CLASSES + classes
-            found = ()
-            for j in tl.static_range(AT_ONCE):
-                found = found + (tl.load(pointers - j * CLASSES, mask=looked >= j, other=0, volatile=True),)
-            pending = looked >= 0
-            for j in tl.static_range(AT_ONCE):
-                known = pending & ((found[j] & 3) != 0)
-                before += tl.where(known, found[j] >> 2, 0)
-                looked -= known.to(tl.int32)
-                pending = known & ((found[j] & 3) == 1)
-                # All blocks up to this one are in it.
-                looked = tl.where(known & ((found[j] & 3) == 2), -1, looked)
-        words = counts + block * CLASSES + classes
-        tl.atomic_xchg(words, (before + own) * 4 + 2, sem="relaxed")
-    return before
-
-
-@triton.jit
-def place_of(k, THREADS: tl.constexpr, EACH: tl.constexpr):
-    """The places of the threads' k-th elements in a block: each warp has a part of it, and lanes' are neighbours."""
-    LANES: tl.constexpr = min(32, THREADS)
-    thread = tl.arange(0, THREADS)
-    return (thread // LANES * (LANES * EACH) + thread % LANES) + k * LANES
-
-
-@triton.jit
-def load_each(source, begin, step, n, THREADS: tl.constexpr, EACH: tl.constexpr):
-    """A program's elements of a row from `begin` on, as int64 where they have 64 bits and else as int32."""
+    EACH: tl.constexpr = len(values)
+    THREADS: tl.constexpr = values[0].shape[0]
     found = ()
     for k in tl.static_range(EACH):
-        place = begin + place_of(k, THREADS, EACH)
-        word = tl.load(source + place * step, mask=place < n, other=0)
-        found = found + (word if word.dtype.primitive_bitwidth == 64 else word.to(tl.int32),)
+        digit = digit_of(values[k], shift, KEYS)
+        found = found + (tl.where(index_in_block(k, THREADS, EACH) < valid, digit, 255),)
     return found
 
 
 @triton.jit
-def _digits_of(words, shift, valid, KEYS: tl.constexpr):
-    """Those of a program's elements, of 8 bits of their keys from `shift` on.
-
-    From place `valid` on there are no elements: they have the last digit, and stay behind all others by being there.
-    """
-    EACH: tl.constexpr = len(words)
-    THREADS: tl.constexpr = words[0].shape[0]
-    found = ()
-    for k in tl.static_range(EACH):
-        digit = digit_of(words[k], shift, KEYS)
-        found = found + (tl.where(place_of(k, THREADS, EACH) < valid, digit, 255),)
-    return found
-
-
-@triton.jit
-def _own_room(words):
-    """Where a program's elements change places, and before that each warp has its counters."""
-    THREADS: tl.constexpr = words[0].shape[0]
-    return alloc_shared(max(len(words) * THREADS, (THREADS + 31) // 32 * 256), words[0].dtype)
+def _own_room(values):
+    """Declare a program's shared memory, which its warps' counters and the buffer of a permutation take in turn."""
+    THREADS: tl.constexpr = values[0].shape[0]
+    return alloc_shared(max(len(values) * THREADS, (THREADS + 31) // 32 * 256), values[0].dtype)
 
 
 @triton.jit
 def positions_by_digit(counters, digits):
-    """(where a program's elements belong in order of their digits, those of equal ones as they are; how many of each).
+    """Return (each element's position in a stable order of the digits, the number of elements of each digit).
 
-    Each warp numbers its own elements of each digit, by counters of its own.
+    Each warp numbers its elements of a digit with counters of its own.
     """
     EACH: tl.constexpr = len(digits)
     THREADS: tl.constexpr = digits[0].shape[0]
@@ -175,7 +97,7 @@ def positions_by_digit(counters, digits):
     for w in tl.static_range(WARPS):
         counts = counts + (load_shared(counters, every + w * _DIGITS, none),)
         total += counts[w]
-    # Where each warp's elements of a digit begin.
+    # The position of each warp's first element of a digit.
     start = tl.cumsum(total, axis=0) - total
     tl.debug_barrier()
     for w in tl.static_range(WARPS):
@@ -190,7 +112,7 @@ def positions_by_digit(counters, digits):
 
 @triton.jit
 def _exchange(buffer, elements, positions):
-    """Elements moved to positions, each of which there is once."""
+    """Permute elements to positions, each of which occurs once, through shared memory."""
     EACH: tl.constexpr = len(elements)
     THREADS: tl.constexpr = positions[0].shape[0]
     tl.debug_barrier()
@@ -199,15 +121,18 @@ def _exchange(buffer, elements, positions):
     tl.debug_barrier()
     found = ()
     for k in tl.static_range(EACH):
-        found = found + (load_shared(buffer, place_of(k, THREADS, EACH), elements[k]),)
+        found = found + (load_shared(buffer, index_in_block(k, THREADS, EACH), elements[k]),)
     return found
 
 
 @triton.jit
-def _sort_by_one_digit(own, words, numbers, digits):
-    """A program's elements, and numbers beside them, in order of a digit that it has of each, by its `own` room."""
+def _sort_by_one_digit(own, values, payloads, digits):
+    """Return a program's elements, and a 32-bit payload of each, in a stable order of the digits.
+
+    `own` is the program's shared memory.
+    """
     positions, _ = positions_by_digit(own, digits)
-    return _exchange(own, words, positions), _exchange(own, numbers, positions)
+    return _exchange(own, values, positions), _exchange(own, payloads, positions)
 
 
 @libentry()
@@ -215,7 +140,7 @@ def _sort_by_one_digit(own, words, numbers, digits):
 def _sort_held(
     values,
     indices,
-    words,
+    x,
     given,
     counts,
     shape,
@@ -226,53 +151,53 @@ def _sort_held(
     passes,
     shift,
     given_passes,
-    PLACES: tl.constexpr,
+    INDEX_KEYS: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program sorts its row and writes the first `limit` elements, and the places or numbers `given` of them.
+    """Sort the program's row; write its first `limit` elements, and their indices or the numbers `given` for them.
 
-    Where a row has as many elements as `counts` tell, equal ones are put in order of what is given of them first, from
-    bit `shift` on.
+    With `counts`, which has the length of each row, the row is first sorted by the given numbers: by `given_passes`
+    digits from bit `shift` on.
     """
     wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX)
     if len(counts) > 0:
         n = tl.load(counts[0] + row)
     begin = tl.zeros((), INDEX)
-    word = load_each(words + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
-    beside = ()
+    value = load_block(x + strided_offset(row, shape, strides[0]), begin, steps[0], n, THREADS, EACH)
+    payload = ()
     if len(given) > 0:
-        beside = load_each(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, THREADS, EACH)
+        payload = load_block(given[0] + strided_offset(row, shape, strides[3]), begin, steps[3], n, THREADS, EACH)
     elif len(indices) > 0:
         for k in tl.static_range(EACH):
-            beside = beside + (place_of(k, THREADS, EACH),)
-    own = _own_room(word)
+            payload = payload + (index_in_block(k, THREADS, EACH),)
+    own = _own_room(value)
     if len(counts) > 0:
         for i in range(given_passes):
-            digits = _digits_of(beside, shift + 8 * i, n, PLACES)
-            word, beside = _sort_by_one_digit(own, word, beside, digits)
+            digits = _digits_of(payload, shift + 8 * i, n, INDEX_KEYS)
+            value, payload = _sort_by_one_digit(own, value, payload, digits)
     for i in range(passes):
-        word, beside = _sort_by_one_digit(own, word, beside, _digits_of(word, 8 * i, n, KEYS))
+        value, payload = _sort_by_one_digit(own, value, payload, _digits_of(value, 8 * i, n, KEYS))
     for k in tl.static_range(EACH):
-        place = begin + place_of(k, THREADS, EACH)
-        mask = place < limit
+        index = begin + index_in_block(k, THREADS, EACH)
+        mask = index < limit
         if len(values) > 0:
-            pointers = values[0] + strided_offset(row, shape, strides[1]) + place * steps[1]
-            tl.store(pointers, word[k].to(values[0].dtype.element_ty), mask=mask)
+            pointers = values[0] + strided_offset(row, shape, strides[1]) + index * steps[1]
+            tl.store(pointers, value[k].to(values[0].dtype.element_ty), mask=mask)
         if len(indices) > 0:
-            pointers = indices[0] + strided_offset(row, shape, strides[2]) + place * steps[2]
-            tl.store(pointers, beside[k].to(indices[0].dtype.element_ty), mask=mask)
+            pointers = indices[0] + strided_offset(row, shape, strides[2]) + index * steps[2]
+            tl.store(pointers, payload[k].to(indices[0].dtype.element_ty), mask=mask)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["n", "blocks"])
 def _count_digits(
     counts,
-    unless,
-    words,
+    skip_flag,
+    x,
     shape,
     strides,
     step,
@@ -287,20 +212,20 @@ def _count_digits(
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program counts the digits of COUNTED blocks of its row, for all passes, or nothing where a flag is 0.
+    """Count the digits of all passes in COUNTED blocks of a row, unless the skip flag is 0.
 
-    Neighbours among its threads have counters of their own, in other banks of shared memory, so that elements of few
-    different digits do not wait for each other.
+    Each counter has COPIES, in neighbouring banks of shared memory, which neighbouring threads take in turn. So
+    threads whose digits are equal do not all wait for one counter.
     """
     wait_for_previous_launch()
-    if unwanted(unless):
+    if is_skipped(skip_flag):
         return
     COUNTERS: tl.constexpr = PASSES * COPIES * _DIGITS
     row = (tl.program_id(0) // blocks).to(INDEX)
     begin = (tl.program_id(0) % blocks).to(INDEX) * (THREADS * EACH * COUNTED)
-    source = words + strided_offset(row, shape, strides)
+    source = x + strided_offset(row, shape, strides)
     digits = tl.arange(0, _DIGITS)
-    # The last is for elements that there are not.
+    # The last counter is for lanes behind the row's end.
     own = alloc_shared(COUNTERS + 1, tl.int32)
     for i in tl.static_range(PASSES * COPIES):
         store_shared(own, digits + i * _DIGITS, tl.zeros((_DIGITS,), tl.int32))
@@ -309,11 +234,11 @@ def _count_digits(
     copy = tl.arange(0, THREADS) % COPIES
     for j in range(COUNTED):
         first = begin + j * (THREADS * EACH)
-        word = load_each(source, first, step, n, THREADS, EACH)
+        value = load_block(source, first, step, n, THREADS, EACH)
         for k in tl.static_range(EACH):
-            inside = first + place_of(k, THREADS, EACH) < n
+            inside = first + index_in_block(k, THREADS, EACH) < n
             for i in tl.static_range(PASSES):
-                digit = digit_of(word[k], 8 * i, KEYS) + i * _DIGITS
+                digit = digit_of(value[k], 8 * i, KEYS) + i * _DIGITS
                 add_shared(own, tl.where(inside, digit * COPIES + copy, one * COUNTERS), one)
     tl.debug_barrier()
     for i in tl.static_range(PASSES):
@@ -323,8 +248,9 @@ def _count_digits(
         tl.atomic_add(counts + (i * n_rows + row) * _DIGITS + digits, found, mask=found > 0, sem="relaxed")
 
 
-# What a pass has to do for a row: nothing, or to move it, from the input or into the result if it is the first or last
-# to do so; else from and into either of two buffers.
+# The route of a row in a pass, as bits; 0 if the pass does not move the row. The first pass that moves it reads the
+# input and the final one writes the result; others read one of two buffers and write the other. _SECOND says that the
+# pass writes the second buffer.
 _MOVES = tl.constexpr(1)
 _FIRST = tl.constexpr(2)
 _FINAL = tl.constexpr(4)
@@ -333,11 +259,11 @@ _SECOND = tl.constexpr(8)
 
 @libentry()
 @triton.jit(do_not_specialize=["n_rows", "n"])
-def _plan_passes(routes, totals, unless, n_rows, n, PASSES: tl.constexpr):
-    """A program finds where the digits of its row begin, from how many of each there are, and what passes have to do.
+def _plan_passes(routes, totals, skip_flag, n_rows, n, PASSES: tl.constexpr):
+    """Write the row's route in each pass, and replace the counts of its digits by their exclusive prefix sums.
 
-    A pass by a digit that all elements share would move nothing. One pass does, to write the result, but where a flag
-    says that nothing is to be moved, by being 0.
+    A pass whose digit all elements share is left out, but one pass has to move the row so that the result is written.
+    If the skip flag is 0, all routes are 0.
     """
     wait_for_previous_launch()
     row = tl.program_id(0).to(tl.int64)
@@ -352,7 +278,7 @@ def _plan_passes(routes, totals, unless, n_rows, n, PASSES: tl.constexpr):
         left += moves[i]
     alone = tl.where(left == 0, 1, 0)
     left += alone
-    wanted = unwanted(unless) == 0
+    wanted = is_skipped(skip_flag) == 0
     first = 1
     for i in tl.static_range(PASSES):
         move = moves[i] | (alone if i == 0 else 0)
@@ -363,14 +289,14 @@ def _plan_passes(routes, totals, unless, n_rows, n, PASSES: tl.constexpr):
 
 
 @libentry()
-@triton.jit(do_not_specialize=["n", "blocks", "limit", "shift", "apart"])
+@triton.jit(do_not_specialize=["n", "blocks", "limit", "shift", "buffer_stride"])
 def _sort_by_digit(
     values,
     indices,
-    words,
+    x,
     given,
-    buffers,
-    buffered,
+    value_buffers,
+    payload_buffers,
     starts,
     routes,
     scratch,
@@ -381,17 +307,17 @@ def _sort_by_digit(
     blocks,
     limit,
     shift,
-    apart: tl.int64,
-    COUNTER: tl.constexpr,
+    buffer_stride: tl.int64,
+    TICKET: tl.constexpr,
     KEYS: tl.constexpr,
     INDEX: tl.constexpr,
     THREADS: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """A program moves a block of its row to where its digits begin, in order, if the row's route has this pass move it.
+    """Sort a block of a row by the digit at bit `shift`, and scatter it to the digits' positions in the row.
 
-    Of `buffers` for elements, and those `buffered` beside them, there are two, so many elements `apart`. Into the
-    result it moves what is below `limit`.
+    `starts` has the position of each digit's first element. The row's route says which buffers are read and written;
+    each operand has two, `buffer_stride` elements after each other. The result gets the first `limit` elements.
     """
     wait_for_previous_launch()
     ticket = tl.atomic_add(scratch, 1, sem="relaxed")
@@ -399,40 +325,42 @@ def _sort_by_digit(
     route = tl.load(routes + row)
     if route != 0:
         first, final = (route & _FIRST) != 0, (route & _FINAL) != 0
-        other = tl.where((route & _SECOND) != 0, apart, 0)
+        written = tl.where((route & _SECOND) != 0, buffer_stride, 0)
         begin = block * (THREADS * EACH)
         valid = tl.minimum(n - begin, THREADS * EACH)
         own_row = row.to(tl.int64) * n
-        # The buffers change roles: what one pass wrote the next one reads.
-        source = tl.where(first, words + strided_offset(row, shape, strides[0]), buffers + own_row + (apart - other))
+        # A pass reads the buffer that the pass before it has written.
+        source = tl.where(
+            first, x + strided_offset(row, shape, strides[0]), value_buffers + own_row + (buffer_stride - written)
+        )
         step = tl.where(first, steps[0], 1)
-        word = load_each(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
-        exchanged = _own_room(word)
-        positions, own = positions_by_digit(exchanged, _digits_of(word, shift, valid, KEYS))
-        counts = scratch + COUNTER + row.to(tl.int64) * blocks * _DIGITS
-        leave_word(counts, block, own)
-        word = _exchange(exchanged, word, positions)
-        # Read no sooner, so that threads need fewer registers, and multiprocessors have more programs.
-        beside = ()
+        value = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+        buffer = _own_room(value)
+        positions, own = positions_by_digit(buffer, _digits_of(value, shift, valid, KEYS))
+        counts = scratch + TICKET + row.to(tl.int64) * blocks * _DIGITS
+        publish_counts(counts, block, own)
+        value = _exchange(buffer, value, positions)
+        # Payloads are loaded only now, in registers that values had, so that more programs are resident.
+        payload = ()
         if len(indices) > 0:
-            source = buffered + own_row + (apart - other)
+            source = payload_buffers + own_row + (buffer_stride - written)
             if len(given) > 0:
                 source = tl.where(first, given[0] + strided_offset(row, shape, strides[3]), source)
                 step = tl.where(first, steps[3], 1)
-                beside = load_each(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
+                payload = load_block(source, begin.to(INDEX), step.to(INDEX), n, THREADS, EACH)
             else:
                 for k in tl.static_range(EACH):
-                    place = begin + place_of(k, THREADS, EACH)
-                    mask = (place < n) & (first == 0)
-                    beside = beside + (tl.load(source + place, mask=mask, other=place),)
-            beside = _exchange(exchanged, beside, positions)
-        before = counted_before(counts, block, own)
+                    index = begin + index_in_block(k, THREADS, EACH)
+                    mask = (index < n) & (first == 0)
+                    payload = payload + (tl.load(source + index, mask=mask, other=index),)
+            payload = _exchange(buffer, payload, positions)
+        before = counts_before(counts, block, own)
         digits = tl.arange(0, _DIGITS)
         start = tl.load(starts + row.to(tl.int64) * _DIGITS + digits) + before - (tl.cumsum(own, axis=0) - own)
         table = alloc_shared(_DIGITS, tl.int32)
         store_shared(table, digits, start)
         tl.debug_barrier()
-        target, inside, step = buffers + own_row + other, first | True, tl.full((), 1, INDEX)
+        target, inside, step = value_buffers + own_row + written, first | True, tl.full((), 1, INDEX)
         if len(values) > 0:
             target = tl.where(final, values[0] + strided_offset(row, shape, strides[1]), target)
             step = tl.where(final, steps[1], 1).to(INDEX)
@@ -440,20 +368,20 @@ def _sort_by_digit(
             inside = final == 0
         most = tl.where(final, limit, n)
         for k in tl.static_range(EACH):
-            place = place_of(k, THREADS, EACH)
-            moved = place + load_shared(table, digit_of(word[k], shift, KEYS), place)
-            mask = (place < valid) & (moved < most)
-            tl.store(target + moved.to(INDEX) * step, word[k].to(words.dtype.element_ty), mask=mask & inside)
+            index = index_in_block(k, THREADS, EACH)
+            moved = index + load_shared(table, digit_of(value[k], shift, KEYS), index)
+            mask = (index < valid) & (moved < most)
+            tl.store(target + moved.to(INDEX) * step, value[k].to(x.dtype.element_ty), mask=mask & inside)
             if len(indices) > 0:
-                tl.store(buffered + own_row + other + moved, beside[k], mask=mask & (final == 0))
+                tl.store(payload_buffers + own_row + written + moved, payload[k], mask=mask & (final == 0))
                 pointers = indices[0] + strided_offset(row, shape, strides[2]) + moved.to(INDEX) * steps[2]
-                tl.store(pointers, beside[k].to(indices[0].dtype.element_ty), mask=mask & final)
+                tl.store(pointers, payload[k].to(indices[0].dtype.element_ty), mask=mask & final)
 
 
 def _threads(elements: int, each: int, alone: bool = False) -> dict[str, int]:
-    """The threads that have so many elements of a row, and how many each has, no more than it can rank.
+    """Return launch options of a block of so many elements, `each` of them in a thread.
 
-    `alone` if they are keys of 32 bits at most, without places.
+    `alone` says that keys have 32 bits at most and no indices go with them, which takes fewer registers.
     """
     device = devices.current
     threads = max(1 if device.interpreted else 32, elements // each)
@@ -463,7 +391,7 @@ def _threads(elements: int, each: int, alone: bool = False) -> dict[str, int]:
 
 
 def longest_held(keys: Keys) -> int:
-    """The longest row that a program holds."""
+    """Return the length of the longest row that one program sorts."""
     return _HELD // max(4, keys.bits // 8)
 
 
@@ -475,31 +403,32 @@ def sort_held_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows that a program holds; what is written of each is as many as there are in `values`, or `indices`.
+    """Sort rows that one program each holds, and write the first elements of each.
 
-    Numbers `given` for places have 32 bits.
+    The size of `values`, or else of `indices`, along `dim` is the number of elements that are written. `indices` gets
+    the indices of the elements, or the 32-bit numbers `given` for them.
     """
     any_target = values if values is not None else indices
     assert any_target is not None
     operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
     rows, length = Rows(operands, dim), power_of_2(x.shape[dim])
     _sort_held[(rows.n_rows,)](
-        () if values is None else (words(values),),
+        () if values is None else (as_integers(values),),
         () if indices is None else (indices,),
-        words(x),
+        as_integers(x),
         () if given is None or indices is None else (given,),
         (),
         *(rows.shape, rows.strides, rows.steps, x.shape[dim], any_target.shape[dim], keys.passes, 0, 0),
-        PLACES=_PLACES,
+        INDEX_KEYS=_INDEX_KEYS,
         KEYS=keys,
         INDEX=rows.index,
         **_threads(length, min(_EACH, max(1, length // 32))),
     )
 
 
-def sort_taken_rows(
-    taken: torch.Tensor,
-    places: torch.Tensor,
+def sort_selected_rows(
+    selected: torch.Tensor,
+    selected_indices: torch.Tensor,
     counts: torch.Tensor,
     rows: Rows,
     values: torch.Tensor,
@@ -509,25 +438,26 @@ def sort_taken_rows(
     ordered_bits: int,
     bits: int,
 ) -> None:
-    """Sort words taken of rows, which a program holds, by their keys and then their places, and write `limit` of each.
+    """Sort elements that were selected from rows by key and then by index, and write the first `limit` of each row.
 
-    Of each of the `rows`, of which values and indices are the second and third tensors, there are as many as `counts`
-    tell. Places have so many `bits`, of which those that differ in the last ones alone are in order.
+    `selected` has the elements' bits in a matrix, of which row i has `counts[i]` elements; one program sorts a row.
+    `rows` is the layout of (input, values, indices). Indices have `bits` bits. Elements whose indices differ only in
+    the last `ordered_bits` are in order already.
     """
-    n_rows, slots = taken.shape
+    n_rows, slots = selected.shape
     strides = [slots]
     for size in rows.shape:
         strides.append(strides[-1] * size)
     own, length = tuple(strides), power_of_2(slots)
     _sort_held[(n_rows,)](
-        (words(values),),
+        (as_integers(values),),
         (indices,),
-        taken,
-        (places,),
+        selected,
+        (selected_indices,),
         (counts,),
         *(rows.shape, (own, *rows.strides[1:], own), (1, *rows.steps[1:], 1), slots, limit, keys.passes),
         *(ordered_bits, -(-max(0, bits - ordered_bits) // 8)),
-        PLACES=_PLACES,
+        INDEX_KEYS=_INDEX_KEYS,
         KEYS=keys,
         INDEX=tl.int64 if n_rows * slots >= INT32_LIMIT else rows.index,
         **_threads(length, min(_EACH, max(1, length // 32))),
@@ -535,12 +465,15 @@ def sort_taken_rows(
 
 
 def holds(n: int, keys: Keys) -> bool:
-    """Whether a program sorts rows of a length by their digits."""
+    """Return whether one program can sort a row of n elements by digits."""
     return n <= longest_held(keys) and (devices.current.ptx or devices.current.interpreted)
 
 
 def route(n: int, keys: Keys) -> str:
-    """What sorts rows of a length: a "network" in registers, one program that holds a row, or several."""
+    """Return how rows of n elements are sorted.
+
+    "network" is a sorting network in registers, "held" a radix sort by one program a row, "long" one by several.
+    """
     if n <= min(block.LONGEST, SORTING[devices.current.kind].network):
         return "network"
     return "held" if holds(n, keys) else "long"
@@ -554,7 +487,7 @@ def sort_along(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows of any length; numbers `given` for places have 32 bits."""
+    """Sort rows of any length, as `sort_held_rows` does."""
     chosen = {"network": sort_rows, "held": sort_held_rows, "long": sort_long_rows}[route(x.shape[dim], keys)]
     chosen(x, dim, keys, values, indices, given)
 
@@ -567,12 +500,12 @@ def sort_long_rows(
     indices: torch.Tensor | None,
     given: torch.Tensor | None = None,
     passes: int | None = None,
-    unless: torch.Tensor | None = None,
+    skip_flag: torch.Tensor | None = None,
 ) -> None:
-    """Sort rows of any length; what is written of each is as many as there are in `values`, or `indices`.
+    """Sort rows by several programs each, as `sort_held_rows` does.
 
-    Numbers `given` for places have 32 bits. Where the keys' first digits are all the same, so many `passes` are enough
-    for the others. Nothing is done where a flag says `unless`, by being 0.
+    `passes` is the number of digits to sort by, all by default; higher digits must be equal. If the value of the
+    `skip_flag`, on the device, is 0, nothing is written.
     """
     n = x.shape[dim]
     n_rows = math.prod(x.shape) // n
@@ -584,17 +517,18 @@ def sort_long_rows(
     facts = _threads(_BLOCK // _EACH * each, each, alone)
     blocks = -(-n // (facts["THREADS"] * facts["EACH"]))
     passes = keys.passes if passes is None else passes
-    apart = _COUNTER + n_rows * blocks * _DIGITS.value
-    totals_of_all = passes * n_rows * _DIGITS.value
-    scratch = zeros((totals_of_all + passes * apart,), torch.int32, x.device)
-    totals, scratch = scratch[:totals_of_all], scratch[totals_of_all:]
+    # A pass has a ticket counter and the published counts of its blocks.
+    scratch_of_pass = TICKET_INT32 + n_rows * blocks * _DIGITS.value
+    n_totals = passes * n_rows * _DIGITS.value
+    scratch = zeros((n_totals + passes * scratch_of_pass,), torch.int32, x.device)
+    totals, scratch = scratch[:n_totals], scratch[n_totals:]
     routes = empty((passes, n_rows), torch.int32, x.device)
-    source = words(x)
+    source = as_integers(x)
     rows = Rows((x,), dim)
-    parts = -(-n // (_BLOCK * _COUNTED))
-    flag = () if unless is None else (unless,)
-    _count_digits[(n_rows * parts,)](
-        *(totals, flag, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, parts),
+    counters = -(-n // (_BLOCK * _COUNTED))
+    flag = () if skip_flag is None else (skip_flag,)
+    _count_digits[(n_rows * counters,)](
+        *(totals, flag, source, rows.shape, rows.strides[0], rows.steps[0], n_rows, n, counters),
         PASSES=passes,
         COUNTED=_COUNTED,
         COPIES=min(_COPIES, 32 // passes),
@@ -604,19 +538,20 @@ def sort_long_rows(
     )
     _plan_passes[(n_rows,)](routes, totals, flag, n_rows, n, PASSES=passes, num_warps=8)
     shape = (min(2, passes - 1), n_rows, n)
-    buffers = empty(shape, source.dtype, x.device)
-    buffered = empty(shape if indices is not None else (0,), torch.int32, x.device)
+    value_buffers = empty(shape, source.dtype, x.device)
+    payload_buffers = empty(shape if indices is not None else (0,), torch.int32, x.device)
     operands = (x, any_target, any_target if indices is None else indices, x if given is None else given)
     rows = Rows(operands, dim)
     for i in range(passes):
         _sort_by_digit[(n_rows * blocks,)](
-            () if values is None else (words(values),),
+            () if values is None else (as_integers(values),),
             () if indices is None else (indices,),
             source,
             () if given is None or indices is None else (given,),
-            *(buffers, buffered, totals[i * n_rows * _DIGITS.value :], routes[i], scratch[i * apart :]),
+            *(value_buffers, payload_buffers, totals[i * n_rows * _DIGITS.value :], routes[i]),
+            scratch[i * scratch_of_pass :],
             *(rows.shape, rows.strides, rows.steps, n, blocks, any_target.shape[dim], 8 * i, n_rows * n),
-            COUNTER=_COUNTER,
+            TICKET=TICKET_INT32,
             KEYS=keys,
             INDEX=rows.index,
             **facts,

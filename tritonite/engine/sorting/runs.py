@@ -1,4 +1,4 @@
-"""Runs of equal elements next to each other: where they begin, how long they are, and the longest of a row."""
+"""Runs of equal neighbours: their starts and lengths, the unique elements of a sorted vector, the mode of a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritonite.dtypes import TRITON_DTYPES, opmath
 from tritonite.engine.indexing.compact import Found
 from tritonite.engine.iteration import INT32_LIMIT, power_of_2, span
 from tritonite.engine.sorting.keys import Rows
-from tritonite.engine.sorting.radix import check_length, unwanted
+from tritonite.engine.sorting.lookback import TICKET_INT64, check_length, is_skipped, runs_before
 from tritonite.language.indices import strided_offset
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty, first, read, zeros
@@ -21,8 +21,6 @@ from tritonite.runtime.libentry import libentry
 _BLOCK = 1024
 _LONGEST_BLOCK = 2048
 _EQUALS_BLOCK, _EQUALS_THREADS = 4096, 256
-# The words that the counter of tickets has for itself, so that it shares no cache line with others.
-_COUNTER = 16
 
 
 @triton.jit
@@ -36,7 +34,7 @@ def _longest_run(
     values,
     indices,
     x,
-    places,
+    x_indices,
     shape,
     strides,
     steps,
@@ -45,66 +43,36 @@ def _longest_run(
     INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program looks for the longest run of equals in its row, the first of several, and the place of its end."""
+    """Write the element of the longest run of a sorted row, and the original index of the run's last element.
+
+    Of several longest runs the first is taken. `x_indices` has the original indices of the row's elements.
+    """
     wait_for_previous_launch()
     row = tl.program_id(0).to(INDEX)
     source = strided_offset(row, shape, strides[2])
     begun = tl.zeros((), tl.int64)
     best = tl.zeros((), tl.int64)
     for begin in range(0, n, BLOCK):
-        place = begin + tl.arange(0, BLOCK).to(INDEX)
-        mask = place < n
-        value = tl.load(x + source + place * steps[2], mask=mask, other=0)
-        before = tl.load(x + source + (place - 1) * steps[2], mask=mask & (place > 0), other=0)
-        differs = (place == 0) | (value.to(COMPUTE) != before.to(COMPUTE))
-        start = tl.associative_scan(tl.where(differs, place.to(tl.int64), 0), 0, _largest)
+        index = begin + tl.arange(0, BLOCK).to(INDEX)
+        mask = index < n
+        value = tl.load(x + source + index * steps[2], mask=mask, other=0)
+        before = tl.load(x + source + (index - 1) * steps[2], mask=mask & (index > 0), other=0)
+        differs = (index == 0) | (value.to(COMPUTE) != before.to(COMPUTE))
+        start = tl.associative_scan(tl.where(differs, index.to(tl.int64), 0), 0, _largest)
         start = tl.maximum(start, begun)
-        # The length, and then how early a run begins.
-        length = place.to(tl.int64) - start + 1
+        # The maximum compares lengths first, and of equal lengths prefers the earlier start.
+        length = index.to(tl.int64) - start + 1
         best = tl.maximum(best, tl.max(tl.where(mask, (length << 32) | (n - start), 0), axis=0))
         begun = tl.max(start, axis=0)
     last = (n - (best & 0xFFFFFFFF) + (best >> 32) - 1).to(INDEX)
-    word = tl.load(x + source + last * steps[2])
-    tl.store(values + strided_offset(row, shape, strides[0]), word)
-    tl.store(indices + strided_offset(row, shape, strides[1]), tl.load(places + source + last * steps[2]))
+    value = tl.load(x + source + last * steps[2])
+    tl.store(values + strided_offset(row, shape, strides[0]), value)
+    tl.store(indices + strided_offset(row, shape, strides[1]), tl.load(x_indices + source + last * steps[2]))
 
 
 @triton.jit
-def _word(count, start, kind):
-    """What a program publishes: how many runs begin, where the last does (-1 if none), and what that is of.
-
-    1 is its block, 2 all blocks up to it. Where nothing is published yet, there is 0.
-    """
-    return (count.to(tl.int64) << 32) | ((start + 1).to(tl.int64) << 2) | kind
-
-
-@triton.jit
-def runs_before(words, block, count, start, AT_ONCE: tl.constexpr):
-    """(how many runs begin in all blocks before a program's, where the last does), publishing its own.
-
-    Each thread looks at the word of another block, so that all of them go on or end together.
-    """
-    before = tl.zeros((), tl.int32)
-    last = tl.full((), -1, tl.int32)
-    tl.atomic_xchg(words + block, _word(count, start, tl.where(block == 0, 2, 1)), sem="relaxed")
-    if block > 0:
-        distance = tl.arange(0, AT_ONCE)
-        nearest = block - 1
-        while nearest >= 0:
-            word = tl.load(words + (nearest - distance), mask=distance <= nearest, other=2, volatile=True)
-            kind = (word & 3).to(tl.int32)
-            end = tl.min(tl.where(kind == 1, AT_ONCE * 4, distance * 4 + kind), axis=0)
-            known = (distance * 4 < end) & (kind != 0)
-            before += tl.sum(tl.where(known, (word >> 32).to(tl.int32), 0), axis=0)
-            last = tl.maximum(last, tl.max(tl.where(known, (word & 0xFFFFFFFF).to(tl.int32) // 4 - 1, -1), axis=0))
-            nearest = tl.where((end & 3) == 2, -1, nearest - end // 4)
-        tl.atomic_xchg(words + block, _word(before + count, tl.maximum(last, start), 2), sem="relaxed")
-    return before, last
-
-
-@triton.jit
-def _apart(x):
-    """The elements of every four next to each other, as four vectors."""
+def _split4(x):
+    """Split a vector into four: element i of the k-th is element 4 i + k of the vector."""
     even, odd = tl.split(tl.reshape(x, (x.shape[0] // 4, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -112,14 +80,14 @@ def _apart(x):
 
 
 @triton.jit
-def _together(x):
-    """The reverse."""
+def _join4(x):
+    """Join four vectors that `_split4` has split."""
     return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (4 * x[0].shape[0],))
 
 
 @triton.jit
-def _later(last, before, other_last, other_before):
-    """The largest of all, and of all but the last one."""
+def _two_maxima(last, before, other_last, other_before):
+    """Combine states of a scan: (the maximum of all elements, the maximum of all but the last one)."""
     return tl.maximum(last, other_last), tl.maximum(last, other_before)
 
 
@@ -130,7 +98,7 @@ def _write_runs(
     ranks,
     order,
     lengths,
-    unless,
+    skip_flag,
     total,
     scratch,
     x,
@@ -138,30 +106,30 @@ def _write_runs(
     n,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
-    COUNTER: tl.constexpr,
+    TICKET: tl.constexpr,
     WHOLE: tl.constexpr,
     THREADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program writes the elements of the runs that begin in its block, and the lengths of those before them.
+    """Write an element of each run that begins in the block, and the length of the run before it.
 
-    For each element it writes the number of its run: at its place, or at that which the order has for it. If blocks are
-    WHOLE, n is a multiple of theirs. Programs take tickets, so that those before a program's own have begun. A thread
-    has four elements next to each other at a time, so that it adds up most by itself.
+    `ranks` gets the number of each element's run, at the element's index or at the index that `order` gives for it.
+    `total` gets the number of all runs. WHOLE says that n is a multiple of BLOCK. Look-back (`lookback.py`) gives the
+    number of runs in earlier blocks. A thread has four contiguous elements, so that it adds up most of them by itself.
     """
     wait_for_previous_launch()
-    if unwanted(unless):
+    if is_skipped(skip_flag):
         return
     block = tl.atomic_add(scratch, 1, sem="relaxed").to(tl.int32)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    inside = place < n
+    index = block * BLOCK + tl.arange(0, BLOCK)
+    inside = index < n
     if WHOLE:
-        value = tl.load(x + place.to(INDEX) * step)
+        value = tl.load(x + index.to(INDEX) * step)
     else:
-        value = tl.load(x + place.to(INDEX) * step, mask=inside, other=0)
+        value = tl.load(x + index.to(INDEX) * step, mask=inside, other=0)
     four = block * BLOCK + tl.arange(0, BLOCK // 4) * 4
     before = tl.load(x + (four - 1).to(INDEX) * step, mask=(four > 0) & (four < n), other=0).to(COMPUTE)
-    element = _apart(value)
+    element = _split4(value)
     counts, starts, begun = (), (), ()
     count, start = tl.zeros((BLOCK // 4,), tl.int32), tl.full((BLOCK // 4,), -1, tl.int32)
     for k in tl.static_range(4):
@@ -169,39 +137,39 @@ def _write_runs(
         before = element[k].to(COMPUTE)
         count += begins.to(tl.int32)
         if len(lengths) > 0:
-            # Where the run before this element's began, of those in the same four.
+            # The start of the previous run, if that is among the same four elements.
             starts = starts + (start,)
             start = tl.where(begins, four + k, start)
         counts, begun = counts + (count,), begun + (begins,)
     own, latest = tl.sum(count, axis=0), tl.full((), -1, tl.int32)
     if len(lengths) > 0:
         latest = tl.max(start, axis=0)
-    earlier, last = runs_before(scratch + COUNTER, block, own, latest, THREADS)
+    earlier, last = runs_before(scratch + TICKET, block, own, latest, THREADS)
     end = (block + 1) * BLOCK >= n
     tl.store(total, (earlier + own).to(tl.int64), mask=end)
     ahead = tl.cumsum(count, axis=0) - count + (earlier - 1)
-    rank = _together((ahead + counts[0], ahead + counts[1], ahead + counts[2], ahead + counts[3]))
-    begins = _together(begun)
+    rank = _join4((ahead + counts[0], ahead + counts[1], ahead + counts[2], ahead + counts[3]))
+    begins = _join4(begun)
     tl.store(values + rank, value, mask=begins)
     if len(lengths) > 0:
-        _, previous = tl.associative_scan((start, tl.full((BLOCK // 4,), -1, tl.int32)), 0, _later)
+        _, previous = tl.associative_scan((start, tl.full((BLOCK // 4,), -1, tl.int32)), 0, _two_maxima)
         previous = tl.maximum(previous, last)
         lasts = ()
         for k in tl.static_range(4):
             lasts = lasts + (tl.maximum(previous, starts[k]),)
-        tl.store(lengths[0] + (rank - 1), (place - _together(lasts)).to(tl.int64), mask=begins & (place > 0))
+        tl.store(lengths[0] + (rank - 1), (index - _join4(lasts)).to(tl.int64), mask=begins & (index > 0))
         tl.store(lengths[0] + (earlier + own - 1), (n - tl.maximum(last, latest)).to(tl.int64), mask=end)
     if len(ranks) > 0:
-        target = place
+        target = index
         if len(order) > 0:
-            target = tl.load(order[0] + place, mask=inside, other=0)
+            target = tl.load(order[0] + index, mask=inside, other=0)
         tl.store(ranks[0] + target, rank.to(tl.int64), mask=inside)
 
 
 @libentry()
 @triton.jit(do_not_specialize=["count", "n"])
 def _measure(lengths, starts, count: tl.int64, n, BLOCK: tl.constexpr):
-    """A program writes how far each start is from the next, or from the end."""
+    """Write the distance of each run's start to the next start, or to the end."""
     wait_for_previous_launch()
     run = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(starts + run, mask=run < count, other=0)
@@ -210,7 +178,7 @@ def _measure(lengths, starts, count: tl.int64, n, BLOCK: tl.constexpr):
 
 
 class Runs:
-    """The runs of a vector of flags, set where one begins; `count` is read from the device."""
+    """Runs of a vector, whose starts have a flag that is set. `count` is their number, which the host reads."""
 
     def __init__(self, flags: torch.Tensor) -> None:
         self.n, self._device = flags.numel(), flags.device
@@ -218,13 +186,13 @@ class Runs:
         (self.count,) = read(self.found.total)
 
     def starts(self) -> torch.Tensor:
-        """Where they begin."""
+        """Return the index of each run's first element."""
         result = empty((self.count,), torch.int64, self._device)
         self.found.write_linear(result)
         return result
 
     def lengths(self, starts: torch.Tensor) -> torch.Tensor:
-        """How long they are."""
+        """Return the length of each run."""
         result = empty((self.count,), torch.int64, self._device)
         if self.n:
             _measure[(self.count.blocks(_BLOCK),)](result, starts, self.count, self.n, BLOCK=_BLOCK)
@@ -232,10 +200,11 @@ class Runs:
 
 
 class Distinct(NamedTuple):
-    """Where kernels write what there is of a vector, each once, and how many that are.
+    """Memory for the unique elements of a vector.
 
-    That is known when all has been written: vectors have the memory of as many as there may be, as ATen's have. `ranks`
-    and `lengths`, the number of each element's among those and how often each is there, are what may not be wanted.
+    `total`, on the device, is their number, which is known only when all are written. So the vectors have memory for
+    as many as the input has, like ATen's. `ranks` (the unique element's number for each element) and `lengths` (the
+    number of equal elements) are None if the caller does not want them.
     """
 
     values: torch.Tensor
@@ -245,34 +214,37 @@ class Distinct(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, ranks: torch.Tensor | None, measures: bool) -> Distinct:
-        """Memory for as many as x has elements."""
+        """Allocate memory for the unique elements of x."""
         shape = (x.numel(),)
         lengths = empty(shape, torch.int64, x.device) if measures else None
         return cls(empty(shape, x.dtype, x.device), ranks, lengths, empty((1,), torch.int64, x.device))
 
     def results(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(values, lengths), for whose number the host waits."""
+        """Return (values, lengths), cut to the number of unique elements, which the host waits for."""
         (count,) = read(self.total)
         return first(self.values, count), None if self.lengths is None else first(self.lengths, count)
 
 
-def write_runs(out: Distinct, x: torch.Tensor, order: torch.Tensor | None, unless: torch.Tensor | None = None) -> None:
-    """Write the runs of equal elements of a vector, and by an order the number of each element's.
+def write_runs(
+    out: Distinct, x: torch.Tensor, order: torch.Tensor | None, skip_flag: torch.Tensor | None = None
+) -> None:
+    """Write the runs of equal elements of a vector, and for each element the number of its run.
 
-    Nothing is written where a flag says `unless`, by being 0.
+    `order` has the original index of each element, at which the number is written. If the value of the `skip_flag`, on
+    the device, is 0, nothing is written.
     """
     n = x.numel()
     block = min(_EQUALS_BLOCK, max(128, power_of_2(n)))
     blocks = -(-n // block)
     if blocks > 1:
         check_length(n)
-    optional = [() if tensor is None else (tensor,) for tensor in (out.ranks, order, out.lengths, unless)]
-    scratch = zeros((_COUNTER + blocks,), torch.int64, x.device)
+    optional = [() if tensor is None else (tensor,) for tensor in (out.ranks, order, out.lengths, skip_flag)]
+    scratch = zeros((TICKET_INT64 + blocks,), torch.int64, x.device)
     _write_runs[(blocks,)](
         *(out.values, *optional, out.total, scratch, x, x.stride(0), n),
         COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
         INDEX=tl.int64 if span(x.shape, x.stride()) >= INT32_LIMIT else tl.int32,
-        COUNTER=_COUNTER,
+        TICKET=TICKET_INT64,
         WHOLE=n % block == 0,
         THREADS=_EQUALS_THREADS,
         BLOCK=block,
@@ -280,11 +252,16 @@ def write_runs(out: Distinct, x: torch.Tensor, order: torch.Tensor | None, unles
     )
 
 
-def longest_runs(x: torch.Tensor, places: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
-    """Of sorted rows, and the places that their elements came from: the most frequent element, and a place of it."""
+def longest_runs(
+    x: torch.Tensor, x_indices: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor
+) -> None:
+    """Write the most frequent element of each sorted row, and the last original index that has it.
+
+    `x_indices` has the original indices of the sorted elements.
+    """
     rows = Rows((values, indices, x), dim)
     _longest_run[(rows.n_rows,)](
-        *(values, indices, x, places, rows.shape, rows.strides, rows.steps, x.shape[dim]),
+        *(values, indices, x, x_indices, rows.shape, rows.strides, rows.steps, x.shape[dim]),
         COMPUTE=TRITON_DTYPES[opmath(x.dtype)],
         INDEX=rows.index,
         BLOCK=min(_LONGEST_BLOCK, max(16, power_of_2(x.shape[dim]))),

@@ -49,7 +49,7 @@ def _renormalized(tensors: facts.Tensors) -> dict[str, Any] | None:
 facts.may_decline(
     ("embedding_renorm_",),
     ("sliced", "channels_last"),
-    "rows that are apart*",
+    "rows that are not contiguous*",
     "ATen's kernel for GPUs takes the stride of rows for their length, and reads others' elements",
     device="cuda",
 )

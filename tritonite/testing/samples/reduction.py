@@ -13,7 +13,7 @@ facts.ZERO_SIGN_UNDEFINED |= {"max", "min"}
 facts.may_decline(
     ("max.unary_out", "min.unary_out"),
     ("empty",),
-    "a set of no elements",
+    "reduction of an empty dimension*",
     "there is no largest of them: the functional form raises, this one gives what its loop began with",
 )
 facts.may_decline(

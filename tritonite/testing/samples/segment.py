@@ -12,7 +12,7 @@ facts.CHOICES["reduce"] = (*facts.CHOICES["reduce"], "max", "min")
 facts.may_decline(
     ("segment_reduce*", "_segment_reduce.lengths"),
     ("*",),
-    "*lengths whose sum the host checks",
+    "*lengths whose sum the host checks*",
     "the host waits for a sum and raises ATen's error where it is another",
 )
 

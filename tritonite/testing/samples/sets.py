@@ -33,14 +33,14 @@ def _numbers(arguments: dict[str, Any]) -> dict[str, Any]:
 facts.may_decline(
     ("unique_dim*", "unique_consecutive"),
     ("*",),
-    "slices between others*",
+    "slices along dimension*",
     "ATen lays out results on GPUs by how many slices there are, which a plan knows of two dimensions alone",
     device="cuda",
 )
 facts.may_decline(
     ("_unique", "_unique2"),
     ("*",),
-    "bools, of which*",
+    "bools without both*",
     "ATen's kernel for them gives no tensor for an inverse that is not asked for, and counts that are not",
     dtypes=(torch.bool,),
     device="cuda",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritonite import devices, dtypes
-from tritonite.engine.sorting.keys import words
+from tritonite.engine.sorting.keys import as_integers
 from tritonite.testing.samples import facts
 
 # Which of equal zeros has a rank is ATen's choice.
@@ -31,7 +31,7 @@ def _pointed_at(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tenso
     if not x.dim() or not x.numel():
         return x.expand(indices.shape) if not x.dim() else indices
     if x.dtype in dtypes.UNSIGNED:
-        x = words(x)
+        x = as_integers(x)
     whole = indices if indices.dim() == x.dim() else indices.unsqueeze(dim)
     return x.gather(dim, whole.clamp(0, x.shape[dim] - 1)).reshape(indices.shape)
 
@@ -153,7 +153,7 @@ def _are_places(x: torch.Tensor, dim: int) -> bool:
 facts.may_decline(
     ("median", "nanmedian", "median.out", "nanmedian.out"),
     ("empty",),
-    "no integers, whose median nan would be",
+    "the median of no integers, which would be nan",
     "no rule says what integer becomes of ATen's nan",
     dtypes=dtypes.INTS,
 )

@@ -33,14 +33,14 @@ from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import are_rounded, excess_of, load_logarithms, probabilities_of, store_scores
 from tritonite.engine.gemm.kernels.hopper_fp32 import (
-    BEGUN,
-    begin,
-    end,
-    go_on,
+    SMALL_PRODUCTS,
     in_registers,
     shared_parts,
+    start_main_product,
+    start_small_products,
     store_parts,
     transposed,
+    wait,
 )
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.contract import empty
@@ -78,11 +78,11 @@ def _excess(rows, operands, buffers, strides, count, factor, span, FACTS: gl.con
             )
             store_parts(ks, k)
             fence_async_shared()
-            scores = begin(qs, transposed(ks), of_scores)
+            scores = start_small_products(qs, transposed(ks), of_scores)
             columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
             own = places[:, None], columns[None, :]
             added = added_to(own, bias, strides[3], span, FACTS)
-            scores = go_on(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
+            scores = start_main_product(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
             scores = scaled(warpgroup_mma_wait(0, deps=(scores,)), added, factor)
             probabilities = probabilities_of(scores, logarithms[:, None], excess[:, None], True)
             sums += gl.sum(masked(probabilities, own, span, True, FACTS), 1)
@@ -121,14 +121,14 @@ def _take_keys(
     store_parts(ks, loaded[0])
     store_parts(vs, loaded[1])
     fence_async_shared()
-    scores = begin(qs, transposed(ks), of_scores)
-    grads = begin(gs, transposed(vs), of_scores)
+    scores = start_small_products(qs, transposed(ks), of_scores)
+    grads = start_small_products(gs, transposed(vs), of_scores)
     columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
     own = places[:, None], columns[None, :]
     added = added_to(own, bias, strides[3], span, FACTS)
     loaded = load_keys((key, value), strides, following, span[1], FACTS)
-    scores = go_on(qs, transposed(ks), warpgroup_mma_wait(BEGUN, deps=(scores,)))
-    grads = go_on(gs, transposed(vs), warpgroup_mma_wait(1, deps=(grads,)))
+    scores = start_main_product(qs, transposed(ks), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
+    grads = start_main_product(gs, transposed(vs), warpgroup_mma_wait(1, deps=(grads,)))
     scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
     probabilities = _probabilities(scores, logarithms[:, None], excess)
     grads = warpgroup_mma_wait(0, deps=(grads,))
@@ -136,9 +136,9 @@ def _take_keys(
     if grad_bias is not None:
         store_scores(grad_bias, grad_scores, strides[8], places, columns, span)
     weights = in_registers(grad_scores, of_result)
-    more = begin(weights, ks, of_result)
-    more = go_on(weights, ks, warpgroup_mma_wait(0, deps=(more,)))
-    return total + end(weights, more, 0), loaded
+    more = start_small_products(weights, ks, of_result)
+    more = start_main_product(weights, ks, warpgroup_mma_wait(0, deps=(more,)))
+    return total + wait(weights, more, 0), loaded
 
 
 @libentry()
@@ -280,8 +280,8 @@ def _take_queries(
     store_parts(qs, loaded[0])
     store_parts(gs, loaded[1])
     fence_async_shared()
-    scores = begin(ks, transposed(qs), of_scores)
-    grads = begin(vs, transposed(gs), of_scores)
+    scores = start_small_products(ks, transposed(qs), of_scores)
+    grads = start_small_products(vs, transposed(gs), of_scores)
     rows = (first + gl.arange(0, FACTS.block_m, gl.SliceLayout(0, of_scores))).to(FACTS.index)
     own = rows[None, :], columns[:, None]
     if bias is not None:
@@ -293,20 +293,20 @@ def _take_queries(
     if excesses is not None:
         excess = gl.load(excesses + rows, mask=rows < span[0], other=0.0)[None, :]
     loaded = _load_queries((query, grad_out), strides, following, span[0], FACTS)
-    scores = go_on(ks, transposed(qs), warpgroup_mma_wait(BEGUN, deps=(scores,)))
-    grads = go_on(vs, transposed(gs), warpgroup_mma_wait(1, deps=(grads,)))
+    scores = start_main_product(ks, transposed(qs), warpgroup_mma_wait(SMALL_PRODUCTS, deps=(scores,)))
+    grads = start_main_product(vs, transposed(gs), warpgroup_mma_wait(1, deps=(grads,)))
     scores = scaled(warpgroup_mma_wait(1, deps=(scores,)), added, factor)
     probabilities = masked(_probabilities(scores, logarithms[None, :], excess), own, span, MASKED, FACTS)
     weights = in_registers(probabilities, of_values)
-    more = begin(weights, gs, of_values)
-    grads = warpgroup_mma_wait(BEGUN, deps=(grads,))
+    more = start_small_products(weights, gs, of_values)
+    grads = warpgroup_mma_wait(SMALL_PRODUCTS, deps=(grads,))
     grad_scores = masked(probabilities * (grads - products[None, :]), own, span, MASKED, FACTS)
-    more = go_on(weights, gs, warpgroup_mma_wait(0, deps=(more,)))
+    more = start_main_product(weights, gs, warpgroup_mma_wait(0, deps=(more,)))
     shares = in_registers(grad_scores, of_keys)
-    of_value += end(weights, more, 0)
-    more = begin(shares, qs, of_keys)
-    more = go_on(shares, qs, warpgroup_mma_wait(0, deps=(more,)))
-    of_key += end(shares, more, 0)
+    of_value += wait(weights, more, 0)
+    more = start_small_products(shares, qs, of_keys)
+    more = start_main_product(shares, qs, warpgroup_mma_wait(0, deps=(more,)))
+    of_key += wait(shares, more, 0)
     return of_key, of_value, loaded
 
 

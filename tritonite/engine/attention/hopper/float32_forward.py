@@ -28,13 +28,13 @@ from tritonite.engine.attention.place import place, sequence
 from tritonite.engine.attention.problem import Problem, compiler_options
 from tritonite.engine.attention.scores import seen
 from tritonite.engine.gemm.kernels.hopper_fp32 import (
-    begin,
-    end,
-    go_on,
     in_registers,
     shared_parts,
+    start_main_product,
+    start_small_products,
     store_parts,
     transposed,
+    wait,
 )
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
@@ -58,12 +58,12 @@ def _take_keys(
     store_parts(ks, loaded[0])
     store_parts(vs, loaded[1])
     fence_async_shared()
-    scores = begin(qs, transposed(ks), of_scores)
+    scores = start_small_products(qs, transposed(ks), of_scores)
     columns = first + gl.arange(0, FACTS.block_n, gl.SliceLayout(0, of_scores))
     own = places[:, None], columns[None, :]
     added = added_to(own, bias, strides[4], span, FACTS)
     loaded = load_keys((key, value), strides, following, span[1], FACTS)
-    scores = go_on(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
+    scores = start_main_product(qs, transposed(ks), warpgroup_mma_wait(0, deps=(scores,)))
     scores = scaled(warpgroup_mma_wait(0, deps=(scores,)), added, factor)
     if MASKED:
         scores = gl.where(seen(own[0], own[1], span, FACTS.causal), scores, float("-inf"))
@@ -72,11 +72,11 @@ def _take_keys(
     exponentials = gl.exp(scores - base[:, None])
     kept = gl.exp(largest - base)
     weights = in_registers(exponentials, of_result)
-    more = begin(weights, vs, of_result)
+    more = start_small_products(weights, vs, of_result)
     denominator = denominator * kept + gl.sum(exponentials, 1)
     total = total * gl.convert_layout(kept, of_rows)[:, None]
-    more = go_on(weights, vs, warpgroup_mma_wait(0, deps=(more,)))
-    return total + end(weights, more, 0), most, denominator, loaded
+    more = start_main_product(weights, vs, warpgroup_mma_wait(0, deps=(more,)))
+    return total + wait(weights, more, 0), most, denominator, loaded
 
 
 @libentry()

@@ -1,4 +1,4 @@
-"""What becomes of a product before it is written: scales, an addend, an activation; and where tiles are."""
+"""Device functions shared by all kernels of products: which tile a program has, the epilogue, and the store."""
 
 import triton
 import triton.language as tl
@@ -7,8 +7,12 @@ from tritonite.language.indices import aligned_to
 
 
 @triton.jit
-def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """(row, column) of a tile, in an order in which what GROUP_M rows of tiles read stays in a cache."""
+def tile_index(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Return the (row, column) of tile number `tile` in a grid of `tiles_m` by `tiles_n` tiles.
+
+    Consecutive numbers go down a group of GROUP_M rows of tiles, so that programs that run together share operands in
+    the L2 cache.
+    """
     group = tile // (GROUP_M * tiles_n)
     height = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     rest = tile % (GROUP_M * tiles_n)
@@ -16,19 +20,22 @@ def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def begin_within(tile, SIZE: tl.constexpr, last):
-    """Where rows, or columns, of a tile of SIZE begin: none later than `last`, a multiple of 16 as SIZE is.
+def clamped_start(tile, SIZE: tl.constexpr, last):
+    """Return the first row (or column) of a tile of SIZE rows, at most `last`; both are multiples of 16.
 
-    A copy of a block in part beyond the end of a tensor takes longer than of one within: the share beyond, from the L2
-    cache, 2.5 times as long. The last tile may share rows with the one before, and then both write the same.
-    2,688 rows by 320 columns of K = 3,072 in tiles of 64 by 128 took 15.7 us, by 384 columns 10.6 (float16, H200).
+    TMA copies of blocks that reach past the end of a tensor are slower than copies of blocks within it. A clamped tile
+    overlaps the tile before it, and both write the same values to the rows that they share.
     """
     return tl.minimum(tile * SIZE, aligned_to(last, 16))
 
 
 @triton.jit
-def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.constexpr):
-    """What varies along the rows (KIND 1), the columns (2), both (3) or neither (0), to broadcast to a tile."""
+def _load_broadcast(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.constexpr):
+    """Load an epilogue tensor's values for a tile, in a shape that broadcasts to the tile.
+
+    KIND has bit 1 set if the tensor varies along rows, bit 2 if it varies along columns. `strides` are (batch, row,
+    column).
+    """
     if KIND == 0:
         value = tl.load(pointer)
     elif KIND == 1:
@@ -43,23 +50,28 @@ def _varying(pointer, strides, rows, columns, row_mask, column_mask, KIND: tl.co
 
 @triton.jit
 def epilogue(product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """ACTIVATION(alpha * product * scales + beta * addend), in the dtype of the product, as alpha and beta are.
+    """Return ACTIVATION(alpha * product * scales + beta * addend) for a tile, in the product's dtype.
 
-    A `tile` is its batch, rows and columns, and which of them there are. `epilogue_arguments` are (addend, scales,
-    strides, alpha, beta), where strides are (batch, row, column) of the scales and then of the addend, and KINDS what
-    they vary along. Unless SCALED, alpha is 1.
+    Args:
+        product: the tile of sums, (rows, columns).
+        tile: (batch, rows, columns, row_mask, column_mask): indices in the result, and which of them exist.
+        epilogue_arguments: (addend, scales, strides, alpha, beta). `strides` has a (batch, row, column) for each scale,
+            then one for the addend. alpha and beta have the product's dtype.
+        SCALED: whether to multiply by alpha; otherwise alpha is 1.
+        KINDS: which dimensions each scale, then the addend, varies along (`_load_broadcast`).
+        ACTIVATION: a device function of a block, or None.
     """
     batch, rows, columns, row_mask, column_mask = tile
     addend, scales, strides, alpha, beta = epilogue_arguments
     COUNT: tl.constexpr = len(scales)
     for i in tl.static_range(COUNT):
         pointer = scales[i] + batch * strides[i][0]
-        product *= _varying(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
+        product *= _load_broadcast(pointer, strides[i], rows, columns, row_mask, column_mask, KINDS[i])
     if SCALED:
         product *= alpha
     if addend is not None:
         pointer = addend + batch * strides[COUNT][0]
-        added = _varying(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
+        added = _load_broadcast(pointer, strides[COUNT], rows, columns, row_mask, column_mask, KINDS[COUNT])
         product += beta * added.to(product.dtype)
     if ACTIVATION is not None:
         product = ACTIVATION(product)
@@ -70,7 +82,7 @@ def epilogue(product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.
 def epilogue_of_float64(
     product, tile, epilogue_arguments, SCALED: tl.constexpr, KINDS: tl.constexpr, ACTIVATION: tl.constexpr
 ):
-    """The same of numbers as the host gives them, in float64."""
+    """Cast alpha and beta from the host's float64 to the product's dtype, then apply `epilogue`."""
     addend, scales, strides, alpha, beta = epilogue_arguments
     alpha, beta = tl.full((), alpha, product.dtype), tl.full((), beta, product.dtype)
     return epilogue(product, tile, (addend, scales, strides, alpha, beta), SCALED, KINDS, ACTIVATION)
@@ -78,7 +90,7 @@ def epilogue_of_float64(
 
 @triton.jit
 def store(total, out, strides, tile):
-    """Write a tile, as `epilogue` has it; `strides` are the result's (batch, row, column)."""
+    """Store a tile (as in `epilogue`) in the result's dtype. `strides` are the result's (batch, row, column)."""
     batch, rows, columns, row_mask, column_mask = tile
     pointers = out + batch * strides[0] + (rows * strides[1])[:, None] + (columns * strides[2])[None, :]
     tl.store(pointers, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])

@@ -1,12 +1,13 @@
-"""The warp-specialised kernel for products of matrices, in Gluon, for tensor cores that read shared memory (sm_90).
+"""The warp-specialised kernel of products, in Gluon, for tensor cores that read shared memory (sm_90).
 
-One warp copies blocks, and groups of four multiply them and write results; barriers tell each when to go on. So no
-group waits for another, nor what is read for what is written.
+One warp copies operand blocks by TMA, and one to three warp groups (consumers) multiply them and store results.
+Barriers in shared memory say when a block is ready and when its buffer is free. CUTLASS has the same two schedules for
+Hopper: "cooperative", where consumers share a tile, and "ping-pong", where each has every other tile.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -20,123 +21,165 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tritonite.engine.gemm.kernels.epilogue import begin_within, epilogue, place
+from tritonite.engine.gemm.kernels.epilogue import clamped_start, epilogue, tile_index
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
 if TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor as AnyLayout
 
-# By their names since Triton 3.9, or before.
+# Triton 3.9 renamed both functions.
 load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
+class _Sizes(NamedTuple):
+    """Run-time sizes of a launch.
+
+    `tiles` counts all tiles of all batches and split-K slices; `tiles_m` and `tiles_n` those of a matrix. K has
+    `blocks` blocks, and a split-K slice `steps` of them. No tile starts after `last_row` and `last_column`.
+    """
+
+    M: Any
+    N: Any
+    batches: Any
+    tiles: Any
+    tiles_m: Any
+    tiles_n: Any
+    blocks: Any
+    steps: Any
+    programs: Any
+    last_row: Any
+    last_column: Any
+
+
+class _Buffers(NamedTuple):
+    """Shared memory: operand blocks by stage, and barriers.
+
+    `ready` says that a stage's blocks have arrived and `free` that they have been multiplied; `turns` whose turn it is
+    to multiply (ping-pong), and `addend_ready` that a consumer's tile of the addend has arrived.
+    """
+
+    a: Any
+    b: Any
+    b_more: Any
+    ready: Any
+    free: Any
+    turns: Any
+    addend_ready: Any
+
+
+class _Results(NamedTuple):
+    """Descriptors of the result and the addend, and the staging buffers of both in shared memory.
+
+    Those named `more` are for the last META.more_n columns of a tile.
+    """
+
+    out: Any
+    out_more: Any
+    staging: Any
+    staging_more: Any
+    addend: Any
+    addend_more: Any
+
+
 @gluon.jit
-def _copy(a, b, b_more, buffers, sizes, ORDER: gl.constexpr):
-    """What one warp does: copy blocks of both operands to where the one before has been multiplied."""
-    xs, ys, ys_more, ready, free, _, _ = buffers
-    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column = sizes
-    A_TRANSPOSED: gl.constexpr = ORDER[0]
-    B_TRANSPOSED: gl.constexpr = ORDER[1]
-    GROUP_M: gl.constexpr = ORDER[2]
-    STAGES: gl.constexpr = ys.shape[0]
-    COPIES: gl.constexpr = xs.shape[0] // STAGES
-    ROWS: gl.constexpr = xs.shape[3] if A_TRANSPOSED else xs.shape[2]
-    COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
-    INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    MORE: gl.constexpr = ORDER[6]
-    BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS + MORE) * INNER * xs.dtype.primitive_bitwidth // 8
+def _copy_operands(a, b, b_more, buffers, sizes, META: gl.constexpr):
+    """Copy the blocks of every tile of this program to the stages, as they become free. One warp does this."""
+    STAGES: gl.constexpr = META.stages
+    # Blocks of a in a stage: one, or one for each consumer.
+    COPIES: gl.constexpr = buffers.a.shape[0] // STAGES
+    ROWS: gl.constexpr = buffers.a.shape[3] if META.a_transposed else buffers.a.shape[2]
+    COLUMNS: gl.constexpr = buffers.b.shape[2] if META.b_transposed else buffers.b.shape[3]
+    INNER: gl.constexpr = buffers.a.shape[2] if META.a_transposed else buffers.a.shape[3]
+    BYTES: gl.constexpr = (COPIES * ROWS + COLUMNS + META.more_n) * INNER * buffers.a.dtype.primitive_bitwidth // 8
     step = 0
-    for tile in range(gl.program_id(0), count, programs):
-        written = tile // (tiles_m * tiles_n)
-        batch, begin = written % batches, written // batches * steps
-        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        row = begin_within(row, COPIES * ROWS, last_row)
-        column = begin_within(column, COLUMNS + MORE, last_column)
-        for block in range(begin, gl.minimum(begin + steps, blocks)):
+    for tile in range(gl.program_id(0), sizes.tiles, sizes.programs):
+        matrix = tile // (sizes.tiles_m * sizes.tiles_n)
+        batch, begin = matrix % sizes.batches, matrix // sizes.batches * sizes.steps
+        row, column = tile_index(tile % (sizes.tiles_m * sizes.tiles_n), sizes.tiles_m, sizes.tiles_n, META.group_m)
+        row = clamped_start(row, COPIES * ROWS, sizes.last_row)
+        column = clamped_start(column, COLUMNS + META.more_n, sizes.last_column)
+        for block in range(begin, gl.minimum(begin + sizes.steps, sizes.blocks)):
             stage, inner = step % STAGES, block * INNER
-            mbarrier.wait(free.index(stage), 1 - step // STAGES % 2)
-            here = ready.index(stage)
-            mbarrier.expect(here, BYTES)
+            mbarrier.wait(buffers.free.index(stage), 1 - step // STAGES % 2)
+            ready = buffers.ready.index(stage)
+            mbarrier.expect(ready, BYTES)
             for i in gl.static_range(COPIES):
                 first = row + i * ROWS
-                place_a = [batch, inner, first] if A_TRANSPOSED else [batch, first, inner]
-                load(a, place_a, here, xs.index(stage * COPIES + i))
-            load(b, [batch, column, inner] if B_TRANSPOSED else [batch, inner, column], here, ys.index(stage))
-            if MORE > 0:
+                a_start = [batch, inner, first] if META.a_transposed else [batch, first, inner]
+                load(a, a_start, ready, buffers.a.index(stage * COPIES + i))
+            b_start = [batch, column, inner] if META.b_transposed else [batch, inner, column]
+            load(b, b_start, ready, buffers.b.index(stage))
+            if META.more_n > 0:
                 first = column + COLUMNS
-                place_b = [batch, first, inner] if B_TRANSPOSED else [batch, inner, first]
-                load(b_more, place_b, here, ys_more.index(stage))
+                b_more_start = [batch, first, inner] if META.b_transposed else [batch, inner, first]
+                load(b_more, b_more_start, ready, buffers.b_more.index(stage))
             step += 1
 
 
 @gluon.jit
-def _write(
-    tile,
+def _store_subtile(
+    subtile,
     out,
-    here,
-    place_out,
+    staging,
+    start,
     sizes,
     epilogue_arguments,
-    ORDER: gl.constexpr,
+    META: gl.constexpr,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
     PENDING: gl.constexpr,
 ):
-    """Write a tile through the buffer `here`, as soon as all but PENDING writes before have left theirs.
+    """Apply the epilogue to a subtile and store it by TMA through the buffer `staging`.
 
-    What has been copied there is added.
+    `start` is (matrix, row, column) in the result. With META.addend_by_tma the buffer holds the addend at first. At
+    most PENDING earlier stores may still read their buffers.
     """
-    M, N, batches, _, _, _, _, _, _, _, _ = sizes
-    written, row, column = place_out
-    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
-    ROWS: gl.constexpr = tile.shape[0]
-    WIDTH: gl.constexpr = tile.shape[1]
-    if OUT_TRANSPOSED:
-        buffer = here.reshape((WIDTH, ROWS)).permute((1, 0))
+    matrix, row, column = start
+    ROWS: gl.constexpr = subtile.shape[0]
+    WIDTH: gl.constexpr = subtile.shape[1]
+    if META.out_transposed:
+        buffer = staging.reshape((WIDTH, ROWS)).permute((1, 0))
     else:
-        buffer = here.reshape((ROWS, WIDTH))
-    rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, tile.type.layout))
-    columns = column.to(INDEX) + gl.arange(0, WIDTH, gl.SliceLayout(0, tile.type.layout))
-    own = (written % batches).to(INDEX), rows, columns, rows < M, columns < N
-    result = epilogue(tile, own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
-    if ORDER[8] > 0:
-        result += epilogue_arguments[4] * buffer.load(tile.type.layout).to(gl.float32)
+        buffer = staging.reshape((ROWS, WIDTH))
+    rows = row.to(INDEX) + gl.arange(0, ROWS, gl.SliceLayout(1, subtile.type.layout))
+    columns = column.to(INDEX) + gl.arange(0, WIDTH, gl.SliceLayout(0, subtile.type.layout))
+    own = (matrix % sizes.batches).to(INDEX), rows, columns, rows < sizes.M, columns < sizes.N
+    result = epilogue(subtile, own, epilogue_arguments, SCALED, KINDS, ACTIVATION)
+    if META.addend_by_tma:
+        result += epilogue_arguments[4] * buffer.load(subtile.type.layout).to(gl.float32)
     tma.store_wait(pendings=PENDING)
     buffer.store(result.to(out.dtype))
     fence_async_shared()
-    store(out, [written, column, row] if OUT_TRANSPOSED else [written, row, column], here)
+    store(out, [matrix, column, row] if META.out_transposed else [matrix, row, column], staging)
 
 
 @gluon.jit
-def _copy_addend(results, arrived, place_out, batches, ORDER: gl.constexpr, WHICH: gl.constexpr):
-    """Copy what is added to a tile to where its result will be written through, once the one before has left."""
-    _, _, staging, staging_more, added, added_more = results
-    written, row, column = place_out
-    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
-    MORE: gl.constexpr = ORDER[6]
-    ROWS: gl.constexpr = staging.shape[3] if OUT_TRANSPOSED else staging.shape[2]
-    WIDTH: gl.constexpr = staging.shape[2] if OUT_TRANSPOSED else staging.shape[3]
-    BYTES: gl.constexpr = ROWS * (2 * WIDTH + MORE) * staging.dtype.primitive_bitwidth // 8
-    batch = written % batches if ORDER[8] == 2 else 0
+def _copy_addend(results, ready, start, batches, META: gl.constexpr, CONSUMER: gl.constexpr):
+    """Copy the addend of a tile to the consumer's staging buffers, once earlier results have left them."""
+    matrix, row, column = start
+    ROWS: gl.constexpr = results.staging.shape[3] if META.out_transposed else results.staging.shape[2]
+    WIDTH: gl.constexpr = results.staging.shape[2] if META.out_transposed else results.staging.shape[3]
+    BYTES: gl.constexpr = ROWS * (2 * WIDTH + META.more_n) * results.staging.dtype.primitive_bitwidth // 8
+    batch = matrix % batches if META.addend_batched else 0
     tma.store_wait(pendings=0)
-    mbarrier.expect(arrived, BYTES)
+    mbarrier.expect(ready, BYTES)
     for i in gl.static_range(2):
         first = column + i * WIDTH
-        from_here = [batch, first, row] if OUT_TRANSPOSED else [batch, row, first]
-        load(added, from_here, arrived, staging.index(2 * WHICH + i))
-    if MORE > 0:
+        from_here = [batch, first, row] if META.out_transposed else [batch, row, first]
+        load(results.addend, from_here, ready, results.staging.index(2 * CONSUMER + i))
+    if META.more_n > 0:
         first = column + 2 * WIDTH
-        from_here = [batch, first, row] if OUT_TRANSPOSED else [batch, row, first]
-        load(added_more, from_here, arrived, staging_more.index(WHICH))
+        from_here = [batch, first, row] if META.out_transposed else [batch, row, first]
+        load(results.addend_more, from_here, ready, results.staging_more.index(CONSUMER))
 
 
 @gluon.jit
-def _begin_to_load(
-    place_out,
+def _prefetch_addend(
+    start,
     sizes,
     epilogue_arguments,
     ROWS: gl.constexpr,
@@ -145,9 +188,8 @@ def _begin_to_load(
     OUT_TRANSPOSED: gl.constexpr,
     INDEX: gl.constexpr,
 ):
-    """Bring to the L2 cache the lines of what is added to a tile, if it lies as the result does."""
-    M, N, batches, _, _, _, _, _, _, _, _ = sizes
-    written, row, column = place_out
+    """Prefetch the addend of a tile into the L2 cache, if the addend varies along both rows and columns."""
+    matrix, row, column = start
     addend, scales, strides, _, _ = epilogue_arguments
     COUNT: gl.constexpr = len(scales)
     if KINDS[COUNT] == 3:
@@ -157,8 +199,9 @@ def _begin_to_load(
         each = gl.arange(0, COLUMNS if OUT_TRANSPOSED else ROWS, gl.SliceLayout(1, layout))[:, None]
         line = gl.arange(0, max(1, LENGTH // LINE), gl.SliceLayout(0, layout))[None, :] * LINE
         rows, columns = (line, each) if OUT_TRANSPOSED else (each, line)
-        rows, columns = gl.minimum(row + rows, M - 1).to(INDEX), gl.minimum(column + columns, N - 1).to(INDEX)
-        first = addend + (written % batches).to(INDEX) * strides[COUNT][0]
+        rows = gl.minimum(row + rows, sizes.M - 1).to(INDEX)
+        columns = gl.minimum(column + columns, sizes.N - 1).to(INDEX)
+        first = addend + (matrix % sizes.batches).to(INDEX) * strides[COUNT][0]
         address = (first + rows * strides[COUNT][1] + columns * strides[COUNT][2]).to(gl.int64)
         gl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
@@ -166,136 +209,122 @@ def _begin_to_load(
 
 
 @gluon.jit
-def _as_operand(y, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: gl.constexpr):
+def _b_operand(block, COLUMNS: gl.constexpr, INNER: gl.constexpr, B_TRANSPOSED: gl.constexpr):
+    """Return a block of b in shared memory as (INNER, COLUMNS)."""
     if B_TRANSPOSED:
-        operand = y.reshape((COLUMNS, INNER)).permute((1, 0))
+        operand = block.reshape((COLUMNS, INNER)).permute((1, 0))
     else:
-        operand = y.reshape((INNER, COLUMNS))
+        operand = block.reshape((INNER, COLUMNS))
     return operand
 
 
 @gluon.jit
-def _multiply(
+def _consume(
     results,
     buffers,
     sizes,
     epilogue_arguments,
-    ORDER: gl.constexpr,
+    META: gl.constexpr,
     SCALED: gl.constexpr,
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
-    WHICH: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):
-    """What a group of four warps does: multiply its rows, those of number WHICH, of every tile and write them.
-
-    With PINGPONG groups take turns with whole tiles: one begins to multiply when the other has all blocks of its own.
-    """
-    out, out_more, staging, staging_more, _, _ = results
-    xs, ys, ys_more, ready, free, turns, arrived = buffers
-    _, _, batches, count, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column = sizes
-    A_TRANSPOSED: gl.constexpr = ORDER[0]
-    B_TRANSPOSED: gl.constexpr = ORDER[1]
-    GROUP_M: gl.constexpr = ORDER[2]
-    CONSUMERS: gl.constexpr = ORDER[3]
-    BLOCKWISE: gl.constexpr = ORDER[4]
-    OUT_TRANSPOSED: gl.constexpr = ORDER[5]
-    STAGES: gl.constexpr = ys.shape[0]
-    COPIES: gl.constexpr = xs.shape[0] // STAGES
-    ROWS: gl.constexpr = staging.shape[3] if OUT_TRANSPOSED else staging.shape[2]
-    COLUMNS: gl.constexpr = ys.shape[2] if B_TRANSPOSED else ys.shape[3]
-    INNER: gl.constexpr = xs.shape[2] if A_TRANSPOSED else xs.shape[3]
-    WIDTH: gl.constexpr = staging.shape[2] if OUT_TRANSPOSED else staging.shape[3]
-    BUFFERS: gl.constexpr = staging.shape[0] // CONSUMERS
-    MORE: gl.constexpr = ORDER[6]
-    PINGPONG: gl.constexpr = ORDER[7]
-    ADDED: gl.constexpr = ORDER[8]
-    # How many groups have rows of a tile, and which of them are this one's; and how many have tiles of their own.
-    SHARING: gl.constexpr = 1 if PINGPONG else CONSUMERS
-    PART: gl.constexpr = 0 if PINGPONG else WHICH
-    TURNS: gl.constexpr = CONSUMERS if PINGPONG else 1
-    DEPTH: gl.constexpr = 256 // xs.dtype.primitive_bitwidth
+    """Multiply and store, as warp group number CONSUMER: its rows of every tile, or with ping-pong every other tile."""
+    STAGES: gl.constexpr = META.stages
+    COPIES: gl.constexpr = buffers.a.shape[0] // STAGES
+    ROWS: gl.constexpr = results.staging.shape[3] if META.out_transposed else results.staging.shape[2]
+    COLUMNS: gl.constexpr = buffers.b.shape[2] if META.b_transposed else buffers.b.shape[3]
+    INNER: gl.constexpr = buffers.a.shape[2] if META.a_transposed else buffers.a.shape[3]
+    WIDTH: gl.constexpr = results.staging.shape[2] if META.out_transposed else results.staging.shape[3]
+    BUFFERS: gl.constexpr = META.buffers
+    MORE: gl.constexpr = META.more_n
+    PINGPONG: gl.constexpr = META.pingpong
+    # Which of the row sharers this consumer is.
+    SHARER: gl.constexpr = 0 if PINGPONG else CONSUMER
+    DEPTH: gl.constexpr = 256 // buffers.a.dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, DEPTH])
     layout_more: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(MORE, 16), DEPTH])
     first_tile, step, turn = gl.program_id(0), 0, 0
-    arrivals = 0
+    addends = 0
     if PINGPONG:
-        first_tile += WHICH * programs
-        step = WHICH * blocks
-    for tile in range(first_tile, count, TURNS * programs):
-        written = tile // (tiles_m * tiles_n)
-        begin = written // batches * steps
-        row, column = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-        row = begin_within(row, SHARING * ROWS, last_row) + PART * ROWS
-        column = begin_within(column, COLUMNS + MORE, last_column)
+        first_tile += CONSUMER * sizes.programs
+        step = CONSUMER * sizes.blocks
+    for tile in range(first_tile, sizes.tiles, META.turns * sizes.programs):
+        matrix = tile // (sizes.tiles_m * sizes.tiles_n)
+        begin = matrix // sizes.batches * sizes.steps
+        row, column = tile_index(tile % (sizes.tiles_m * sizes.tiles_n), sizes.tiles_m, sizes.tiles_n, META.group_m)
+        row = clamped_start(row, META.row_sharers * ROWS, sizes.last_row) + SHARER * ROWS
+        column = clamped_start(column, COLUMNS + MORE, sizes.last_column)
         total = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
         total_more = gl.zeros((ROWS, max(MORE, 16)), gl.float32, layout_more)
-        if ADDED > 0:
-            _copy_addend(results, arrived.index(WHICH), (written, row, column), batches, ORDER, WHICH)
+        if META.addend_by_tma:
+            ready = buffers.addend_ready.index(CONSUMER)
+            _copy_addend(results, ready, (matrix, row, column), sizes.batches, META, CONSUMER)
         elif epilogue_arguments[0] is not None:
-            _begin_to_load(
-                (written, row, column),
+            _prefetch_addend(
+                (matrix, row, column),
                 sizes,
                 epilogue_arguments,
                 ROWS,
                 COLUMNS * (2 if MORE > 0 else 1),
                 KINDS,
-                OUT_TRANSPOSED,
+                META.out_transposed,
                 INDEX,
             )
         if PINGPONG:
-            mbarrier.wait(turns.index(WHICH), (turn + 1 - WHICH) % 2)
+            mbarrier.wait(buffers.turns.index(CONSUMER), (turn + 1 - CONSUMER) % 2)
             turn += 1
-        for block in range(begin, gl.minimum(begin + steps, blocks)):
+        for block in range(begin, gl.minimum(begin + sizes.steps, sizes.blocks)):
             stage = step % STAGES
-            mbarrier.wait(ready.index(stage), step // STAGES % 2)
-            if A_TRANSPOSED:
-                x = xs.index(stage * COPIES + PART).reshape((INNER, ROWS)).permute((1, 0))
+            mbarrier.wait(buffers.ready.index(stage), step // STAGES % 2)
+            if META.a_transposed:
+                x = buffers.a.index(stage * COPIES + SHARER).reshape((INNER, ROWS)).permute((1, 0))
             elif COPIES == 1:
-                x = xs.index(stage).reshape((SHARING * ROWS, INNER)).slice(PART * ROWS, ROWS)
+                x = buffers.a.index(stage).reshape((META.row_sharers * ROWS, INNER)).slice(SHARER * ROWS, ROWS)
             else:
-                x = xs.index(stage * COPIES + PART).reshape((ROWS, INNER))
-            y = _as_operand(ys.index(stage), COLUMNS, INNER, B_TRANSPOSED)
-            if BLOCKWISE:
-                part = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
-                part = warpgroup_mma(x, y, part, use_acc=False, is_async=True)
-                total += warpgroup_mma_wait(0, deps=(part,))
-                mbarrier.arrive(free.index(stage))
+                x = buffers.a.index(stage * COPIES + SHARER).reshape((ROWS, INNER))
+            y = _b_operand(buffers.b.index(stage), COLUMNS, INNER, META.b_transposed)
+            if META.blockwise:
+                partial = gl.zeros((ROWS, COLUMNS), gl.float32, layout)
+                partial = warpgroup_mma(x, y, partial, use_acc=False, is_async=True)
+                total += warpgroup_mma_wait(0, deps=(partial,))
+                mbarrier.arrive(buffers.free.index(stage))
             else:
                 total = warpgroup_mma(x, y, total, is_async=True)
                 if MORE > 0:
-                    y_more = _as_operand(ys_more.index(stage), MORE, INNER, B_TRANSPOSED)
+                    y_more = _b_operand(buffers.b_more.index(stage), MORE, INNER, META.b_transposed)
                     total_more = warpgroup_mma(x, y_more, total_more, is_async=True)
                     total, total_more = warpgroup_mma_wait(2, deps=(total, total_more))
                 else:
                     total = warpgroup_mma_wait(1, deps=(total,))
-                # The block before this one has been multiplied.
-                mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=block > begin)
+                # Only this block's product is in flight, so the stage of the block before is free.
+                mbarrier.arrive(buffers.free.index((step + STAGES - 1) % STAGES), pred=block > begin)
             step += 1
         if PINGPONG:
-            mbarrier.arrive(turns.index(1 - WHICH))
-        if not BLOCKWISE:
+            mbarrier.arrive(buffers.turns.index(1 - CONSUMER))
+        if not META.blockwise:
             if MORE > 0:
                 total, total_more = warpgroup_mma_wait(0, deps=(total, total_more))
             else:
                 total = warpgroup_mma_wait(0, deps=(total,))
-            mbarrier.arrive(free.index((step + STAGES - 1) % STAGES))
-        # The other group's blocks are between this tile's and the next.
-        step += (TURNS - 1) * blocks
-        if ADDED > 0:
-            mbarrier.wait(arrived.index(WHICH), arrivals % 2)
-            arrivals += 1
+            mbarrier.arrive(buffers.free.index((step + STAGES - 1) % STAGES))
+        # With ping-pong the blocks of the other consumer's tile come next.
+        step += (META.turns - 1) * sizes.blocks
+        if META.addend_by_tma:
+            mbarrier.wait(buffers.addend_ready.index(CONSUMER), addends % 2)
+            addends += 1
         subtiles = total.reshape((ROWS, 2, WIDTH)).permute((0, 2, 1)).split()
         for i in gl.static_range(2):
-            # What was last in these BUFFERS has been read out of shared memory.
-            _write(
+            _store_subtile(
                 subtiles[i],
-                out,
-                staging.index(WHICH * BUFFERS + i % BUFFERS),
-                (written, row, column + i * WIDTH),
+                results.out,
+                results.staging.index(CONSUMER * BUFFERS + i % BUFFERS),
+                (matrix, row, column + i * WIDTH),
                 sizes,
                 epilogue_arguments,
-                ORDER,
+                META,
                 SCALED,
                 KINDS,
                 ACTIVATION,
@@ -303,14 +332,14 @@ def _multiply(
                 BUFFERS - 1,
             )
         if MORE > 0:
-            _write(
+            _store_subtile(
                 total_more,
-                out_more,
-                staging_more.index(WHICH),
-                (written, row, column + COLUMNS),
+                results.out_more,
+                results.staging_more.index(CONSUMER),
+                (matrix, row, column + COLUMNS),
                 sizes,
                 epilogue_arguments,
-                ORDER,
+                META,
                 SCALED,
                 KINDS,
                 ACTIVATION,
@@ -321,7 +350,7 @@ def _multiply(
 
 
 def in_shared_memory(descriptor: AnyLayout) -> TensorDescriptor:
-    """The same with the layout in which tensor cores take a block, swizzled over 128 bytes at most."""
+    """Return a descriptor whose blocks have the swizzled shared memory layout that tensor cores read."""
     size, block = descriptor.base.dtype.itemsize, list(descriptor.block_shape)
     layout = gl.NVMMASharedLayout(min(128, block[-1] * size), 8 * size, len(block))
     return TensorDescriptor(descriptor.base, descriptor.shape, descriptor.strides, block, layout)
@@ -355,77 +384,73 @@ def multiply_warp_specialized(
     KINDS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
-    ORDER: gl.constexpr,
-    BUFFERS: gl.constexpr,
-    STAGES: gl.constexpr,
+    META: gl.constexpr,
 ):
-    """As `triton.multiply_persistent`, by CONSUMERS groups of warps that multiply and write, and one warp that copies.
+    """Multiply tiles persistently, by META.consumers warp groups and a warp that copies.
 
-    ORDER is whether a and b are transposed, GROUP_M, CONSUMERS, whether sums over blocks are added in float32
-    (BLOCKWISE), whether the result is transposed, how many columns a tile has besides, those of `b_more` and
-    `out_more`, PINGPONG, and what of `added` and `added_more` is copied as blocks are: nothing, 0, one matrix for all
-    batches, 1, or one for each, 2. Blocks are powers of two, and the tiles that fill a device seldom are. The blocks
-    are the descriptors'. Each of `splits` parts of K, of `steps` blocks, is a result. A tile is written in two
-    subtiles, by way of BUFFERS of them. CUTLASS has kernels like both for Hopper, "cooperative" and "ping-pong".
+    Args:
+        a, b, out: tensor descriptors of (batch, row, column), or (batch, column, row) for transposed operands. Blocks
+            of `out` have half of a tile's columns, without the last META.more_n.
+        b_more, out_more: the descriptors for the last META.more_n columns of a tile, or None.
+        added, added_more: descriptors of an addend that TMA copies, or None.
+        steps: blocks of K in each of the `splits` slices. Each slice has a result of its own in `out`.
+        programs: the stride, in tiles, from one tile of a program to its next.
+        last_row, last_column: the last row and column that a tile may start at (`clamped_start`).
+        addend, scales, epilogue_strides, alpha, beta: see `epilogue`; an `added` addend is not among them.
 
-    An addend that is copied comes to where its tile is written through, while the tile is multiplied; BUFFERS are two
-    then. Where threads load it in the layout in which tensor cores leave results, all wait for it: 6 matrices of 1,296
-    by 1,296, K = 64, plus such an addend took 44 us so, and take 20 with a copy (float16, H200).
+    A copied addend arrives in the staging buffers while its tile is multiplied, and META.buffers are two then. Threads
+    that load an addend in the accumulator's layout would wait for memory after the last product.
 
-    Groups that share a tile write it at the same time, and tensor cores wait meanwhile. With PINGPONG two groups have
-    every other tile each, so that one multiplies while the other writes: 1,976 rows by 5,504 of K = 576 take 25.1 us
-    in place of 27.6, 2,880 by 14,336 of K = 768 92 in place of 102 (float16, H200). Of one round of tiles one group
-    does it all, and so tiles of 64 rows by 128 are as fast as larger ones: 418 rows by 7,168, K = 2,048, 24 us for 28.
+    With cooperative consumers the tensor cores are idle while a tile is stored. With ping-pong one consumer multiplies
+    while the other stores.
 
-    float8 without fast accumulation adds each block of K in registers of its own. Where all warps wait for each block
-    they multiply and add in step: 956 us at 8192 cubed, cuBLAS 751. Three groups that wait for nothing but their own
-    blocks multiply while another adds: 771 us. With two groups, tiles of 128x128 read a fifth more of the L2 cache
-    (955), and those of 128x256 spill. For half types a warp that only copies gained 1 to 4 %, most where K is short.
+    float8 without fast accumulation (META.blockwise) adds each block's product in registers. Three consumers that wait
+    for nothing but their own products keep the tensor cores busy during these additions.
 
-    Triton's own warp specialisation refuses descriptors that the host made. In Gluon a name bound to a loop variable is
-    not carried along, and what a partition is given in a tuple is no constant.
+    Triton's own warp specialisation refuses descriptors made on the host. In Gluon a name bound to a loop variable is
+    not carried along. A constant passed to a partition in a tuple becomes a run-time value.
     """
-    gl.static_assert(STAGES > 1, "a block is done with when the next is multiplied, and with one stage both would wait")
-    A_TRANSPOSED: gl.constexpr = ORDER[0]
-    B_TRANSPOSED: gl.constexpr = ORDER[1]
-    CONSUMERS: gl.constexpr = ORDER[3]
-    SHARING: gl.constexpr = 1 if ORDER[7] else CONSUMERS
-    ROWS: gl.constexpr = SHARING * (out.block_shape[2] if ORDER[5] else out.block_shape[1])
-    COLUMNS: gl.constexpr = b.block_shape[1] if B_TRANSPOSED else b.block_shape[2]
-    INNER: gl.constexpr = a.block_shape[1] if A_TRANSPOSED else a.block_shape[2]
-    COPIES: gl.constexpr = ROWS // (a.block_shape[2] if A_TRANSPOSED else a.block_shape[1])
-    xs = gl.allocate_shared_memory(a.dtype, [STAGES * COPIES] + a.block_shape, a.layout)
-    ys = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
-    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * BUFFERS] + out.block_shape, out.layout)
-    MORE: gl.constexpr = ORDER[6]
-    ys_more, staging_more = ys, staging
-    if MORE > 0:
-        ys_more = gl.allocate_shared_memory(b.dtype, [STAGES] + b_more.block_shape, b_more.layout)
+    gl.static_assert(
+        META.stages > 1, "a stage is freed while the next block is multiplied: with one stage both would wait"
+    )
+    ROWS: gl.constexpr = META.row_sharers * (out.block_shape[2] if META.out_transposed else out.block_shape[1])
+    COLUMNS: gl.constexpr = b.block_shape[1] if META.b_transposed else b.block_shape[2]
+    INNER: gl.constexpr = a.block_shape[1] if META.a_transposed else a.block_shape[2]
+    COPIES: gl.constexpr = ROWS // (a.block_shape[2] if META.a_transposed else a.block_shape[1])
+    STAGES: gl.constexpr = META.stages
+    CONSUMERS: gl.constexpr = META.consumers
+    a_blocks = gl.allocate_shared_memory(a.dtype, [STAGES * COPIES] + a.block_shape, a.layout)
+    b_blocks = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_shape, b.layout)
+    staging = gl.allocate_shared_memory(out.dtype, [CONSUMERS * META.buffers] + out.block_shape, out.layout)
+    b_blocks_more, staging_more = b_blocks, staging
+    if META.more_n > 0:
+        b_blocks_more = gl.allocate_shared_memory(b.dtype, [STAGES] + b_more.block_shape, b_more.layout)
         staging_more = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out_more.block_shape, out_more.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    arrived = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    addend_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=SHARING)
+        mbarrier.init(free.index(i), count=META.row_sharers)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(arrived.index(i), count=1)
-    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + MORE)
-    buffers = xs, ys, ys_more, ready, free, turns, arrived
-    results = out, out_more, staging, staging_more, added, added_more
-    count = splits * batches * tiles_m * tiles_n
-    sizes = M, N, batches, count, tiles_m, tiles_n, gl.cdiv(K, INNER), steps, programs, last_row, last_column
+        mbarrier.init(addend_ready.index(i), count=1)
+    tiles_m, tiles_n = gl.cdiv(M, ROWS), gl.cdiv(N, COLUMNS + META.more_n)
+    buffers = _Buffers(a_blocks, b_blocks, b_blocks_more, ready, free, turns, addend_ready)
+    results = _Results(out, out_more, staging, staging_more, added, added_more)
+    tiles = splits * batches * tiles_m * tiles_n
+    blocks = gl.cdiv(K, INNER)
+    sizes = _Sizes(M, N, batches, tiles, tiles_m, tiles_n, blocks, steps, programs, last_row, last_column)
     epilogue_arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
     wait_for_previous_launch()
-    # As many of 65,536 registers for each thread; what copies needs few.
+    # Both lists leave out the first partition: the warps of each, and the registers of a thread. Copying needs few.
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [1],
             [24],
@@ -433,9 +458,9 @@ def multiply_warp_specialized(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
-                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [4, 1],
             [240, 24],
@@ -443,10 +468,10 @@ def multiply_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 0)),
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 1)),
-                (_multiply, (results, buffers, sizes, epilogue_arguments, ORDER, SCALED, KINDS, ACTIVATION, INDEX, 2)),
-                (_copy, (a, b, b_more, buffers, sizes, ORDER)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 0)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 1)),
+                (_consume, (results, buffers, sizes, epilogue_arguments, META, SCALED, KINDS, ACTIVATION, INDEX, 2)),
+                (_copy_operands, (a, b, b_more, buffers, sizes, META)),
             ],
             [4, 4, 1],
             [160, 160, 24],

@@ -1,10 +1,12 @@
-"""Products of float32 on Hopper, in Gluon: as three parts of bfloat16 each, whose products follow each other.
+"""Products of float32 on Hopper, in Gluon: six asynchronous products of bfloat16 terms (bf16x6).
 
-`language.bf16x6` has the method. In a kernel of Triton's each of the six products of two operands' parts is waited for
-before the next begins; here they are under way at once.
+`language.bf16x6` has the method: a float32 operand is the sum of three bfloat16 terms. A Triton kernel waits for each
+of the six products before it starts the next; here all are in flight at once.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -15,18 +17,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tritonite.engine.gemm.kernels.epilogue import epilogue, place, store
+from tritonite.engine.gemm.kernels.epilogue import epilogue, store, tile_index
 from tritonite.language.bf16x6 import split_terms
 from tritonite.language.indices import aligned_to
 from tritonite.language.order import wait_for_previous_launch
 from tritonite.runtime.libentry import libentry
 
 
+class _Operand(NamedTuple):
+    """An operand of a tile: the batch's pointer, the tile's first row (or column), and strides across and along K."""
+
+    pointer: Any
+    first: Any
+    stride: Any
+    inner_stride: Any
+
+
+class _Bounds(NamedTuple):
+    """Rows, columns, and the end along K of the tile's split-K slice; loads beyond give 0."""
+
+    rows: Any
+    columns: Any
+    inner: Any
+
+
 @gluon.jit
 def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
-    """Room for the three parts of a tile in shared memory.
+    """Allocate shared memory for the three bfloat16 terms of a (ROWS_OF, COLUMNS) tile.
 
-    Each has its own: with a barrier Triton would part what is written to parts of one.
+    Each term has an allocation of its own, because Triton puts a barrier between stores to slices of one.
     """
     WIDTH: gl.constexpr = min(128, 2 * COLUMNS)
     layout: gl.constexpr = gl.NVMMASharedLayout(WIDTH, 16, 2)
@@ -37,7 +56,7 @@ def shared_parts(ROWS_OF: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def store_parts(buffers, tile):
-    """Write a tile's three parts to shared memory."""
+    """Store a float32 tile's three bfloat16 terms to shared memory."""
     first, second, third = split_terms(tile, "bf16x6")
     buffers[0].store(first)
     buffers[1].store(second)
@@ -46,13 +65,13 @@ def store_parts(buffers, tile):
 
 @gluon.jit
 def transposed(buffers):
-    """The parts of a tile's transpose, in shared memory."""
+    """Return transposed views of a tile's three terms in shared memory."""
     return buffers[0].permute((1, 0)), buffers[1].permute((1, 0)), buffers[2].permute((1, 0))
 
 
 @gluon.jit
 def in_registers(tile, layout: gl.constexpr):
-    """A tile's parts as first operands of products that are laid out so."""
+    """Return a float32 tile's three terms in registers, as first operands of products whose results have `layout`."""
     first, second, third = split_terms(tile, "bf16x6")
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     first, second = gl.convert_layout(first, operand), gl.convert_layout(second, operand)
@@ -60,8 +79,8 @@ def in_registers(tile, layout: gl.constexpr):
 
 
 @gluon.jit
-def begin(a, b, layout: gl.constexpr):
-    """Start the five smaller products of parts."""
+def start_small_products(a, b, layout: gl.constexpr):
+    """Start the five products that involve a second or third term, smallest first; return their sum, in flight."""
     M: gl.constexpr = a[0].shape[0]
     N: gl.constexpr = b[0].shape[1]
     total = gl.zeros((M, N), gl.float32, layout)
@@ -72,59 +91,60 @@ def begin(a, b, layout: gl.constexpr):
     return warpgroup_mma(a[0], b[1], total, is_async=True)
 
 
-# How many `begin` starts.
-BEGUN = gl.constexpr(5)
+# The products that `start_small_products` starts.
+SMALL_PRODUCTS = gl.constexpr(5)
 
 
 @gluon.jit
-def go_on(a, b, total):
-    """Start the largest product, after the smaller ones, which of infinite elements are nan, have been waited for."""
+def start_main_product(a, b, total):
+    """Start the product of the first terms, added to the finished small products.
+
+    The small products of infinite elements are NaN, and are replaced by 0.
+    """
     return warpgroup_mma(a[0], b[0], gl.where(total == total, total, 0.0), is_async=True)
 
 
 @gluon.jit
-def end(a, total, OUTSTANDING: gl.constexpr):
-    """The product of parts in registers once no more than so many are under way; these are kept until then."""
+def wait(a, total, OUTSTANDING: gl.constexpr):
+    """Wait until at most OUTSTANDING products are in flight and return `total`; `a` stays in registers until then."""
     total, _first, _second, _third = warpgroup_mma_wait(OUTSTANDING, deps=(total, a[0], a[1], a[2]))
     return total
 
 
 @gluon.jit
-def _load_rows(a, k, ends, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, layout: gl.constexpr):
-    """A block of the first operand, each thread what it multiplies of it, of sectors that four lanes or eight share."""
-    pointer, row, along_row, along_inner = a
-    rows = row + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+def _load_rows(a, k, bounds, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, layout: gl.constexpr):
+    """Load a block of the first operand to the registers of the threads that multiply it."""
+    rows = a.first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     inner = k + gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
-    pointers = pointer + (rows * along_row)[:, None] + (inner * along_inner)[None, :]
-    return gl.load(pointers, mask=(rows < ends[0])[:, None] & (inner < ends[2])[None, :], other=0.0)
+    pointers = a.pointer + (rows * a.stride)[:, None] + (inner * a.inner_stride)[None, :]
+    return gl.load(pointers, mask=(rows < bounds.rows)[:, None] & (inner < bounds.inner)[None, :], other=0.0)
 
 
 @gluon.jit
-def _load_columns(b, k, ends, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, B_INNER: gl.constexpr):
-    """A block of the second operand, or its transpose where elements along K are next to each other."""
-    pointer, column, along_inner, along_column = b
+def _load_columns(b, k, bounds, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, B_INNER: gl.constexpr):
+    """Load a (BLOCK_K, BLOCK_N) block of the second operand, or its transpose if B_INNER: the contiguous way."""
     ALONG: gl.constexpr = min(32, (BLOCK_K if B_INNER else BLOCK_N) // 4)
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // ALONG, ALONG], [gl.num_warps(), 1], [1, 0])
     if B_INNER:
-        columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+        columns = b.first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
         inner = k + gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
-        pointers = pointer + (columns * along_column)[:, None] + (inner * along_inner)[None, :]
-        mask = (columns < ends[1])[:, None] & (inner < ends[2])[None, :]
+        pointers = b.pointer + (columns * b.stride)[:, None] + (inner * b.inner_stride)[None, :]
+        mask = (columns < bounds.columns)[:, None] & (inner < bounds.inner)[None, :]
     else:
-        columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+        columns = b.first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
         inner = k + gl.arange(0, BLOCK_K, gl.SliceLayout(1, layout))
-        pointers = pointer + (inner * along_inner)[:, None] + (columns * along_column)[None, :]
-        mask = (inner < ends[2])[:, None] & (columns < ends[1])[None, :]
+        pointers = b.pointer + (inner * b.inner_stride)[:, None] + (columns * b.stride)[None, :]
+        mask = (inner < bounds.inner)[:, None] & (columns < bounds.columns)[None, :]
     return gl.load(pointers, mask=mask, other=0.0)
 
 
 @gluon.jit
-def _take(
+def _multiply_block(
     state,
     k,
     a,
     b,
-    ends,
+    bounds,
     here,
     there,
     CAREFUL: gl.constexpr,
@@ -134,10 +154,17 @@ def _take(
     BLOCK_K: gl.constexpr,
     B_INNER: gl.constexpr,
 ):
-    """The sums and the product of a block of K, and the first operand's next block in parts.
+    """Multiply a block of K while the next one is loaded.
 
-    The block's parts are in registers, `x`, and in shared memory, `here`. The next block comes under the products of
-    this one, and its parts are written `there`.
+    Args:
+        state: (sums so far, the terms of a's block in registers).
+        k: the block's first index along K.
+        here: the terms of b's block in shared memory.
+        there: where the terms of b's next block are stored.
+        CAREFUL: whether NaN of small products is replaced before the main product.
+
+    Returns:
+        The sums with this block's product, and the terms of a's next block.
     """
     total, x = state
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
@@ -145,24 +172,24 @@ def _take(
     if B_INNER:
         y = transposed(here)
     fence_async_shared()
-    product = begin(x, y, layout)
+    product = start_small_products(x, y, layout)
     if not CAREFUL:
         product = warpgroup_mma(x[0], y[0], product, is_async=True)
-    next_x = _load_rows(a, k + BLOCK_K, ends, BLOCK_M, BLOCK_K, operand)
-    next_y = _load_columns(b, k + BLOCK_K, ends, BLOCK_N, BLOCK_K, B_INNER)
+    next_x = _load_rows(a, k + BLOCK_K, bounds, BLOCK_M, BLOCK_K, operand)
+    next_y = _load_columns(b, k + BLOCK_K, bounds, BLOCK_N, BLOCK_K, B_INNER)
     following = in_registers(next_x, layout)
     store_parts(there, next_y)
     if CAREFUL:
-        product = go_on(x, y, warpgroup_mma_wait(0, deps=(product,)))
-    return total + end(x, product, 0), following
+        product = start_main_product(x, y, warpgroup_mma_wait(0, deps=(product,)))
+    return total + wait(x, product, 0), following
 
 
 @gluon.jit
-def _sums(
+def _sum_tile(
     a,
     b,
-    ends,
-    begin_at,
+    bounds,
+    begin,
     steps,
     even,
     odd,
@@ -172,32 +199,39 @@ def _sums(
     BLOCK_K: gl.constexpr,
     B_INNER: gl.constexpr,
 ):
-    """The sums of a tile over `steps` blocks of K, whose parts are in turn in `even` and in `odd` shared memory."""
+    """Return a tile's sums over `steps` blocks of K from index `begin` on.
+
+    The terms of b's blocks alternate between the shared memory buffers `even` and `odd`.
+    """
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BLOCK_N, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     total = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout)
-    x = in_registers(_load_rows(a, begin_at, ends, BLOCK_M, BLOCK_K, operand), layout)
-    store_parts(even, _load_columns(b, begin_at, ends, BLOCK_N, BLOCK_K, B_INNER))
+    x = in_registers(_load_rows(a, begin, bounds, BLOCK_M, BLOCK_K, operand), layout)
+    store_parts(even, _load_columns(b, begin, bounds, BLOCK_N, BLOCK_K, B_INNER))
     for i in range(0, steps // 2):
-        k = begin_at + 2 * i * BLOCK_K
+        k = begin + 2 * i * BLOCK_K
         state = total, x
-        total, x = _take(state, k, a, b, ends, even, odd, CAREFUL, layout, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
+        total, x = _multiply_block(
+            state, k, a, b, bounds, even, odd, CAREFUL, layout, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER
+        )
         state = total, x
-        total, x = _take(state, k + BLOCK_K, a, b, ends, odd, even, CAREFUL, layout, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
+        total, x = _multiply_block(
+            state, k + BLOCK_K, a, b, bounds, odd, even, CAREFUL, layout, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER
+        )
     if steps % 2 == 1:
         y = even
         if B_INNER:
             y = transposed(even)
         fence_async_shared()
-        product = begin(x, y, layout)
-        product = go_on(x, y, warpgroup_mma_wait(0, deps=(product,)))
-        total += end(x, product, 0)
+        product = start_small_products(x, y, layout)
+        product = start_main_product(x, y, warpgroup_mma_wait(0, deps=(product,)))
+        total += wait(x, product, 0)
     return total
 
 
 @libentry()
 @gluon.jit(do_not_specialize=["batches", "M", "steps"])
-def multiply_in_parts(
+def multiply_bf16x6(
     a,
     b,
     out,
@@ -217,59 +251,58 @@ def multiply_in_parts(
     ACTIVATION: gl.constexpr,
     INDEX: gl.constexpr,
     SPLIT: gl.constexpr,
-    ALIGNED: gl.constexpr,
+    META: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr,
 ):
-    """As `triton.multiply`, of float32 by products of bfloat16 parts, in tiles of 64 rows for each group of four warps.
+    """Multiply float32 by six products of bfloat16 terms, one tile a program; arguments as in `portable.multiply`.
 
-    Of a block of K the first operand goes from memory to the registers where it is multiplied, each group's own rows;
-    the second by way of shared memory, in two buffers: the parts of a block are cut and written, and the next is on its
-    way, while the one before is multiplied. The smaller products of what is infinite are nan. Sums that are not finite
-    are computed again, with the smaller products looked at before the largest is added.
+    A tile has 64 rows for each warp group. Each group loads its rows of a's block to registers, where they are split
+    into terms and multiplied. The terms of b's block go through shared memory, in two buffers: one is multiplied while
+    the other is filled.
+
+    The small products of infinite elements are NaN. A tile whose sums are not all finite is computed a second time.
+    NaN of small products is then replaced by 0 before the main product is added.
     """
     wait_for_previous_launch()
-    EVERY_A: gl.constexpr = ALIGNED[3]
-    EVERY_B: gl.constexpr = ALIGNED[4]
-    EVERY_OUT: gl.constexpr = ALIGNED[5]
-    A_INNER: gl.constexpr = ALIGNED[6]
-    B_INNER: gl.constexpr = ALIGNED[7]
-    M, N, K = aligned_to(M, ALIGNED[0]), aligned_to(N, ALIGNED[1]), aligned_to(K, ALIGNED[2])
+    M, N, K = aligned_to(M, META.m_multiple), aligned_to(N, META.n_multiple), aligned_to(K, META.k_multiple)
+    B_INNER: gl.constexpr = META.b_inner
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
     batch = (gl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)
-    row, column = place(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    row, column = tile_index(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     row, column = row.to(INDEX) * BLOCK_M, column.to(INDEX) * BLOCK_N
-    begin_at = gl.program_id(1).to(INDEX) * steps * BLOCK_K
-    ends = M, N, gl.minimum(begin_at + steps * BLOCK_K, K)
-    count = gl.cdiv(ends[2] - begin_at, BLOCK_K).to(gl.int32)
-    own_a = (
-        a + batch * aligned_to(strides[0][0], EVERY_A),
-        row,
-        aligned_to(strides[0][1], EVERY_A if A_INNER else 1),
-        aligned_to(strides[0][2], 1 if A_INNER else EVERY_A),
+    begin = gl.program_id(1).to(INDEX) * steps * BLOCK_K
+    bounds = _Bounds(M, N, gl.minimum(begin + steps * BLOCK_K, K))
+    count = gl.cdiv(bounds.inner - begin, BLOCK_K).to(gl.int32)
+    own_a = _Operand(
+        pointer=a + batch * aligned_to(strides[0][0], META.a_multiple),
+        first=row,
+        stride=aligned_to(strides[0][1], META.a_multiple if META.a_inner else 1),
+        inner_stride=aligned_to(strides[0][2], 1 if META.a_inner else META.a_multiple),
     )
-    own_b = (
-        b + batch * aligned_to(strides[1][0], EVERY_B),
-        column,
-        aligned_to(strides[1][1], 1 if B_INNER else EVERY_B),
-        aligned_to(strides[1][2], EVERY_B if B_INNER else 1),
+    own_b = _Operand(
+        pointer=b + batch * aligned_to(strides[1][0], META.b_multiple),
+        first=column,
+        inner_stride=aligned_to(strides[1][1], 1 if META.b_inner else META.b_multiple),
+        stride=aligned_to(strides[1][2], META.b_multiple if META.b_inner else 1),
     )
     ROWS_OF: gl.constexpr = BLOCK_N if B_INNER else BLOCK_K
     COLUMNS: gl.constexpr = BLOCK_K if B_INNER else BLOCK_N
     even = shared_parts(ROWS_OF, COLUMNS)
     odd = shared_parts(ROWS_OF, COLUMNS)
-    total = _sums(own_a, own_b, ends, begin_at, count, even, odd, False, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
+    total = _sum_tile(own_a, own_b, bounds, begin, count, even, odd, False, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
     finite = gl.min(gl.min((gl.abs(total) < float("inf")).to(gl.int32), 1), 0)
     if finite == 0:
-        total = _sums(own_a, own_b, ends, begin_at, count, even, odd, True, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
-    # A warp writes what is next to each other, as many elements a thread as addresses allow. What tensor cores leave in
-    # its threads are parts of eight rows, and where those begin within a sector three times as many writes.
-    OUT_INNER: gl.constexpr = ALIGNED[8]
-    ALONG: gl.constexpr = min(32, (BLOCK_N if OUT_INNER else BLOCK_M) // EVERY_OUT)
+        total = _sum_tile(own_a, own_b, bounds, begin, count, even, odd, True, BLOCK_M, BLOCK_N, BLOCK_K, B_INNER)
+    # Store contiguous elements by the widest vectors that the alignment allows. In the accumulator's layout a warp
+    # would store short segments of eight rows, each with several transactions where rows start within a sector.
+    OUT_MULTIPLE: gl.constexpr = META.out_multiple
+    OUT_INNER: gl.constexpr = META.out_inner
+    ALONG: gl.constexpr = min(32, (BLOCK_N if OUT_INNER else BLOCK_M) // OUT_MULTIPLE)
     written: gl.constexpr = gl.BlockedLayout(
-        [1, EVERY_OUT] if OUT_INNER else [EVERY_OUT, 1],
+        [1, OUT_MULTIPLE] if OUT_INNER else [OUT_MULTIPLE, 1],
         [32 // ALONG, ALONG] if OUT_INNER else [ALONG, 32 // ALONG],
         [gl.num_warps(), 1] if OUT_INNER else [1, gl.num_warps()],
         [1, 0] if OUT_INNER else [0, 1],
@@ -283,6 +316,6 @@ def multiply_in_parts(
     if not SPLIT:
         arguments = addend, scales, epilogue_strides, alpha.to(gl.float32), beta.to(gl.float32)
         total = epilogue(total, tile, arguments, SCALED, KINDS, ACTIVATION)
-    out_row = aligned_to(strides[2][1], EVERY_OUT if OUT_INNER else 1)
-    out_column = aligned_to(strides[2][2], 1 if OUT_INNER else EVERY_OUT)
-    store(total, out, (aligned_to(strides[2][0], EVERY_OUT), out_row, out_column), tile)
+    out_row = aligned_to(strides[2][1], OUT_MULTIPLE if OUT_INNER else 1)
+    out_column = aligned_to(strides[2][2], 1 if OUT_INNER else OUT_MULTIPLE)
+    store(total, out, (aligned_to(strides[2][0], OUT_MULTIPLE), out_row, out_column), tile)

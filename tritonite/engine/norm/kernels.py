@@ -1,0 +1,248 @@
+"""The norm kernels whose rows registers hold, or of which a program takes a slice.
+
+Let h = x + residual, h' = (h - mean) * rstd, and a the output's gradient g times the weight. The gradient by h is
+rstd * (a - mean(a) - h' * mean(a h')) (Ba, Kiros, Hinton 2016), and the new residual's gradient is added. A root mean
+square norm has no mean (Zhang and Sennrich 2019). The gradients by weight and bias are the sums over rows of g h' and
+of g.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonite.engine.rows.formulas import add_states, gradient_of_normalized, normalized_by
+from tritonite.engine.rows.kernels import inside
+from tritonite.language.math import inverse, square_root, true_divide
+from tritonite.language.order import wait_for_previous_launch
+from tritonite.language.reduce import reduce_rows_in_order
+from tritonite.runtime.libentry import libentry
+
+
+@triton.jit
+def _keep_packed(value, PACKED: tl.constexpr):
+    """Return the value; with PACKED two 16-bit floats stay in one register until here, not each as float32."""
+    if PACKED and value.dtype.primitive_bitwidth == 16:
+        value = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], dtype=value.dtype, is_pure=False, pack=2)
+    return value
+
+
+@triton.jit
+def _sum_of_rows(values, IN_ORDER: tl.constexpr):
+    """Return the sum of each row as a column, with IN_ORDER added up independently of the layout."""
+    if IN_ORDER:
+        total = reduce_rows_in_order((values,), add_states)[0]
+    else:
+        total = tl.sum(values, 1)
+    return total[:, None]
+
+
+@libentry()
+@triton.jit
+def norm_forward(
+    operands,
+    parameters,
+    normalized,
+    total,
+    statistics,
+    row_strides,
+    column_strides,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    META: tl.constexpr,
+):
+    """Normalise the sum of the `operands` in a persistent program, META.rows rows at a time, and store both.
+
+    `statistics` are rstd and, for layer norm, the mean. They are stored, or loaded if META.given, where several
+    programs take slices of a row. `parameters` are a weight and a bias, or one of them. A second pass over the
+    registers computes the variance and corrects the mean (Chan, Golub, LeVeque 1983).
+    """
+    wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    COMPUTE: tl.constexpr = META.compute
+    ROWS: tl.constexpr = META.rows
+    COLUMNS: tl.constexpr = META.columns
+    CHUNKS: tl.constexpr = META.chunks
+    WHOLE: tl.constexpr = META.whole
+    first = tl.program_id(1) * (CHUNKS * COLUMNS)
+    LAYER: tl.constexpr = len(statistics) > 1
+    scales = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = first + chunk * COLUMNS + tl.arange(0, COLUMNS)
+        mask = inside(column, n_columns, chunk < WHOLE)
+        for i in tl.static_range(len(parameters)):
+            scales = scales + (tl.load(parameters[i] + column, mask=mask, other=0),)
+    for block in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=META.stages):
+        row = tl.full((ROWS,), block, INDEX) * ROWS + tl.arange(0, ROWS)
+        row_mask = inside(row, n_rows, ROWS == 1)
+        values = ()
+        sums = tl.zeros((ROWS, COLUMNS), COMPUTE)
+        for chunk in tl.static_range(CHUNKS):
+            index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
+            both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
+            offset = row[:, None] * row_strides[0] + index[None, :] * column_strides[0]
+            value = tl.load(operands[0] + offset, mask=both, other=0).to(COMPUTE)
+            offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]
+            value += tl.load(operands[1] + offset, mask=both, other=0).to(COMPUTE)
+            pointers = total + row[:, None] * n_columns + index[None, :]
+            tl.store(pointers, value.to(total.dtype.element_ty), mask=both)
+            values = values + (value,)
+            if LAYER:
+                sums += value
+            else:
+                sums += value * value
+        if META.given:
+            rstd = tl.load(statistics[0] + row, mask=row_mask, other=0)[:, None]
+            if LAYER:
+                mean = tl.load(statistics[1] + row, mask=row_mask, other=0)[:, None]
+        else:
+            count = tl.full((ROWS, 1), n_columns, COMPUTE)
+            square = true_divide(_sum_of_rows(sums, META.in_order), count)
+            if LAYER:
+                estimate = square
+                errors = tl.zeros((ROWS, COLUMNS), COMPUTE)
+                squares = tl.zeros((ROWS, COLUMNS), COMPUTE)
+                for chunk in tl.static_range(CHUNKS):
+                    index = first + chunk * COLUMNS + tl.arange(0, COLUMNS)
+                    error = values[chunk] - estimate
+                    error = tl.where(inside(index, n_columns, chunk < WHOLE)[None, :], error, 0.0)
+                    errors += error
+                    squares += error * error
+                error = true_divide(_sum_of_rows(errors, META.in_order), count)
+                mean = estimate + error
+                square = tl.maximum(true_divide(_sum_of_rows(squares, META.in_order), count) - error * error, 0.0)
+                tl.store(statistics[1] + row, tl.reshape(mean, (ROWS,)), mask=row_mask)
+            rstd = inverse(square_root(square + tl.full((ROWS, 1), eps, tl.float64).to(COMPUTE)))
+            tl.store(statistics[0] + row, tl.reshape(rstd, (ROWS,)), mask=row_mask)
+        for chunk in tl.static_range(CHUNKS):
+            index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
+            both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
+            value = values[chunk]
+            if LAYER:
+                value = value - mean
+            value = value * rstd
+            if META.weight:
+                value *= _keep_packed(scales[chunk * len(parameters)], META.packed).to(COMPUTE)[None, :]
+            if META.bias:
+                value += _keep_packed(scales[chunk * len(parameters) + META.weight], META.packed).to(COMPUTE)[None, :]
+            pointers = normalized + row[:, None] * n_columns + index[None, :]
+            tl.store(pointers, value.to(normalized.dtype.element_ty), mask=both)
+
+
+@libentry()
+@triton.jit
+def norm_backward(
+    grads,
+    total,
+    statistics,
+    weight,
+    means,
+    grad_input,
+    partials,
+    row_strides,
+    column_strides,
+    n_rows,
+    n_columns,
+    META: tl.constexpr,
+):
+    """Compute the gradient by the sum in a persistent program, META.rows rows at a time.
+
+    `grads` are the gradients of the normalised sum and, optionally, of the sum. `statistics` are rstd and, for layer
+    norm, the mean. The program's sums over rows, for the gradients by weight and bias, are stored in `partials`. Where
+    several programs take slices of a row, `means` are given: of `weighted` (layer norm only) and of its product with
+    h'.
+    """
+    wait_for_previous_launch()
+    INDEX: tl.constexpr = META.index
+    COMPUTE: tl.constexpr = META.compute
+    ROWS: tl.constexpr = META.rows
+    COLUMNS: tl.constexpr = META.columns
+    CHUNKS: tl.constexpr = META.chunks
+    WHOLE: tl.constexpr = META.whole
+    SUMS: tl.constexpr = META.weight + META.bias
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    first = tl.program_id(1) * (CHUNKS * COLUMNS)
+    LAYER: tl.constexpr = len(statistics) > 1
+    weights = ()
+    sums = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = first + chunk * COLUMNS + tl.arange(0, COLUMNS)
+        mask = inside(column, n_columns, chunk < WHOLE)
+        if len(weight) > 0:
+            weights = weights + (tl.load(weight[0] + column, mask=mask, other=0),)
+        for _ in tl.static_range(SUMS):
+            sums = sums + (tl.zeros((ROWS, COLUMNS), COMPUTE),)
+    for block in tl.range(program, tl.cdiv(n_rows, ROWS), programs, num_stages=META.stages):
+        row = tl.full((ROWS,), block, INDEX) * ROWS + tl.arange(0, ROWS)
+        row_mask = inside(row, n_rows, ROWS == 1)
+        rstd = tl.load(statistics[0] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
+        mean, mean_weighted = 0.0, 0.0
+        if LAYER:
+            mean = tl.load(statistics[1] + row, mask=row_mask, other=0).to(COMPUTE)[:, None]
+        values = ()
+        products = tl.zeros((ROWS, COLUMNS), COMPUTE)
+        weighted_sums = tl.zeros((ROWS, COLUMNS), COMPUTE)
+        for chunk in tl.static_range(CHUNKS):
+            index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
+            both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
+            offset = row[:, None] * row_strides[0] + index[None, :] * column_strides[0]
+            grad = tl.load(grads[0] + offset, mask=both, other=0)
+            h = tl.load(total + row[:, None] * n_columns + index[None, :], mask=both, other=0)
+            values = values + (grad, h)
+            if len(means) == 0:
+                weighted = grad.to(COMPUTE)
+                if len(weight) > 0:
+                    weighted *= _keep_packed(weights[chunk], META.packed).to(COMPUTE)[None, :]
+                products += weighted * normalized_by(h.to(COMPUTE), mean, rstd)
+                if LAYER:
+                    weighted_sums += weighted
+        if len(means) > 0:
+            mean_product = tl.load(means[len(means) - 1] + row, mask=row_mask, other=0)[:, None]
+            if LAYER:
+                mean_weighted = tl.load(means[0] + row, mask=row_mask, other=0)[:, None]
+        else:
+            count = tl.full((ROWS, 1), n_columns, COMPUTE)
+            mean_product = true_divide(_sum_of_rows(products, META.in_order), count)
+            if LAYER:
+                mean_weighted = true_divide(_sum_of_rows(weighted_sums, META.in_order), count)
+        added = ()
+        for chunk in tl.static_range(CHUNKS):
+            index = (first + chunk * COLUMNS + tl.arange(0, COLUMNS)).to(INDEX)
+            both = row_mask[:, None] & inside(index, n_columns, chunk < WHOLE)[None, :]
+            grad = _keep_packed(values[2 * chunk], META.packed).to(COMPUTE)
+            h = normalized_by(_keep_packed(values[2 * chunk + 1], META.packed).to(COMPUTE), mean, rstd)
+            if META.weight:
+                added = added + (sums[len(added)] + grad * h,)
+            if META.bias:
+                added = added + (sums[len(added)] + grad,)
+            if len(weight) > 0:
+                grad *= _keep_packed(weights[chunk], META.packed).to(COMPUTE)[None, :]
+            grad = gradient_of_normalized(grad, h, mean_weighted, mean_product, rstd)
+            if len(grads) > 1:
+                offset = row[:, None] * row_strides[1] + index[None, :] * column_strides[1]
+                grad += tl.load(grads[1] + offset, mask=both, other=0).to(COMPUTE)
+            pointers = grad_input + row[:, None] * n_columns + index[None, :]
+            tl.store(pointers, grad.to(grad_input.dtype.element_ty), mask=both)
+        sums = added
+    for chunk in tl.static_range(CHUNKS):
+        column = first + chunk * COLUMNS + tl.arange(0, COLUMNS)
+        mask = inside(column, n_columns, chunk < WHOLE)
+        for i in tl.static_range(SUMS):
+            pointers = partials + (i * programs + program).to(INDEX) * n_columns + column
+            tl.store(pointers, tl.sum(sums[chunk * SUMS + i], 0), mask=mask)
+
+
+@libentry()
+@triton.jit
+def add_partials(partials, outs, n_programs, n_columns, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Add up the partial sums of all programs, in their order. The grid's second dimension is the output."""
+    wait_for_previous_launch()
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    program = tl.arange(0, PROGRAMS)[:, None]
+    mask = column < n_columns
+    for i in tl.static_range(len(outs)):
+        if tl.program_id(1) == i:
+            pointers = partials + (i * n_programs + program).to(tl.int64) * n_columns + column[None, :]
+            values = tl.load(pointers, mask=(program < n_programs) & mask[None, :], other=0)
+            tl.store(outs[i] + column, tl.sum(values, 0).to(outs[i].dtype.element_ty), mask=mask)
